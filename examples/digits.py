@@ -1,0 +1,114 @@
+"""Trains on real handwritten digits, on every device and on one.
+
+    python examples/digits.py [--epochs 12] [--devices 4]
+
+Uses all GPUs, or 4 logical CPU devices on a machine without one. The data,
+1,797 images of 8x8 pixels, ships inside scikit-learn.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import keras_conflux as kc
+
+SERVE = """
+import sys
+sys.modules["keras_conflux"] = None  # an import would fail
+import numpy as np, tensorflow as tf
+images, expected = (np.load(path) for path in sys.argv[2:])
+loaded = tf.saved_model.load(sys.argv[1])
+served = loaded.serve(images)
+difference = float(np.abs(served - expected).max())
+print(f"served without keras_conflux, {difference:.1e} from predict")
+sys.exit(difference > 2e-3)  # GPUs multiply in TF32, of 11 bits
+"""
+
+
+def build_model() -> keras.Model:
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(32, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.Activation("relu"),
+            layers.Conv2D(64, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.3),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+def load_data():
+    """Returns (images, labels) to train with and (images, labels) to test."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).reshape(-1, 8, 8, 1).astype("float32")
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = images[order], labels[order]
+    return (images[:1437], labels[:1437]), (images[1437:], labels[1437:])
+
+
+def serve(model: keras.Model, images: np.ndarray) -> None:
+    """Exports the model and has another process serve it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.export(f"{folder}/model", verbose=False)
+        np.save(f"{folder}/images.npy", images)
+        np.save(f"{folder}/expected.npy", model.predict(images, verbose=0))
+        subprocess.run(
+            [
+                sys.executable, "-c", SERVE, f"{folder}/model",
+                f"{folder}/images.npy", f"{folder}/expected.npy",
+            ],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            check=True,
+        )  # fmt: skip
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--epochs", type=int, default=12)
+    arguments.add_argument("--devices", type=int, default=None)
+    options = arguments.parse_args()
+
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    devices = kc.devices(options.devices or (None if on_gpu else 4))
+    print("devices:", ", ".join(devices))
+
+    (train_x, train_y), (test_x, test_y) = load_data()
+    data = dict(x=train_x, y=train_y, batch_size=64)
+
+    keras.utils.set_random_seed(0)
+    model = kc.replicate(build_model(), devices)
+    model.fit(**data, epochs=options.epochs)
+    kc.assert_in_sync(model)
+
+    keras.utils.set_random_seed(0)
+    single = build_model()
+    single.fit(**data, epochs=options.epochs, verbose=0)
+
+    for count, each in ((len(devices), model), (1, single)):
+        _, accuracy = each.evaluate(test_x, test_y, verbose=0)
+        noun = "device" if count == 1 else "devices"
+        print(f"test accuracy on {count} {noun}: {accuracy:.2%}")
+    serve(model, test_x)
+
+
+if __name__ == "__main__":
+    main()

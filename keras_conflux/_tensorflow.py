@@ -1,0 +1,103 @@
+"""The only place that touches TensorFlow's private names. Read in 2.21.0."""
+
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# The extended part of MirroredStrategy is where a strategy's behaviour lives,
+# and TensorFlow exports only the strategy around it.
+from tensorflow.python.distribute import mirrored_strategy
+
+
+class ReplicatedExtended(mirrored_strategy.MirroredExtended):
+    """A MirroredStrategy's inside in which replicas never pause for others.
+
+    Each replica runs the whole program; it meets the others only in
+    `all_reduce`, which is given.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        devices: Sequence[str],
+        all_reduce: Callable[[str, Any], Any],
+        around_run: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._conflux_all_reduce = all_reduce
+        self._conflux_around_run = around_run
+        super().__init__(strategy, devices=list(devices))
+
+    def _use_merge_call(self) -> bool:
+        # With False, Keras and TensorFlow update variables inside a replica.
+        return False
+
+    def _make_collective_ops_with_fallbacks(self) -> Any:
+        # TensorFlow would make CollectiveAllReduce, whose keys start anew in
+        # each strategy, so that two strategies abort each other
+        # (tensorflow#61314). What reduces between replicas goes through
+        # `all_reduce`; what is left, reductions asked for outside of
+        # replicas, is copies and additions.
+        return tf.distribute.ReductionToOneDevice()
+
+    def _get_cross_device_ops(self, value: Any) -> Any:
+        return self._cross_device_ops
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        # ONLY_FIRST_REPLICA (Keras' step counter) would need the first replica
+        # in every assignment. All count the same steps.
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if kwargs.get("aggregation") == first:
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _replica_ctx_all_reduce(
+        self, reduce_op: Any, value: Any, options: Any = None
+    ) -> Any:
+        mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        return self._conflux_all_reduce("mean" if mean else "sum", value)
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        return self._conflux_around_run(
+            lambda: super(ReplicatedExtended, self)._call_for_each_replica(
+                fn, args, kwargs
+            )
+        )
+
+
+def in_replica_loop() -> bool:
+    """Whether a `tf.while_loop` inside the running replica is being traced.
+
+    TensorFlow tells collectives of one step apart by the loop they are in.
+    Each replica has its own copy of the loop, so they would wait for each
+    other for ever. A loop around `strategy.run` is fine.
+    """
+    # `graph` is where the replica's program is traced to; what lies between
+    # the current graph and that one was opened by the program.
+    thread = threading.current_thread()
+    replica_graph = getattr(thread, "graph", None)
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not replica_graph:
+        # WhileBodyFuncGraph, of control_flow_v2_func_graphs.
+        if type(graph).__name__ == "WhileBodyFuncGraph":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def must_run(tensor: tf.Tensor) -> None:
+    """Keeps the op of `tensor` in the graph even if nothing uses its result."""
+    # auto_control_deps.py leaves NcclAllReduce out of the ops that must run
+    # (ASYNC_STATEFUL_OPS). If one replica ignored the result, its op would be
+    # pruned, and the others would wait for it for ever.
+    tensor.graph.control_outputs.append(tensor.op)
+
+
+def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
+    """Makes dictionaries that know `old` by its key find `new` under it."""
+    # Keras' optimizers index their state by `_unique_id`
+    # (backend/tensorflow/optimizer.py, `_var_key`). A mirrored variable takes
+    # the id of its first copy.
+    new._unique_id = old._unique_id

@@ -1,0 +1,75 @@
+"""Many small tensors in few flat ones, and back."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+BUCKET_BYTES = 32 << 20
+"""A bucket is reduced as soon as it is full, while later ones are computed."""
+
+
+def plan(
+    tensors: Sequence[tf.Tensor], bucket_bytes: int = BUCKET_BYTES
+) -> list[list[int]]:
+    """Groups tensors by dtype into buckets of about `bucket_bytes`.
+
+    Gradients become known from the last layer to the first, so the last
+    tensors go into the first bucket.
+
+    Args:
+        tensors: Dense tensors. One of unknown size counts as empty.
+        bucket_bytes: A bucket is closed when it holds at least as much.
+
+    Returns:
+        The positions of each bucket's tensors.
+    """
+    buckets: list[list[int]] = []
+    open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
+    for position in reversed(range(len(tensors))):
+        tensor = tensors[position]
+        bucket, used = open_buckets.get(tensor.dtype, ([], 0))
+        if not bucket:
+            buckets.append(bucket)
+        bucket.append(position)
+        used += (tensor.shape.num_elements() or 0) * tensor.dtype.size
+        open_buckets[tensor.dtype] = (
+            ([], 0) if used >= bucket_bytes else (bucket, used)
+        )
+    return buckets
+
+
+def map_buckets(
+    function: Callable[[tf.Tensor], tf.Tensor],
+    tensors: Sequence[tf.Tensor],
+    bucket_bytes: int = BUCKET_BYTES,
+) -> list[tf.Tensor]:
+    """Applies an elementwise `function` to the tensors, bucket by bucket.
+
+    Args:
+        function: Gets and returns one tensor, of any shape.
+        tensors: Dense tensors of any dtypes and shapes.
+        bucket_bytes: See `plan`.
+
+    Returns:
+        The results in the order and with the shapes of `tensors`.
+    """
+    results: list[tf.Tensor] = list(tensors)
+    for bucket in plan(tensors, bucket_bytes):
+        if len(bucket) == 1:
+            results[bucket[0]] = function(tensors[bucket[0]])
+            continue
+        parts = [tensors[position] for position in bucket]
+        flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+        sizes = [_size(part) for part in parts]
+        pieces = tf.split(function(flat), sizes, num=len(parts))
+        for position, part, piece in zip(bucket, parts, pieces, strict=True):
+            shape = part.shape
+            dynamic = shape if shape.is_fully_defined() else tf.shape(part)
+            results[position] = tf.reshape(piece, dynamic)
+    return results
+
+
+def _size(tensor: tf.Tensor) -> int | tf.Tensor:
+    static = tensor.shape.num_elements()
+    return tf.size(tensor) if static is None else static

@@ -1,0 +1,203 @@
+"""All-reduces one tensor among the devices of a strategy.
+
+Each replica calls `all_reduce` for itself while its program is traced; the
+calls of all replicas, matched by their order, are one collective. Everything
+that replicas exchange goes through here.
+"""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux import _tensorflow
+from keras_conflux.devices import Device
+from keras_conflux.errors import ReplicaMismatchError
+
+# Names in TensorFlow's CPU collectives and in its NCCL op.
+_CPU_OPS = {"sum": "Add", "product": "Mul", "min": "Min", "max": "Max"}
+_NCCL_OPS = {"sum": "sum", "product": "prod", "min": "min", "max": "max"}
+
+# Far from the keys that TensorFlow's own strategies count up from 1.
+_group_keys = itertools.count(1 << 20)
+
+
+class Communicator:
+    """The collective channel of one tuple of devices.
+
+    TensorFlow tells collectives apart by keys. On CPU devices the key comes
+    from a counter variable on each device, drawn when the op runs: so shapes
+    may change from call to call, an op may sit in a branch of `tf.cond`, and
+    a failed step leaves no key behind that a later one could meet. On GPUs
+    the raw NCCL op is told apart by its name and the step it runs in.
+
+    Args:
+        devices: One device a replica, all of one kind, in replica order.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = tuple(devices)
+        self.on_gpu = self.devices[0].kind == "GPU"
+        self._group_key = next(_group_keys)
+        self._calls = [0] * len(self.devices)
+        self._compared = [0] * len(self.devices)
+        self._signatures: list[Any] = []
+        self._eager: dict[str, Callable] = {}
+        with tf.init_scope():
+            self._keys = [self._make_key(device) for device in self.devices]
+
+    @property
+    def size(self) -> int:
+        """How many replicas take part."""
+        return len(self.devices)
+
+    def all_reduce(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
+        """Returns the reduction of every replica's `tensor`.
+
+        Args:
+            tensor: Dense, of a shape and dtype that all replicas share.
+                bfloat16, half, float32, float64, int32 or int64.
+            index: The calling replica.
+            op: `"sum"`, `"product"`, `"min"` or `"max"`.
+        """
+        if self.size == 1 or tensor.shape.num_elements() == 0:
+            return tf.identity(tensor)
+        if tf.executing_eagerly():
+            return self._eager_all_reduce(tensor, op)
+        return self._traced_all_reduce(tensor, index, op)
+
+    def assert_same_call(
+        self, index: int, signature: Any, check: Callable[[Any, Any, int], None]
+    ) -> None:
+        """Compares what this replica is about to reduce with replica 0's.
+
+        Args:
+            index: The calling replica. Replicas are traced one after another,
+                replica 0 first.
+            signature: What describes the call.
+            check: Called with replica 0's signature, this one and the index;
+                raises if they differ.
+        """
+        position = self._compared[index]
+        self._compared[index] += 1
+        if index == 0:
+            self._signatures.append(signature)
+        elif position < len(self._signatures):
+            check(self._signatures[position], signature, index)
+
+    def watch(self, run: Callable[[], Any]) -> Any:
+        """Calls `run`, which traces all replicas, and checks their calls.
+
+        Raises:
+            ReplicaMismatchError: If replicas made different numbers of calls.
+        """
+        calls = self._calls
+        try:
+            result = run()
+            if len(set(calls)) > 1:
+                few, many = calls.index(min(calls)), calls.index(max(calls))
+                raise ReplicaMismatchError(
+                    f"Replica {many} makes {calls[many] - calls[few]} more "
+                    f"collective call(s) than replica {few} and would wait "
+                    "for it for ever. Call `allreduce` and its kin on every "
+                    "replica, in the same order, not under "
+                    "`if replica().index == ...`."
+                )
+            return result
+        finally:
+            self._level()
+
+    def recover(self) -> None:
+        """Makes the channel usable after a step that failed half-way."""
+        self._level()
+        if not self.on_gpu:
+            latest = max(int(key.numpy()) for key in self._keys)
+            for key in self._keys:
+                key.assign(latest + 1)
+
+    def _level(self) -> None:
+        self._calls[:] = [max(self._calls)] * self.size
+        self._compared[:] = [0] * self.size
+        self._signatures.clear()
+
+    def _make_key(self, device: Device) -> tf.Variable:
+        with tf.device("CPU:0" if self.on_gpu else device):
+            return tf.Variable(tf.constant(0), trainable=False)
+
+    def _traced_all_reduce(
+        self, tensor: tf.Tensor, index: int, op: str
+    ) -> tf.Tensor:
+        if _tensorflow.in_replica_loop():
+            raise NotImplementedError(
+                "A collective inside a `tf.while_loop` (or a Python loop over "
+                "tensors) of the replica's program would wait for ever: "
+                "TensorFlow does not match the loops of different replicas. "
+                "Put the loop around the step, or reduce after the loop."
+            )
+        self._calls[index] += 1
+        reduce = self._nccl if self.on_gpu else self._cpu
+        with tf.device(self.devices[index]):
+            if tensor.shape.is_fully_defined():
+                return reduce(tensor, index, op)
+            # It may turn out empty, on which TensorFlow 2.21's ring sometimes
+            # ends the process; so one element goes along.
+            flat = tf.reshape(tensor, [-1])
+            padded = tf.concat([flat, tf.zeros([1], tensor.dtype)], 0)
+            reduced = reduce(padded, index, op)[:-1]
+            return tf.ensure_shape(
+                tf.reshape(reduced, tf.shape(tensor)), tensor.shape
+            )
+
+    def _cpu(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
+        counter = self._keys[index]
+        with tf.control_dependencies([tensor]):
+            key = counter.assign_add(1, read_value=True)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=self.size,
+            group_key=self._group_key,
+            instance_key=tf.convert_to_tensor(key),
+            # A resource of the replica's own: without one TensorFlow runs the
+            # collectives of a function one after another, replica by replica.
+            ordering_token=[counter.handle],
+            merge_op=_CPU_OPS[op],
+            final_op="Id",
+            communication_hint="ring",
+        )
+
+    def _nccl(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
+        dtype = tensor.dtype
+        if dtype == tf.bfloat16:  # the raw op has no kernel for it
+            tensor = tf.cast(tensor, tf.float32)
+        reduced = tf.raw_ops.NcclAllReduce(
+            input=tensor,
+            reduction=_NCCL_OPS[op],
+            num_devices=self.size,
+            shared_name=f"conflux_{self._group_key}_{self._calls[index]}",
+        )
+        _tensorflow.must_run(reduced)
+        return tf.cast(reduced, dtype)
+
+    def _eager_all_reduce(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+        # Eagerly, replicas run one after another, so all must pause here and
+        # one traced function reduces for all of them.
+        if op not in self._eager:
+            self._eager[op] = tf.function(
+                lambda tensors: [
+                    self._traced_all_reduce(each, index, op)
+                    for index, each in enumerate(tensors)
+                ],
+                reduce_retracing=True,
+            )
+
+        def reduce_all(strategy: tf.distribute.Strategy, values: Any) -> Any:
+            tensors = list(strategy.experimental_local_results(values))
+            reduced = self._eager[op](tensors)
+            return strategy.experimental_distribute_values_from_function(
+                lambda context: reduced[context.replica_id_in_sync_group]
+            )
+
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(reduce_all, args=(tensor,))

@@ -1,0 +1,122 @@
+"""Makes each replica's gradients those of the global batch."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux import program
+from keras_conflux.strategy import in_replica
+from keras_conflux.strategy import reducer
+
+_local = threading.local()
+
+
+def apply(
+    original: Callable,
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any = None,
+) -> Any:
+    """Reduces, and then applies as a single device would.
+
+    Everything an optimizer does with gradients (clipping, accumulation, loss
+    scaling, decay, averaging) then acts on the gradient of the global batch,
+    on every replica alike. Where the gradients come from decides:
+
+    * a step of `fit`: the mean, weighted by each replica's share;
+    * `withdevices`: nothing; the user has called `allreduce`;
+    * a bare `strategy.run`: the sum, as Keras documents it.
+    """
+    if not in_replica() or getattr(_local, "applying", False):
+        return original(optimizer, grads, trainable_variables)
+    running = program.current()
+    grads = list(grads)
+    if running is None:
+        grads = reducer().all_reduce("sum", grads)
+    elif running.share is not None:
+        grads = _global(optimizer, grads, running)
+    else:
+        _warn_if_local(running, grads)
+    with _applying():
+        return original(optimizer, grads, trainable_variables)
+
+
+def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Weights a replica's loss by its share before it is differentiated.
+
+    So what flows backward through a collective, as in a synchronized
+    BatchNormalization, already has the weight that it has on one device. A
+    `train_step` that does not call `scale_loss` has its gradients weighted
+    when they are applied.
+    """
+    running = program.current()
+    if running is not None and running.share is not None:
+        loss = loss * tf.cast(running.share, loss.dtype)
+        running.weighted.add(id(optimizer))
+    return original(optimizer, loss)
+
+
+def _global(optimizer: Any, grads: list, running: program.Program) -> list:
+    if id(optimizer) not in running.weighted:
+        return reducer().weighted_sum(grads, running.share)
+    heard = tf.where(running.share > 0, 1.0, 0.0)
+    return reducer().weighted_sum(grads, heard)
+
+
+def no_second_reduction(
+    original: Callable, optimizer: Any, grads_and_vars: Any
+) -> list:
+    """Leaves gradients alone that `apply` has reduced."""
+    if in_replica():
+        return list(grads_and_vars)
+    return original(optimizer, grads_and_vars)
+
+
+@contextlib.contextmanager
+def _applying() -> Iterator[None]:
+    # An optimizer may hold another, such as LossScaleOptimizer.
+    _local.applying = True
+    try:
+        yield
+    finally:
+        _local.applying = False
+
+
+def _warn_if_local(running: program.Program, grads: list[Any]) -> None:
+    if "local gradients" in running.warned or reducer().count == 1:
+        return
+    if _descend(grads, running.reduced):
+        return
+    running.warned.add("local gradients")
+    warnings.warn(
+        f"{running.name}: an optimizer applies gradients that no `allreduce` "
+        "has touched, so the replicas are about to drift apart. Call "
+        "`gradients = keras_conflux.allreduce('mean', gradients)` before it.",
+        stacklevel=2,
+    )
+
+
+def _descend(grads: list[Any], reduced: list[Any]) -> bool:
+    """Whether a gradient was computed from something that was reduced."""
+    ends = {id(op) for leaf in reduced for op in _ops(leaf)}
+    waiting = [op for leaf in grads for op in _ops(leaf)]
+    seen: set[int] = set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) in ends:
+            return True
+        if id(op) not in seen:
+            seen.add(id(op))
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return False
+
+
+def _ops(leaf: Any) -> list[tf.Operation]:
+    if isinstance(leaf, tf.IndexedSlices):
+        return [leaf.values.op]
+    return [leaf.op] if tf.is_tensor(leaf) else []

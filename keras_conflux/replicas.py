@@ -1,0 +1,216 @@
+"""Puts things on every device: models in place, values as `Replicas`."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+from typing import overload
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux import _keras
+from keras_conflux import trees
+from keras_conflux import variables
+from keras_conflux.devices import Device
+from keras_conflux.devices import DevicesLike
+from keras_conflux.devices import devices as find_devices
+from keras_conflux.devices import short_name
+from keras_conflux.errors import StrategyError
+from keras_conflux.strategy import ReplicatedStrategy
+from keras_conflux.strategy import current_strategy
+from keras_conflux.strategy import strategy_for
+from keras_conflux.trees import Tree
+
+_Keras = TypeVar("_Keras", bound="keras.Model | keras.optimizers.Optimizer")
+
+
+class Replicas(Sequence):
+    """One tree a device, in device order.
+
+    `replicas[0]`, `replicas["GPU:0"]`, `len`, iteration and slices to a list
+    give what each device has.
+
+    Args:
+        values: One tree a device.
+        devices: As many devices, see `keras_conflux.devices`.
+    """
+
+    def __init__(self, values: Sequence[Tree], devices: DevicesLike) -> None:
+        self._values = list(values)
+        self.devices: tuple[Device, ...] = find_devices(devices)
+        if len(self._values) != len(self.devices):
+            raise ValueError(
+                "A Replicas has one value a device. Received: "
+                f"{len(self._values)} values for {len(self.devices)} devices "
+                f"({', '.join(self.devices)})."
+            )
+
+    @classmethod
+    def from_distributed(cls, value: Any) -> "Replicas":
+        """Makes one of a `tf.distribute` per-replica value or variable."""
+        strategy = getattr(value, "distribute_strategy", current_strategy())
+        local = strategy.experimental_local_results(value)
+        return cls(
+            local, [short_name(d) for d in strategy.extended.worker_devices]
+        )
+
+    def to_distributed(self) -> Any:
+        """Returns the `tf.distribute` per-replica value of a single leaf."""
+        strategy = strategy_for(self.devices)
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: self._values[context.replica_id_in_sync_group]
+        )
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, which: int | slice | str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if isinstance(which, str):
+            return self._values[self.devices.index(find_devices(which)[0])]
+        return self._values[which]
+
+    def __repr__(self) -> str:
+        leaves = trees.flatten(self._values[0])
+        what = (
+            _short(leaves[0]) if len(leaves) == 1 else f"{len(leaves)} leaves"
+        )
+        return f"Replicas of {what} on {', '.join(self.devices)}"
+
+
+def _short(leaf: Any) -> str:
+    return trees.describe(leaf) if hasattr(leaf, "shape") else repr(leaf)
+
+
+@overload
+def replicate(
+    target: None = None, devices: DevicesLike = None
+) -> ReplicatedStrategy: ...
+@overload
+def replicate(target: _Keras, devices: DevicesLike = None) -> _Keras: ...
+@overload
+def replicate(
+    target: Callable[[], Any], devices: DevicesLike = None
+) -> Any: ...
+@overload
+def replicate(target: Tree, devices: DevicesLike = None) -> Replicas: ...
+def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
+    """Puts `target` on every device.
+
+    What it does depends on the target:
+
+    * nothing: returns the `ReplicatedStrategy` over the devices, for
+      `with kc.replicate() as strategy:` or `strategy.scope()`;
+    * a Keras model or optimizer: gives every variable one copy a device, in
+      place and with all state kept, and returns it. Built or not, compiled or
+      not, trained or not: `fit`, `evaluate`, `predict` and `export` work on;
+    * an array, tensor, variable, or a tree of them: returns a `Replicas` with
+      one copy on each device. A variable becomes one variable a device;
+    * any other callable: calls it in the strategy's scope and returns what it
+      made.
+
+    Args:
+        target: See above.
+        devices: See `keras_conflux.devices`. By default the devices of the
+            open scope, else those last asked for, else all.
+
+    Raises:
+        DeviceError: If the devices do not exist, repeat or are mixed.
+        StrategyError: If the model belongs to another strategy.
+    """
+    if devices is None:
+        strategy = strategy_for(None) if target is None else current_strategy()
+    else:
+        strategy = strategy_for(devices)
+    if target is None:
+        return strategy
+    if isinstance(target, keras.layers.Layer | keras.optimizers.Optimizer):
+        return _replicate_in_place(
+            target, strategy if devices is not None else None
+        )
+    if callable(target) and not isinstance(
+        target, keras.Variable | tf.Variable
+    ):
+        with strategy.scope():
+            return target()
+    return _replicate_tree(target, strategy)
+
+
+def unreplicate(target: _Keras) -> _Keras:
+    """Puts a replicated model or optimizer back on one device, in place.
+
+    All state is kept: weights, optimizer, metrics, seeds. What is not
+    replicated is returned as it is.
+
+    Args:
+        target: A Keras model or optimizer.
+    """
+    found = variables.variables_of(target)
+    variables.strategy_of(found)
+    variables.demote(found)
+    _attach(target, None)
+    return target
+
+
+def adopt(target: Any, strategy: ReplicatedStrategy) -> None:
+    """Replicates what has been added since: optimizers, metrics, layers."""
+    variables.promote(variables.variables_of(target), strategy)
+    for owner in variables.owners(target):
+        if isinstance(owner, keras.optimizers.Optimizer):
+            _keras.set_optimizer_strategy(owner, strategy)
+
+
+def _replicate_in_place(target: Any, wanted: ReplicatedStrategy | None) -> Any:
+    found = variables.variables_of(target)
+    present = variables.strategy_of(found)
+    if isinstance(target, keras.Model):
+        attached = _keras.strategy_of(target)
+        if isinstance(attached, ReplicatedStrategy):
+            present = attached
+        elif attached is not None:
+            raise StrategyError(
+                f"The model {target.name!r} was made under a "
+                f"{type(attached).__name__}. Build it outside of that scope, "
+                "or under `keras_conflux.replicate().scope()`."
+            )
+    if present is not None and wanted is not None and wanted is not present:
+        raise StrategyError(
+            f"{target.name!r} is replicated on {', '.join(present.devices)} "
+            f"and was asked for on {', '.join(wanted.devices)}. Call "
+            "`keras_conflux.unreplicate` on it first."
+        )
+    strategy = present or wanted or current_strategy()
+    variables.promote(found, strategy)
+    _attach(target, strategy)
+    return target
+
+
+def _attach(target: Any, strategy: ReplicatedStrategy | None) -> None:
+    for owner in variables.owners(target):
+        if isinstance(owner, keras.Model):
+            _keras.set_strategy(owner, strategy)
+        if isinstance(owner, keras.optimizers.Optimizer):
+            _keras.set_optimizer_strategy(
+                owner, strategy or tf.distribute.get_strategy()
+            )
+
+
+def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas:
+    copied = []
+    for device in strategy.devices:
+        with tf.device(device):
+            copied.append(trees.map_leaves(_copy, tree))
+    return Replicas(copied, strategy.devices)
+
+
+def _copy(leaf: Any) -> Any:
+    if isinstance(leaf, keras.Variable):
+        leaf = _keras.backing(leaf)
+    if isinstance(leaf, tf.Variable):
+        return tf.Variable(leaf.read_value(), trainable=leaf.trainable)
+    if isinstance(leaf, tf.Tensor):
+        return tf.identity(leaf)
+    if isinstance(leaf, np.ndarray | np.generic | bool | int | float):
+        return tf.convert_to_tensor(leaf)  # pyright: ignore[reportArgumentType]
+    return leaf

@@ -1,0 +1,140 @@
+"""The variables of models, optimizers and metrics, and their copies."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux import _keras
+from keras_conflux import _tensorflow
+from keras_conflux.errors import StrategyError
+from keras_conflux.strategy import ReplicatedStrategy
+from keras_conflux.strategy import is_replicated
+
+_OWNERS = (
+    keras.layers.Layer,
+    keras.optimizers.Optimizer,
+    keras.metrics.Metric,
+    keras.random.SeedGenerator,
+)
+
+
+def owners(target: Any) -> Iterator[Any]:
+    """Yields `target` and all layers, optimizers and metrics it holds."""
+    seen: set[int] = set()
+    waiting = [target]
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            waiting.extend(item.values())
+        elif isinstance(item, list | tuple | set):
+            waiting.extend(item)
+        elif isinstance(item, _OWNERS):
+            yield item
+            waiting.extend(vars(item).values())
+
+
+def variables_of(target: Any) -> list[keras.Variable]:
+    """Returns each variable once: weights, optimizer, metric and seed state.
+
+    Args:
+        target: A Keras model, layer, optimizer, metric, variable, or a list
+            of them.
+    """
+    found: dict[int, keras.Variable] = {}
+    for variable in target if isinstance(target, list | tuple) else [target]:
+        if isinstance(variable, keras.Variable):
+            found[id(variable)] = variable
+    for owner in owners(target):
+        if isinstance(owner, keras.random.SeedGenerator):
+            state = [owner.state]
+        else:
+            state = list(owner.variables)
+            if isinstance(owner, keras.Model):
+                state += owner.metrics_variables
+        found.update((id(variable), variable) for variable in state)
+    return list(found.values())
+
+
+def copies(variable: Any) -> tuple[tf.Variable, ...]:
+    """Returns a variable's copies in replica order, or itself alone."""
+    if isinstance(variable, keras.Variable):
+        variable = _keras.backing(variable)
+    if is_replicated(variable):
+        return variable.distribute_strategy.experimental_local_results(variable)
+    return (variable,)
+
+
+def is_mirrored(variable: keras.Variable) -> bool:
+    """Whether copies must be equal; those of a metric are added when read."""
+    return variable.synchronization != "on_read"
+
+
+def name_of(variable: Any) -> str:
+    """What an error calls a variable: its path, or TensorFlow's name."""
+    return getattr(variable, "path", None) or variable.name
+
+
+def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
+    """Returns the strategy that the variables are replicated by, if any.
+
+    Raises:
+        StrategyError: If they belong to several strategies, or to another
+            kind of strategy.
+    """
+    found: ReplicatedStrategy | None = None
+    for variable in variables:
+        value = _keras.backing(variable)
+        if not isinstance(value, tf.distribute.DistributedValues):
+            continue
+        strategy = value.distribute_strategy
+        if not isinstance(strategy, ReplicatedStrategy):
+            raise StrategyError(
+                f"{name_of(variable)} was made under a "
+                f"{type(strategy).__name__}. Build the model outside of its "
+                "scope, or under `keras_conflux.replicate().scope()`."
+            )
+        if found is not None and strategy is not found:
+            raise StrategyError(
+                f"{name_of(variable)} is replicated by {strategy}, others "
+                f"by {found}. Call `unreplicate` on one of them first."
+            )
+        found = strategy
+    return found
+
+
+def promote(
+    variables: list[keras.Variable], strategy: ReplicatedStrategy
+) -> None:
+    """Gives each variable one copy a device of `strategy`, in place.
+
+    A variable that has its copies already, or no value yet, is left alone.
+    """
+    with tf.init_scope(), strategy.scope():
+        for variable in variables:
+            old = _keras.backing(variable)
+            if old is None or is_replicated(old):
+                continue
+            new = _keras.make_backing(variable, old.read_value())
+            if not is_mirrored(variable):
+                for copy in copies(new)[1:]:
+                    copy.assign(tf.zeros_like(copy))
+            _tensorflow.keep_identity(old, copies(new)[0])
+            _keras.set_backing(variable, new)
+
+
+def demote(variables: list[keras.Variable]) -> None:
+    """Puts each replicated variable back on one device, in place."""
+    for variable in variables:
+        old = _keras.backing(variable)
+        if not is_replicated(old):
+            continue
+        with tf.init_scope(), tf.device(copies(old)[0].device):
+            # Reading from outside of the replicas adds up a metric's copies.
+            new = _keras.make_backing(variable, tf.convert_to_tensor(old))
+        _tensorflow.keep_identity(copies(old)[0], new)
+        _keras.set_backing(variable, new)

@@ -1,0 +1,47 @@
+"""Four logical CPU devices, or the GPUs of the machine."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_conflux as kc
+
+ON_GPU = bool(tf.config.list_physical_devices("GPU"))
+DEVICES = kc.devices(None if ON_GPU else 4)
+COUNTS = [count for count in (1, 2, 3, 4) if count <= len(DEVICES)]
+MANY = COUNTS[-1]
+
+# TF32 rounds to 11 bits, which would hide every other difference.
+tf.config.experimental.enable_tensor_float_32_execution(False)
+
+# What is drawn is the same in each run; a long search is done by hand, with
+# HYPOTHESIS_PROFILE=search.
+hypothesis.settings.register_profile(
+    "ci", max_examples=40, derandomize=True, deadline=None, database=None
+)
+hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(params=COUNTS)
+def count(request) -> int:
+    """How many devices."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    keras.utils.set_random_seed(0)
+    np.random.seed(0)
+
+
+def pytest_report_header() -> str:
+    return f"devices: {', '.join(DEVICES)}"

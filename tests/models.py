@@ -1,0 +1,53 @@
+"""Small models and data, and how a run is compared with one device."""
+
+import keras
+import numpy as np
+
+
+def regression(samples: int = 61) -> tuple[np.ndarray, np.ndarray]:
+    """Returns inputs of shape (samples, 8) and targets (samples, 1)."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(samples, 8)).astype("float32")
+    return x, (x[:, :1] * 2 + np.sin(x[:, 1:2])).astype("float32")
+
+
+def dense(optimizer="adam", **compile_options) -> keras.Model:
+    """Makes a compiled two-layer model, always with the same weights."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8,)),
+            keras.layers.Dense(16, "relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+    options = {"loss": "mse", "metrics": ["mae"], **compile_options}
+    model.compile(optimizer=optimizer, **options)
+    return model
+
+
+def weights(model: keras.Model) -> np.ndarray:
+    """Returns all weights as one vector."""
+    return np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+def state(model: keras.Model) -> list[np.ndarray]:
+    """Returns weights and optimizer state."""
+    return [v.numpy() for v in [*model.weights, *model.optimizer.variables]]
+
+
+def assert_same_training(one, many, one_logs=None, many_logs=None, rtol=1e-5):
+    """Weights, optimizer state and shown logs agree with one device.
+
+    The tolerance is relative to the size of each tensor's largest entry, as
+    sums of other order differ by roundings of the largest terms.
+    """
+    for expected, got in zip(state(one), state(many), strict=True):
+        scale = max(1.0, np.abs(expected).max(initial=0))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=rtol * scale)
+    if one_logs is not None:
+        assert one_logs.history.keys() == many_logs.history.keys()
+        for name, expected in one_logs.history.items():
+            np.testing.assert_allclose(
+                many_logs.history[name], expected, rtol=rtol, err_msg=name
+            )

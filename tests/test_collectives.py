@@ -1,0 +1,365 @@
+"""The collectives against numpy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import COUNTS
+from conftest import DEVICES
+from conftest import MANY
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keras_conflux as kc
+
+OPS = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "product": np.prod,
+    "min": np.min,
+    "max": np.max,
+}
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
+SHAPES = [(), (1,), (3,), (2, 3), (0,), (2, 0, 3), (17,)]
+
+
+@st.composite
+def replica_trees(draw):
+    """A structure with a dtype and shape a leaf, and values a replica."""
+    leaf = st.one_of(
+        st.none(), st.tuples(st.sampled_from(DTYPES), st.sampled_from(SHAPES))
+    )
+    tree = draw(
+        st.one_of(
+            leaf.filter(lambda value: value is not None),
+            st.lists(leaf, min_size=1, max_size=4),
+            st.dictionaries(st.sampled_from("abc"), leaf, min_size=1),
+            st.fixed_dictionaries({"a": st.lists(leaf, max_size=2), "b": leaf}),
+        )
+    )
+    return tree, draw(st.integers(0, 2**16))
+
+
+def _is_spec(value):
+    return value is None or (isinstance(value, tuple) and len(value) == 2)
+
+
+def _values(spec, rng):
+    """Fills a tree of (dtype, shape) with numbers that ops keep exact-ish."""
+    if spec is None:
+        return None
+    if _is_spec(spec):
+        dtype, shape = spec
+        if dtype.startswith("int"):
+            return tf.constant(rng.integers(-4, 5, shape), dtype)
+        return tf.constant(rng.uniform(-2, 2, shape), dtype)
+    if isinstance(spec, dict):
+        return {key: _values(value, rng) for key, value in spec.items()}
+    return [_values(value, rng) for value in spec]
+
+
+def _expected(op, leaves):
+    wide = [np.asarray(tf.cast(leaf, tf.float64)) for leaf in leaves]
+    return OPS[op](np.stack(wide), axis=0)
+
+
+def _assert_reduced(op, trees, results):
+    for result in results:
+        keras.tree.assert_same_structure(trees[0], result)
+        got = keras.tree.flatten(result)
+        leaves = zip(*map(keras.tree.flatten, trees), strict=True)
+        for got_leaf, replica_leaves in zip(got, leaves, strict=True):
+            first = replica_leaves[0]
+            if first is None:
+                assert got_leaf is None
+                continue
+            if op == "mean" and not first.dtype.is_floating:
+                assert got_leaf.dtype == keras.config.floatx()
+            else:
+                assert got_leaf.dtype == first.dtype
+            assert got_leaf.shape == first.shape
+            # One rounding a step of the reduction, of values of at most 2
+            # (sum) or 2 ** replicas (product).
+            eps = {"float16": 2**-10, "bfloat16": 2**-7, "float64": 2**-52}
+            tolerance = 20 * eps.get(got_leaf.dtype.name, 2**-23)
+            np.testing.assert_allclose(
+                np.asarray(tf.cast(got_leaf, tf.float64)),
+                _expected(op, replica_leaves),
+                rtol=tolerance,
+                atol=tolerance,
+            )
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+@given(
+    case=replica_trees(),
+    op=st.sampled_from(sorted(OPS)),
+    count=st.sampled_from(COUNTS),
+)
+def test_allreduce_is_numpy(inside, case, op, count):
+    spec, seed = case
+    rng = np.random.default_rng(seed)
+    trees = [_values(spec, rng) for _ in range(count)]
+    replicas = kc.Replicas(trees, count)
+    if not keras.tree.flatten(trees[0]):
+        with pytest.raises(ValueError, match="has no leaves"):
+            kc.allreduce(op, replicas)
+        return
+    if inside:
+        results = kc.withdevices(lambda tree: kc.allreduce(op, tree))(replicas)
+    else:
+        results = kc.allreduce(op, replicas)
+    assert results.devices == DEVICES[:count]
+    _assert_reduced(op, trees, results)
+
+
+def test_trees_one_after_another():
+    trees = [{"a": np.float32(i), "b": None} for i in range(1, MANY + 1)]
+    results = kc.allreduce("+", *trees) if MANY > 1 else None
+    if results is not None:
+        assert [r["a"].numpy() for r in results] == [
+            sum(range(1, MANY + 1))
+        ] * MANY
+
+
+def test_indexed_slices_stay_sparse_and_may_be_uneven(count):
+    def slices(index):
+        rows = index + 1
+        return tf.IndexedSlices(
+            values=tf.fill([rows, 2], float(index + 1)),
+            indices=tf.range(rows),
+            dense_shape=tf.constant([5, 2]),
+        )
+
+    dense = [tf.convert_to_tensor(slices(index)) for index in range(count)]
+    for op, total in (("sum", sum(dense)), ("mean", sum(dense) / count)):
+
+        @kc.withdevices(devices=count)
+        def reduced(op=op):
+            mine = [slices(index) for index in range(count)]
+            tree = {"s": mine[kc.replica().index], "d": tf.ones(2)}
+            result = kc.allreduce(op, tree)
+            assert isinstance(result["s"], tf.IndexedSlices)
+            return tf.convert_to_tensor(result["s"])
+
+        for value in reduced():
+            np.testing.assert_allclose(value, total, rtol=1e-6)
+    if count > 1:
+        with pytest.raises(ValueError, match="IndexedSlices"):
+            kc.withdevices(
+                lambda: kc.allreduce("max", slices(0)), devices=count
+            )()
+
+
+def test_weighted_mean_ignores_nan_of_weight_zero(count):
+    values = [tf.constant([float(i), 1.0]) for i in range(count)]
+    weights = [float(i) for i in range(1, count + 1)]
+    expected = np.average(np.stack(values), axis=0, weights=weights)
+    for result in kc.allreduce(
+        "mean", kc.Replicas(values, count), weight=kc.Replicas(weights, count)
+    ):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+    if count > 1:
+        values[0] = tf.constant([np.nan, np.inf])
+        weights[0] = 0.0
+        expected = np.average(np.stack(values[1:]), axis=0, weights=weights[1:])
+        (result, *_) = kc.allreduce(
+            "mean",
+            kc.Replicas(values, count),
+            weight=kc.Replicas(weights, count),
+        )
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_many_tensors_travel_in_buckets(count):
+    shapes = [(n, 3) for n in range(1, 40)]
+    trees = [
+        [
+            tf.fill(shape, tf.cast(index + 1, dtype))
+            for shape in shapes
+            for dtype in ("float32", "int32")
+        ]
+        for index in range(count)
+    ]
+    for result in kc.allreduce("sum", kc.Replicas(trees, count)):
+        for leaf, mine in zip(result, trees[0], strict=True):
+            np.testing.assert_array_equal(leaf, mine * sum(range(1, count + 1)))
+
+
+def test_reduce_changes_the_root_alone(count):
+    values = [np.float32(i + 1) for i in range(count)]
+    root = count - 1
+    result = kc.reduce("sum", kc.Replicas(values, count), root=root)
+    for index, value in enumerate(result):
+        expected = sum(values) if index == root else values[index]
+        assert float(value) == expected
+
+
+def test_a_result_that_one_replica_ignores(count):
+    @kc.withdevices(devices=count)
+    def run():
+        total = kc.allreduce("sum", tf.ones(()))
+        return total if kc.replica().index == 0 else tf.zeros(())
+
+    assert [float(v) for v in run()] == [count] + [0] * (count - 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([-0.0, 0.0, np.inf, 1e-40], "float32"),
+        np.array([True, False]),
+        np.array([1, -(2**62)], "int64"),
+        np.array([200, 3], "uint8"),
+    ],
+    ids=str,
+)
+def test_broadcast_is_bitwise(count, value):
+    root = count - 1
+    values = [np.zeros_like(value) for _ in range(count)]
+    values[root] = value
+    for result in kc.broadcast(kc.Replicas(values, count), root=root):
+        if value.dtype == "float32":  # denormals may be flushed by a device
+            assert result.numpy()[:3].tobytes() == value[:3].tobytes()
+        else:
+            assert result.numpy().tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_allgather_takes_uneven_sizes(count, axis):
+    rng = np.random.default_rng(0)
+    values = []
+    for index in range(count):
+        shape = [2, 3, 4]
+        shape[axis] = index  # the first replica has none
+        values.append(rng.normal(size=shape).astype("float32"))
+    expected = np.concatenate(values, axis)
+    for result in kc.allgather(kc.Replicas(values, count), axis=axis):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_allgather_joins_scalars(count):
+    values = [np.int32(i) for i in range(count)]
+    for result in kc.allgather(kc.Replicas(values, count)):
+        np.testing.assert_array_equal(result, range(count))
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+@pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
+def test_gradient_is_the_finite_difference(count, op, zeros):
+    rng = np.random.default_rng(1)
+    points = rng.uniform(0.5, 2, (count, 3))
+    if zeros:
+        points[0, 0] = points[-1, 1] = 0
+        if count > 1:
+            points[:2, 2] = 0
+    weights = rng.uniform(size=(count, 3))
+
+    def total(points):
+        reduced = OPS[op](points, axis=0)
+        return float((weights * reduced**2).sum())
+
+    expected = np.zeros_like(points)
+    for place in np.ndindex(*points.shape):
+        step = np.zeros_like(points)
+        step[place] = 1e-6
+        change = total(points + step) - total(points - step)
+        expected[place] = change / 2e-6
+
+    @kc.withdevices
+    def gradient(point, weight):
+        with tf.GradientTape() as tape:
+            tape.watch(point)
+            reduced = kc.allreduce(op, {"a": point, "b": None})["a"]
+            loss = tf.reduce_sum(weight * reduced**2)
+        return tape.gradient(loss, point)
+
+    result = gradient(
+        kc.Replicas(list(map(tf.constant, points)), count),
+        kc.Replicas(list(map(tf.constant, weights)), count),
+    )
+    if zeros and op in ("min", "max"):
+        return  # equal values have no derivative there
+    np.testing.assert_allclose(np.stack(list(result)), expected, atol=1e-6)
+
+
+def test_gradient_of_allgather(count):
+    @kc.withdevices(devices=count)
+    def gradient():
+        point = tf.fill([kc.replica().index + 1], 2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(point)
+            gathered = kc.allgather(point)
+            loss = tf.reduce_sum(gathered**2)
+        return tape.gradient(loss, point)
+
+    for index, result in enumerate(gradient()):
+        np.testing.assert_allclose(result, [4.0 * count] * (index + 1))
+
+
+def test_shapes_may_change_between_calls():
+    run = kc.withdevices(lambda x: kc.allreduce("sum", x), devices=MANY)
+    for size in (3, 5, 2, 7, 0):
+        for result in run(tf.ones([size])):
+            np.testing.assert_array_equal(result, np.full(size, MANY))
+
+
+def test_in_a_branch():
+    @kc.withdevices(devices=MANY)
+    def run(flag):
+        if flag:
+            return kc.allreduce("sum", tf.ones(2))
+        return tf.zeros(2)
+
+    assert float(run(tf.constant(True))[0][0]) == MANY
+    assert float(run(tf.constant(False))[0][0]) == 0
+    assert float(run(tf.constant(True))[-1][0]) == MANY
+
+
+def test_in_a_loop_around_the_replicas():
+    strategy = kc.replicate(devices=MANY)
+
+    @tf.function
+    def run():
+        total = tf.zeros(2)
+        for _ in tf.range(3):
+            result = strategy.run(lambda: kc.allreduce("sum", tf.ones(2)))
+            total += strategy.experimental_local_results(result)[0]
+        return total
+
+    np.testing.assert_array_equal(run(), [3 * MANY] * 2)
+
+
+def test_through_the_replica_context_of_tensorflow():
+    strategy = kc.replicate(devices=MANY)
+
+    @tf.function
+    def run():
+        context = tf.distribute.get_replica_context()
+        values = [tf.ones(2), tf.ones(3, tf.bfloat16)]
+        summed = context.all_reduce("SUM", values)
+        return [*summed, context.all_reduce("MEAN", tf.ones(()))]
+
+    results = strategy.run(run)
+    for value, size in zip(results, (MANY, MANY, 1), strict=True):
+        for local in strategy.experimental_local_results(value):
+            assert np.all(tf.cast(local, tf.float32) == size)
+
+
+def test_in_place_on_variables():
+    strategy = kc.replicate(devices=MANY)
+    with strategy:
+        variable = keras.Variable([1.0, 2.0])
+    copies = strategy.experimental_local_results(variable.value)
+    for index, copy in enumerate(copies):
+        copy.assign([float(index), 1.0])
+    assert kc.allreduce("mean", [variable]) is None
+    kc.assert_in_sync(variable)
+    np.testing.assert_allclose(variable.numpy(), [(MANY - 1) / 2, 1.0])
+
+    @kc.withdevices(devices=MANY)
+    def double():
+        kc.allreduce("sum", variable)
+
+    double()
+    np.testing.assert_allclose(variable.numpy(), [(MANY - 1) / 2 * MANY, MANY])

@@ -1,0 +1,215 @@
+"""`fit` on several devices against one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from models import assert_same_training
+from models import dense
+from models import regression
+from models import weights
+
+import keras_conflux as kc
+
+FIT = dict(batch_size=16, shuffle=False, verbose=0)
+X, Y = regression()
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(1e-2),
+    "adamw": lambda: keras.optimizers.AdamW(1e-2),
+}
+
+
+@pytest.fixture(scope="module")
+def single():
+    """Trains on one device once, for all device counts."""
+    trained = {}
+
+    def train(name):
+        if name not in trained:
+            model = dense(OPTIMIZERS[name]())
+            logs = model.fit(X, Y, epochs=3, validation_data=(X, Y), **FIT)
+            trained[name] = model, logs
+        return trained[name]
+
+    return train
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fit_equals_one_device(count, name, single):
+    one, one_logs = single(name)
+    many = kc.replicate(dense(OPTIMIZERS[name]()), count)
+    many_logs = many.fit(X, Y, epochs=3, validation_data=(X, Y), **FIT)
+    assert_same_training(one, many, one_logs, many_logs)
+    kc.assert_in_sync(many)
+    np.testing.assert_allclose(
+        many.predict(X, batch_size=16, verbose=0),
+        one.predict(X, batch_size=16, verbose=0),
+        atol=1e-5,
+    )
+    assert int(many.optimizer.iterations) == int(one.optimizer.iterations)
+
+
+def test_a_model_built_in_the_scope(single):
+    one, one_logs = single("adam")
+    with kc.replicate(devices=MANY):
+        many = dense(OPTIMIZERS["adam"]())
+    many_logs = many.fit(X, Y, epochs=3, validation_data=(X, Y), **FIT)
+    assert_same_training(one, many, one_logs, many_logs)
+
+
+def test_compiled_and_built_after_replicate(single):
+    one, one_logs = single("adam")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.layers.Dense(16, "relu"), keras.layers.Dense(1)]
+    )
+    many = kc.replicate(model, MANY)
+    many.compile(OPTIMIZERS["adam"](), "mse", metrics=["mae"])
+    many_logs = many.fit(X, Y, epochs=3, validation_data=(X, Y), **FIT)
+    assert_same_training(one, many, one_logs, many_logs)
+    kc.assert_in_sync(many)
+
+
+def test_promotion_midway_and_back():
+    one, many = dense("adam"), dense("adam")
+    for model in (one, many):
+        model.fit(X, Y, epochs=1, **FIT)
+    kc.replicate(many, MANY)
+    for model in (one, many):
+        model.fit(X, Y, epochs=1, **FIT)
+    assert_same_training(one, many)
+    assert kc.unreplicate(many) is many
+    assert many.distribute_strategy.num_replicas_in_sync == 1
+    for model in (one, many):
+        model.fit(X, Y, epochs=1, **FIT)
+    assert_same_training(one, many)
+
+
+def test_metric_state_survives_promotion():
+    model = dense()
+    model.train_on_batch(X, Y)
+    before = model.get_metrics_result()
+    kc.replicate(model, MANY)
+    for name, value in model.get_metrics_result().items():
+        np.testing.assert_allclose(value, before[name], rtol=1e-6)
+    kc.unreplicate(model)
+    for name, value in model.get_metrics_result().items():
+        np.testing.assert_allclose(value, before[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("saved_on", [1, MANY])
+@pytest.mark.parametrize("loaded_on", [1, MANY])
+def test_save_and_load(tmp_path, saved_on, loaded_on):
+    one = dense("adam")
+    one.fit(X, Y, epochs=2, **FIT)
+    model = dense("adam")
+    if saved_on > 1:
+        kc.replicate(model, saved_on)
+    model.fit(X, Y, epochs=1, **FIT)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    if loaded_on > 1:
+        kc.replicate(loaded, loaded_on)
+    np.testing.assert_allclose(weights(loaded), weights(model), atol=1e-7)
+    loaded.fit(X, Y, epochs=1, **FIT)
+    assert_same_training(one, loaded)
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(weights(loaded), weights(model), atol=1e-7)
+    kc.assert_in_sync(loaded)
+
+
+def test_subclassed_model_with_synchronized_statistics():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            # A bias before a normalization has no gradient but rounding,
+            # which Adam would scale up to a full step.
+            self.hidden = keras.layers.Dense(16, use_bias=False)
+            self.norm = keras.layers.BatchNormalization(synchronized=True)
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x, training=False):
+            x = self.norm(self.hidden(x), training=training)
+            return self.out(keras.ops.relu(x))
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = Net()
+        model.compile("adam", "mse")
+        return model
+
+    one, many = build(), kc.replicate(build(), MANY)
+    logs = [model.fit(X, Y, epochs=3, **FIT) for model in (one, many)]
+    assert_same_training(one, many, *logs)
+    kc.assert_in_sync(many)
+
+
+def test_unsynchronized_statistics_are_averaged():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    kc.replicate(model, MANY)
+    for samples in (16, 3, 1):  # fewer than one a device, too
+        model.fit(X[:samples], Y[:samples], batch_size=16, verbose=0)
+    kc.assert_in_sync(model)
+    assert np.all(np.isfinite(weights(model)))
+
+
+def test_steps_per_execution_and_datasets():
+    one = dense("adam")
+    expected = one.fit(X, Y, epochs=2, **FIT)
+    many = dense("adam", steps_per_execution=3)
+    kc.replicate(many, MANY)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    got = many.fit(dataset, epochs=2, verbose=0)
+    assert_same_training(one, many, expected, got)
+
+
+def test_export_serves_the_same(tmp_path):
+    model = kc.replicate(dense(), MANY)
+    model.fit(X, Y, **FIT)
+    model.export(tmp_path / "served", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "served")
+    np.testing.assert_allclose(
+        loaded.serve(X), model.predict(X, verbose=0), atol=1e-6
+    )
+
+
+def test_on_batch_methods_split_the_batch():
+    one, many = dense("adam"), kc.replicate(dense("adam"), MANY)
+    for model in (one, many):
+        model.train_on_batch(X, Y)
+    assert_same_training(one, many)
+    np.testing.assert_allclose(
+        many.test_on_batch(X, Y), one.test_on_batch(X, Y), rtol=1e-5
+    )
+    predicted = many.predict_on_batch(X)
+    assert predicted.shape == (len(X), 1)
+    np.testing.assert_allclose(predicted, one.predict_on_batch(X), atol=1e-5)
+
+
+def test_dropout_differs_between_replicas():
+    model = keras.Sequential(
+        [keras.layers.Input((64,)), keras.layers.Dropout(0.5)]
+    )
+    kc.replicate(model, MANY)
+    masks = kc.withdevices(
+        lambda: model(tf.ones((1, 64)), training=True), devices=MANY
+    )()
+    assert len({mask.numpy().tobytes() for mask in masks}) == MANY
+
+
+def test_a_failing_step_leaves_the_model_usable():
+    model = dense("adam", run_eagerly=False)
+    kc.replicate(model, MANY)
+    with pytest.raises(Exception, match=r"shape|compatible"):
+        model.fit(X[:, :3], Y, **FIT)
+    one = dense("adam")
+    expected = one.fit(X, Y, **FIT)
+    assert_same_training(one, model, expected, model.fit(X, Y, **FIT))

@@ -1,0 +1,154 @@
+"""What `replicate` makes of each kind of target, and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import DEVICES
+from conftest import MANY
+from conftest import ON_GPU
+from models import dense
+
+import keras_conflux as kc
+
+
+def test_nothing_gives_a_strategy(count):
+    strategy = kc.replicate(devices=count)
+    assert isinstance(strategy, kc.ReplicatedStrategy)
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert strategy.devices == DEVICES[:count]
+    assert strategy.num_replicas_in_sync == count
+    assert kc.replicate(devices=count) is strategy
+    with strategy as entered:
+        assert entered is strategy
+        assert tf.distribute.get_strategy() is strategy
+    assert tf.distribute.get_strategy() is not strategy
+    assert (
+        repr(strategy) == f"ReplicatedStrategy([{', '.join(strategy.devices)}])"
+    )
+
+
+def test_values_get_a_copy_on_each_device(count):
+    tree = {"a": np.arange(3.0), "b": [None, tf.ones(2)], "name": "x", "n": 2}
+    replicas = kc.replicate(tree, count)
+    assert len(replicas) == count
+    assert replicas.devices == DEVICES[:count]
+    for index, copy in enumerate(replicas):
+        assert replicas[index] is copy
+        assert replicas[DEVICES[index]] is copy
+        np.testing.assert_array_equal(copy["a"], tree["a"])
+        assert copy["a"].device.endswith(DEVICES[index])
+        assert copy["a"].dtype == tf.float64
+        assert copy["b"][0] is None
+        assert copy["name"] == "x"
+    assert repr(kc.replicate(np.ones((2, 3)), 1)).startswith(
+        "Replicas of float64(2, 3) on "
+    )
+
+
+def test_a_variable_becomes_one_a_device():
+    original = keras.Variable([1.0, 2.0])
+    replicas = kc.replicate(original, MANY)
+    replicas[0].assign([5.0, 5.0])
+    np.testing.assert_array_equal(original.numpy(), [1, 2])
+    if MANY > 1:
+        np.testing.assert_array_equal(replicas[1].numpy(), [1, 2])
+
+
+def test_a_callable_is_called_in_the_scope():
+    strategy = kc.replicate(devices=MANY)
+    model = kc.replicate(dense, MANY)
+    assert model.distribute_strategy is strategy
+    kc.assert_in_sync(model)
+
+
+def test_replicating_twice_changes_nothing():
+    model = kc.replicate(dense(), MANY)
+    value = model.weights[0].value
+    assert kc.replicate(model) is model
+    assert kc.replicate(model, MANY) is model
+    assert model.weights[0].value is value
+
+
+def test_tied_weights_stay_tied():
+    shared = keras.layers.Dense(8)
+    model = keras.Sequential([keras.layers.Input((8,)), shared, shared])
+    kc.replicate(model, MANY)
+    assert len(model.weights) == 2
+    kc.allreduce("sum", model)
+
+
+def test_conversion_to_and_from_tensorflow():
+    replicas = kc.replicate(np.float32(3), MANY)
+    value = replicas.to_distributed()
+    strategy = kc.replicate(devices=MANY)
+    assert len(strategy.experimental_local_results(value)) == MANY
+    back = kc.Replicas.from_distributed(value)
+    assert [float(v) for v in back] == [3.0] * MANY
+    doubled = kc.withdevices(lambda x: x * 2, devices=MANY)(value)
+    assert [float(v) for v in doubled] == [6.0] * MANY
+
+
+def test_a_model_of_other_devices_is_refused():
+    if MANY < 2:
+        pytest.skip("needs two devices")
+    model = kc.replicate(dense(), MANY)
+    with pytest.raises(kc.StrategyError, match="unreplicate"):
+        kc.replicate(model, 1)
+    kc.unreplicate(model)
+    kc.replicate(model, 1)
+
+
+def test_a_model_of_a_stock_strategy_is_refused():
+    with tf.distribute.OneDeviceStrategy(DEVICES[0]).scope():
+        model = dense()
+    with pytest.raises(kc.StrategyError, match="OneDeviceStrategy"):
+        kc.replicate(model)
+
+
+def test_unreplicate_leaves_others_alone():
+    model = dense()
+    assert kc.unreplicate(model) is model
+
+
+def test_one_value_a_device():
+    with pytest.raises(ValueError, match="one value a device"):
+        kc.Replicas([1, 2, 3], 1)
+
+
+def test_two_strategies_in_one_process():
+    if MANY < 2:
+        pytest.skip("needs two devices")
+    for devices in (MANY, 1, MANY, [DEVICES[-1], DEVICES[0]]):
+        values = kc.replicate(np.float32(2), devices)
+        for value in kc.allreduce("sum", values):
+            assert float(value) == 2 * len(values)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ([0, 0], "may be named once"),
+        ([], "empty list"),
+        (0, "at least 1"),
+        (True, "bool"),
+        (99, "99 .* devices were asked for"),
+        ("TPU:0", "not a device"),
+        ([0, 98], "no device|98|99"),
+        (["CPU:0", "GPU:0"], "one kind"),
+    ],
+)
+def test_wrong_devices_are_named(wanted, message):
+    with pytest.raises(kc.DeviceError, match=message):
+        kc.devices(wanted)
+
+
+def test_spellings_of_devices():
+    kind = "GPU" if ON_GPU else "CPU"
+    assert kc.devices() == kc.devices("all") == DEVICES
+    assert kc.devices(1) == kc.devices("0") == kc.devices([0])
+    assert kc.devices(f"/{kind.lower()}:0") == DEVICES[:1]
+    assert kc.devices([f"/job:localhost/device:{kind}:0"]) == DEVICES[:1]
+    if MANY > 1:
+        assert kc.devices("1, 0") == (DEVICES[1], DEVICES[0])
+    assert (DEVICES[0].kind, DEVICES[0].index) == (kind, 0)

@@ -1,0 +1,304 @@
+"""`withdevices`: what goes in, what comes out, and what errors say."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import DEVICES
+from conftest import MANY
+from models import assert_same_training
+from models import dense
+from models import regression
+
+import keras_conflux as kc
+
+X, Y = regression(64)
+several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+
+
+def test_arguments_are_split_or_shared(count):
+    @kc.withdevices
+    def run(mine, shared, *, option):
+        return {"sum": mine["x"] + shared + option, "none": None}
+
+    mine = kc.Replicas([{"x": float(i)} for i in range(count)], count)
+    result = run(mine, 10.0, option=tf.constant(100.0))
+    assert result.devices == DEVICES[:count]
+    assert [float(r["sum"]) for r in result] == [
+        110.0 + i for i in range(count)
+    ]
+    assert result[0]["none"] is None
+
+
+def test_replica_knows_where_it_is(count):
+    seen = []
+    kc.withdevices(lambda: seen.append(kc.replica()), devices=count)()
+    assert seen[-count:] == [
+        kc.Replica(index, count, DEVICES[index]) for index in range(count)
+    ]
+    with pytest.raises(kc.StrategyError, match="known only while"):
+        kc.replica()
+
+
+def test_python_control_flow_over_tensors():
+    @kc.withdevices(devices=MANY)
+    def run(n):
+        total = 0
+        for i in tf.range(n):
+            if i % 2 == 0:
+                total += i
+        return total
+
+    assert [int(v) for v in run(tf.constant(6))] == [6] * MANY
+
+
+def test_custom_loop_equals_one_device(count):
+    def loop(model, optimizer, step, batches):
+        for x, y in batches:
+            step(model, optimizer, x, y)
+
+    loss_fn = keras.losses.MeanSquaredError()
+    parts = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12)  # 64: uneven
+
+    def single(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, one(x, training=True))
+        grads = tape.gradient(loss, one.trainable_variables)
+        one.optimizer.apply(grads, one.trainable_variables)
+
+    @kc.withdevices
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, many(x, training=True))
+        grads = tape.gradient(loss, many.trainable_variables)
+        grads = kc.allreduce("mean", grads, weight=len(x))
+        many.optimizer.apply(grads, many.trainable_variables)
+        return loss
+
+    one, many = dense("adam"), kc.replicate(dense("adam"), count)
+    for _ in range(2):
+        for x, y in parts:
+            single(x, y)
+        for x, y in kc.distribute(parts, count):
+            losses = step(x, y)
+    assert len(losses) == count
+    assert_same_training(one, many)
+    kc.assert_in_sync(many)
+
+
+def test_optimizer_built_in_the_first_step():
+    keras.utils.set_random_seed(0)
+    model = kc.replicate(dense(), MANY)
+    optimizer = kc.replicate(keras.optimizers.Adam(1e-2), MANY)
+
+    @kc.withdevices
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(kc.allreduce("mean", grads), model.trainable_variables)
+        return loss
+
+    x, y = kc.split((X, Y), MANY)
+    first = float(step(x, y)[0])
+    for _ in range(30):
+        last = float(step(x, y)[0])
+    assert last < first
+    kc.assert_in_sync(model)
+    kc.assert_in_sync(optimizer)
+    assert int(optimizer.iterations) == 31
+
+
+@several
+def test_applying_local_gradients_warns_once():
+    model = kc.replicate(dense("sgd"), MANY)
+
+    @kc.withdevices
+    def forgot(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        grads = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(grads, model.trainable_variables)
+
+    x, y = kc.split((X, Y), MANY)
+    with pytest.warns(UserWarning, match=r"forgot: .*allreduce") as caught:
+        forgot(x, y)
+    ours = [w for w in caught if "drift apart" in str(w.message)]
+    assert len(ours) == 1
+    assert not kc.in_sync(model)
+    with pytest.raises(kc.ReplicaMismatchError, match=r"kernel.*by up to"):
+        kc.assert_in_sync(model)
+    kc.synchronize(model)
+    kc.assert_in_sync(model)
+
+
+@several
+def test_a_bare_strategy_run_sums_as_keras_documents():
+    strategy = kc.replicate(devices=MANY)
+    one, many = dense("sgd"), kc.replicate(dense("sgd"), MANY)
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((X, Y)).batch(64)
+    )
+
+    def step(model, x, y, count):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x) - y) ** 2) / count
+        grads = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(grads, model.trainable_variables)
+
+    @tf.function
+    def run(x, y):
+        strategy.run(lambda x, y: step(many, x, y, 64), args=(x, y))
+
+    for x, y in data:
+        run(x, y)
+    step(one, X, Y, 64)
+    assert_same_training(one, many)
+
+
+@several
+def test_an_exception_names_its_replica():
+    class Odd(Exception):
+        pass
+
+    @kc.withdevices(devices=MANY)
+    def run(fail):
+        if fail and kc.replica().index == 1:
+            raise Odd("no good")
+        return kc.allreduce("sum", tf.ones(()))
+
+    with pytest.raises(Odd, match="no good") as caught:
+        run(True)
+    assert f"replica 1 ({DEVICES[1]})" in caught.value.__notes__[-1]
+    assert float(run(False)[0]) == MANY
+
+
+@several
+@pytest.mark.skipif(
+    DEVICES[0].kind == "GPU", reason="the raw NCCL op cannot be cancelled"
+)
+def test_an_error_while_running_leaves_the_next_call_sound():
+    @kc.withdevices(devices=MANY)
+    def run(x):
+        tf.debugging.assert_less(x, 5.0)
+        return kc.allreduce("sum", x)
+
+    fine = kc.Replicas([1.0] * MANY, MANY)
+    wrong = kc.Replicas([1.0] * (MANY - 1) + [7.0], MANY)
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            run(wrong)
+        assert f"replica {MANY - 1} " in caught.value.__notes__[-1]
+        assert float(run(fine)[0]) == MANY
+
+
+@several
+def test_calls_that_differ_between_replicas_raise():
+    def some(op="sum"):
+        if kc.replica().index == 0:
+            return kc.allreduce(op, tf.ones(()))
+        return tf.ones(())
+
+    with pytest.raises(kc.ReplicaMismatchError, match="1 more collective"):
+        kc.withdevices(some, devices=MANY)()
+
+    def others():
+        op = "sum" if kc.replica().index == 0 else "max"
+        return kc.allreduce(op, tf.ones(()))
+
+    with pytest.raises(kc.ReplicaMismatchError, match=r"'sum'.*'max'"):
+        kc.withdevices(others, devices=MANY)()
+
+    def shapes():
+        return kc.allreduce("sum", {"a": tf.ones(kc.replica().index + 1)})
+
+    with pytest.raises(kc.ReplicaMismatchError, match=r"\['a'\]"):
+        kc.withdevices(shapes, devices=MANY)()
+
+
+@several
+def test_sizes_that_differ_at_run_time_raise():
+    run = kc.withdevices(lambda x: kc.allreduce("sum", x), devices=MANY)
+    run(tf.ones(3))
+    run(tf.ones(4))  # from here on the size is unknown while tracing
+    uneven = kc.Replicas([tf.ones(2 + i) for i in range(MANY)], MANY)
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, kc.ReplicaMismatchError),
+        match=r"sizes differ|float32",
+    ):
+        run(uneven)
+    assert float(run(tf.ones(3))[0][0]) == MANY
+
+
+@several
+def test_a_collective_in_a_loop_of_the_program_raises():
+    @kc.withdevices(devices=MANY)
+    def run(x):
+        for _ in tf.range(3):
+            x = kc.allreduce("sum", x)
+        return x
+
+    with pytest.raises(NotImplementedError, match="loop around the step"):
+        run(tf.ones(2))
+
+
+def test_nesting_is_refused():
+    inner = kc.withdevices(lambda: 1.0, devices=MANY)
+    with pytest.raises(kc.StrategyError, match="inside another"):
+        kc.withdevices(lambda: inner(), devices=MANY)()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: kc.allreduce("xor", 1.0, 2.0), ValueError, "Unknown op 'xor'"),
+        (lambda: kc.allreduce("sum", []), ValueError, "no leaves"),
+        (lambda: kc.allreduce("sum", np.ones(3)), kc.StrategyError, "outside"),
+        (
+            lambda: kc.allreduce("max", 1.0, 2.0, weight=1.0),
+            ValueError,
+            "'mean' only",
+        ),
+        (
+            lambda: kc.allreduce("sum", {"a": 1.0}, {"b": 1.0}),
+            kc.ReplicaMismatchError,
+            r"replica 0 has a leaf at \['a'\]",
+        ),
+        (
+            lambda: kc.allreduce(
+                "sum", {"a": [1, np.ones(2)]}, {"a": [1, 1.0]}
+            ),
+            kc.ReplicaMismatchError,
+            r"\['a'\]\[1\] replica 0 has float64\(2\)",
+        ),
+        (
+            lambda: kc.allreduce("sum", [1.0, None], [1.0, 1.0]),
+            kc.ReplicaMismatchError,
+            r"\[1\] replica 0 has None",
+        ),
+        (
+            lambda: kc.allreduce("sum", np.int32(1), np.int64(1)),
+            kc.ReplicaMismatchError,
+            "int32.*int64",
+        ),
+        (
+            lambda: kc.allreduce("sum", ["a"], ["b"]),
+            TypeError,
+            r"\[0\] is string",
+        ),
+        (
+            lambda: kc.allreduce("mean", np.complex64(1), np.complex64(2)),
+            TypeError,
+            "complex64",
+        ),
+        (lambda: kc.broadcast(1.0, 2.0, root=5), ValueError, "from 0 to 1"),
+        (lambda: kc.in_sync([]), None, None),
+    ],
+)
+@several
+def test_wrong_input_raises_at_the_call(call, error, message):
+    if error is None:
+        call()
+        return
+    with pytest.raises(error, match=message):
+        call()
