@@ -15,12 +15,14 @@ import tensorflow as tf
 # The classes that hold the methods to be dispatched: Keras exports only what
 # derives from them.
 from keras.src.backend.common import KerasVariable
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import nn as nn_module
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random import seed_generator
 from keras.src.trainers.trainer import Trainer
 
 __all__ = [
@@ -33,6 +35,9 @@ __all__ = [
     "loss_module",
     "nn_module",
 ]
+
+
+_exchanges = [0]
 
 
 def dispatch(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -65,19 +70,65 @@ def backing(variable: keras.Variable) -> Any:
 def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
     """Puts another TensorFlow variable under a Keras variable."""
     variable._value = new
+    _exchanges[0] += 1
 
 
-def make_backing(variable: keras.Variable, value: Any) -> tf.Variable:
-    """Makes a TensorFlow variable as Keras would in the current scope."""
-    # As in core.Variable._initialize.
+def has_exchanged() -> bool:
+    """Whether any Keras variable has been replicated in this process."""
+    return _exchanges[0] > 0
+
+
+def forget_stale_functions(model: keras.Model) -> None:
+    """Drops what was traced over variables that have been exchanged since.
+
+    A model that shares layers with a replicated one is concerned, too.
+    """
+    if getattr(model, "_conflux_exchanges", 0) != _exchanges[0]:
+        model._conflux_exchanges = _exchanges[0]
+        model.train_function = None
+        model.test_function = None
+        model.predict_function = None
+
+
+def make_backing(
+    variable: keras.Variable, value: Any, summed: bool = False
+) -> tf.Variable:
+    """Makes a TensorFlow variable as Keras would in the current scope.
+
+    Args:
+        variable: The Keras variable that it is for.
+        value: Its initial value.
+        summed: Whether its value is the sum of what replicas hold, whatever
+            Keras says.
+    """
+    # As in core.Variable._initialize, except that a copy that a replica writes
+    # is never reduced on the way: it would be reduced at each writing, and
+    # Keras writes a sum by writing the old sum and what is added.
+    synchronization = "on_read" if summed else variable.synchronization
+    aggregation = "sum" if summed else variable.aggregation
+    if synchronization != "on_read":
+        aggregation = "none"
     return tf.Variable(
         lambda: value,
         dtype=value.dtype,
         trainable=variable.trainable,
         name=variable.name,
-        aggregation=variable._map_aggregation(variable.aggregation),
-        synchronization=variable._map_synchronization(variable.synchronization),
+        aggregation=variable._map_aggregation(aggregation),
+        synchronization=variable._map_synchronization(synchronization),
     )
+
+
+def multi_optimizers() -> list[type]:
+    """Returns `MultiOptimizer`, if Keras has it: from 3.15 on."""
+    found = getattr(keras.optimizers, "MultiOptimizer", None)
+    return [found] if found is not None else []
+
+
+def accumulators(optimizer: Any) -> list[keras.Variable]:
+    """Returns the variables that add up gradients between updates."""
+    # Keras has no public name for them (base_optimizer.py, `build`).
+    found = getattr(optimizer, "_accumulated_gradients", None) or []
+    return [variable for variable in found if variable is not None]
 
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
@@ -107,10 +158,38 @@ def default_strategy() -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
 
 
+def global_seed_generator() -> keras.random.SeedGenerator:
+    """Returns the generator behind `keras.random` without a seed."""
+    # Made here, outside of any function, for a function makes no variables.
+    return seed_generator.global_seed_generator()
+
+
+def with_this_threads_state(fn: Callable) -> Callable:
+    """Makes `fn` see this thread's Keras settings in the thread it runs in."""
+    # Keras keeps them by thread (backend/common/global_state.py), and each
+    # replica has a thread. Both names are set for the whole program, not for
+    # a scope.
+    names = ("dtype_policy", "global_seed_generator")
+    settings = {name: global_state.get_global_attribute(name) for name in names}
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for name, value in settings.items():
+            global_state.set_global_attribute(name, value)
+        return fn(*args, **kwargs)
+
+    return run
+
+
 def symbolic_build(model: keras.Model, spec: Any) -> None:
     """Builds a model, its metrics and its optimizer for batches like `spec`."""
     # Public `model.build` builds neither metrics nor the optimizer.
-    model._symbolic_build(data_batch=spec)
+    try:
+        model._symbolic_build(data_batch=spec)
+    except RuntimeError as error:
+        # A model without `call`, whose own step knows what to do.
+        if "automatically build the model" not in str(error):
+            raise
 
 
 def batch_spec(iterator: TFEpochIterator) -> Any:

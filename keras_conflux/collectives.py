@@ -189,16 +189,18 @@ def _in_place(call: _Call, target: Any, weight: Any) -> None:
             "its model to `keras_conflux.replicate` first."
         )
 
-    def assign_all(weight: Any) -> None:
-        mine = [variables.copies(v)[replica_index()] for v in found]
-        results = call([v.read_value() for v in mine], weight)
-        for variable, result in zip(mine, results, strict=True):
-            variable.assign(result)
-
+    copies = list(zip(*map(variables.copies, found), strict=True))
     if in_replica():
-        assign_all(weight)
+        mine = copies[replica_index()]
+        results = [(mine, call([v.read_value() for v in mine], weight))]
     else:
-        withdevices(assign_all, devices=strategy.devices)(weight)
+        values = [[v.read_value() for v in each] for each in copies]
+        replicas = Replicas(values, strategy.devices)
+        reduced = _on_every_device(call, strategy.devices)(replicas, weight)
+        results = zip(copies, reduced, strict=True)
+    for mine, values in results:
+        for copy, value in zip(mine, values, strict=True):
+            copy.assign(value)
 
 
 def _is_float(variable: keras.Variable) -> bool:

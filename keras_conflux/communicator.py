@@ -5,7 +5,10 @@ calls of all replicas, matched by their order, are one collective. Everything
 that replicas exchange goes through here.
 """
 
+import functools
 import itertools
+import operator
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +22,13 @@ from keras_conflux.errors import ReplicaMismatchError
 # Names in TensorFlow's CPU collectives and in its NCCL op.
 _CPU_OPS = {"sum": "Add", "product": "Mul", "min": "Min", "max": "Max"}
 _NCCL_OPS = {"sum": "sum", "product": "prod", "min": "min", "max": "max"}
+
+_EAGER_OPS = {
+    "sum": operator.add,
+    "product": operator.mul,
+    "min": tf.minimum,
+    "max": tf.maximum,
+}
 
 # Far from the keys that TensorFlow's own strategies count up from 1.
 _group_keys = itertools.count(1 << 20)
@@ -44,9 +54,13 @@ class Communicator:
         self._calls = [0] * len(self.devices)
         self._compared = [0] * len(self.devices)
         self._signatures: list[Any] = []
-        self._eager: dict[str, Callable] = {}
+        self.lock = threading.RLock()
+        """Held while replicas are traced or run: two programs at once would
+        meet each other's collectives."""
         with tf.init_scope():
             self._keys = [self._make_key(device) for device in self.devices]
+            if not self.on_gpu and not tf.config.functions_run_eagerly():
+                self._meet()
 
     @property
     def size(self) -> int:
@@ -122,6 +136,20 @@ class Communicator:
         self._compared[:] = [0] * self.size
         self._signatures.clear()
 
+    def _meet(self) -> None:
+        """Makes the devices known to each other, in a step that cannot fail.
+
+        TensorFlow cannot repair a group whose first collective is cancelled.
+        """
+
+        @tf.function
+        def all_devices() -> None:
+            for index, _ in enumerate(self.devices):
+                self.all_reduce(tf.zeros(()), index, "sum")
+
+        all_devices()
+        self._level()
+
     def _make_key(self, device: Device) -> tf.Variable:
         with tf.device("CPU:0" if self.on_gpu else device):
             return tf.Variable(tf.constant(0), trainable=False)
@@ -181,22 +209,14 @@ class Communicator:
         return tf.cast(reduced, dtype)
 
     def _eager_all_reduce(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
-        # Eagerly, replicas run one after another, so all must pause here and
-        # one traced function reduces for all of them.
-        if op not in self._eager:
-            self._eager[op] = tf.function(
-                lambda tensors: [
-                    self._traced_all_reduce(each, index, op)
-                    for index, each in enumerate(tensors)
-                ],
-                reduce_retracing=True,
-            )
-
+        # Eagerly, replicas run one after another, so all must pause here, and
+        # there is nothing to gain from a collective.
         def reduce_all(strategy: tf.distribute.Strategy, values: Any) -> Any:
-            tensors = list(strategy.experimental_local_results(values))
-            reduced = self._eager[op](tensors)
+            tensors = strategy.experimental_local_results(values)
+            with tf.device(self.devices[0]):
+                reduced = functools.reduce(_EAGER_OPS[op], tensors)
             return strategy.experimental_distribute_values_from_function(
-                lambda context: reduced[context.replica_id_in_sync_group]
+                lambda _: reduced
             )
 
         context = tf.distribute.get_replica_context()

@@ -22,6 +22,8 @@ class Program:
     """The leaves that the user's `allreduce` returned."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the Keras variables that a step of `fit` has written."""
+    before: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By id, what a variable was before a step of `fit` first added to it."""
     weighted: set[int] = dataclasses.field(default_factory=set)
     """The ids of the optimizers whose loss was multiplied by the share."""
 

@@ -77,6 +77,17 @@ class TreeReducer:
         leaves = self._leaves("allreduce('mean')", tree, _DTYPES)
         return self._reduce_leaves("mean", tree, leaves, weight)
 
+    def weighted(self, tree: Tree, weight: tf.Tensor) -> Tree:
+        """Returns the tree times a weight, without reducing it."""
+
+        def times(leaf: Any) -> Any:
+            if not isinstance(leaf, tf.IndexedSlices):
+                return _weighted(leaf, weight)
+            values = _weighted(leaf.values, weight)
+            return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
+
+        return trees.map_leaves(times, tree)
+
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root`."""
         leaves = self._leaves("broadcast", tree, (*_DTYPES, *_CARRIERS))

@@ -21,6 +21,7 @@ from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import current_strategy
 from keras_conflux.strategy import strategy_for
+from keras_conflux.strategy import use
 from keras_conflux.trees import Tree
 
 _Keras = TypeVar("_Keras", bound="keras.Model | keras.optimizers.Optimizer")
@@ -113,7 +114,7 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
     Args:
         target: See above.
         devices: See `keras_conflux.devices`. By default the devices of the
-            open scope, else those last asked for, else all.
+            open scope, else those last given to `replicate`, else all.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
@@ -123,6 +124,7 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
         strategy = strategy_for(None) if target is None else current_strategy()
     else:
         strategy = strategy_for(devices)
+    use(strategy)
     if target is None:
         return strategy
     if isinstance(target, keras.layers.Layer | keras.optimizers.Optimizer):
@@ -155,7 +157,7 @@ def unreplicate(target: _Keras) -> _Keras:
 
 def adopt(target: Any, strategy: ReplicatedStrategy) -> None:
     """Replicates what has been added since: optimizers, metrics, layers."""
-    variables.promote(variables.variables_of(target), strategy)
+    variables.promote([target, _keras.global_seed_generator()], strategy)
     for owner in variables.owners(target):
         if isinstance(owner, keras.optimizers.Optimizer):
             _keras.set_optimizer_strategy(owner, strategy)
@@ -181,7 +183,7 @@ def _replicate_in_place(target: Any, wanted: ReplicatedStrategy | None) -> Any:
             "`keras_conflux.unreplicate` on it first."
         )
     strategy = present or wanted or current_strategy()
-    variables.promote(found, strategy)
+    variables.promote(target, strategy)
     _attach(target, strategy)
     return target
 

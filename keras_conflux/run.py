@@ -15,6 +15,7 @@ from keras_conflux.devices import Device
 from keras_conflux.devices import DevicesLike
 from keras_conflux.errors import StrategyError
 from keras_conflux.replicas import Replicas
+from keras_conflux.replicas import adopt
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import current_strategy
 from keras_conflux.strategy import in_replica
@@ -68,7 +69,7 @@ def withdevices(
         fn: What to run. `None` makes a decorator with options.
         devices: See `keras_conflux.devices`. By default those of the
             `Replicas` among the arguments, else of the open scope, else
-            those last asked for, else all.
+            those last given to `replicate`, else all.
 
     Returns:
         A function that returns a `Replicas`: what `fn` returned on each
@@ -127,9 +128,11 @@ class _Compiled:
     def __call__(self, arguments: Tree) -> Replicas:
         count = len(self._strategy.devices)
         parts = [select(arguments, index) for index in range(count)]
+        adopt(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
         try:
-            outputs = self._function(parts)
+            with self._strategy.communicator.lock:
+                outputs = self._function(parts)
         except BaseException as error:
             self._strategy.communicator.recover()
             raise self._explain(error) from None

@@ -7,6 +7,7 @@ from typing import Self
 
 import tensorflow as tf
 
+from keras_conflux import _keras
 from keras_conflux._tensorflow import ReplicatedExtended
 from keras_conflux.communicator import Communicator
 from keras_conflux.devices import Device
@@ -38,6 +39,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             self._conflux_devices,
             lambda op, tree: reducer().all_reduce(op, tree),
             self._conflux_communicator.watch,
+            _keras.with_this_threads_state,
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
@@ -79,12 +81,16 @@ def strategy_for(which: DevicesLike) -> ReplicatedStrategy:
     chosen = find_devices(which)
     if chosen not in _strategies:
         _strategies[chosen] = ReplicatedStrategy(chosen)
-    _latest[:] = [_strategies[chosen]]
     return _strategies[chosen]
 
 
+def use(strategy: ReplicatedStrategy) -> None:
+    """Makes a strategy the current one where no scope is open."""
+    _latest[:] = [strategy]
+
+
 def current_strategy() -> ReplicatedStrategy:
-    """Returns the strategy whose scope is open, else the last one asked for.
+    """Returns the strategy whose scope is open, else the last one `use`d.
 
     Without either it is the one over all devices.
     """

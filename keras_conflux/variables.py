@@ -71,7 +71,8 @@ def copies(variable: Any) -> tuple[tf.Variable, ...]:
 
 def is_mirrored(variable: keras.Variable) -> bool:
     """Whether copies must be equal; those of a metric are added when read."""
-    return variable.synchronization != "on_read"
+    on_read = tf.VariableSynchronization.ON_READ
+    return _keras.backing(variable).synchronization != on_read
 
 
 def name_of(variable: Any) -> str:
@@ -107,24 +108,40 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     return found
 
 
-def promote(
-    variables: list[keras.Variable], strategy: ReplicatedStrategy
-) -> None:
-    """Gives each variable one copy a device of `strategy`, in place.
+def promote(target: Any, strategy: ReplicatedStrategy) -> None:
+    """Gives each variable of `target` one copy a device, in place.
 
     A variable that has its copies already, or no value yet, is left alone.
     """
+    # Between updates each replica accumulates the gradient of its samples.
+    summed = {
+        id(variable)
+        for owner in owners(target)
+        for variable in _keras.accumulators(owner)
+    }
     with tf.init_scope(), strategy.scope():
-        for variable in variables:
-            old = _keras.backing(variable)
-            if old is None or is_replicated(old):
+        for variable in variables_of(target):
+            value = _keras.backing(variable)
+            if value is None:
                 continue
-            new = _keras.make_backing(variable, old.read_value())
-            if not is_mirrored(variable):
-                for copy in copies(new)[1:]:
-                    copy.assign(tf.zeros_like(copy))
-            _tensorflow.keep_identity(old, copies(new)[0])
-            _keras.set_backing(variable, new)
+            accumulates = id(variable) in summed
+            # Made by Keras in the strategy's scope, not by `make_backing`.
+            foreign = is_mirrored(variable) and (
+                accumulates or value.aggregation != tf.VariableAggregation.NONE
+            )
+            if not is_replicated(value) or foreign:
+                _promote(variable, accumulates)
+
+
+def _promote(variable: keras.Variable, summed: bool) -> None:
+    old = _keras.backing(variable)
+    value = copies(old)[0].read_value()
+    new = _keras.make_backing(variable, value, summed)
+    _tensorflow.keep_identity(copies(old)[0], copies(new)[0])
+    _keras.set_backing(variable, new)
+    if not is_mirrored(variable):
+        for copy in copies(new)[1:]:
+            copy.assign(tf.zeros_like(copy))
 
 
 def demote(variables: list[keras.Variable]) -> None:

@@ -27,7 +27,7 @@ tf.config.experimental.enable_tensor_float_32_execution(False)
 hypothesis.settings.register_profile(
     "ci", max_examples=40, derandomize=True, deadline=None, database=None
 )
-hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
+hypothesis.settings.register_profile("search", max_examples=600, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

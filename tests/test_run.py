@@ -193,6 +193,27 @@ def test_an_error_while_running_leaves_the_next_call_sound():
 
 
 @several
+def test_side_effects_around_a_collective_do_not_wait_for_each_other():
+    def effect(x):
+        y = tf.numpy_function(lambda v: v, [x], tf.float32)
+        return tf.ensure_shape(y, ())
+
+    @kc.withdevices(devices=MANY)
+    def run(x):
+        return effect(kc.allreduce("sum", effect(x)))
+
+    assert [float(v) for v in run(1.0)] == [MANY] * MANY
+
+    @tf.function
+    def traced(x):
+        return effect(kc.allreduce("sum", effect(x)))
+
+    strategy = kc.replicate(devices=MANY)
+    result = strategy.run(traced, args=(tf.ones(()),))
+    assert float(strategy.experimental_local_results(result)[0]) == MANY
+
+
+@several
 def test_calls_that_differ_between_replicas_raise():
     def some(op="sum"):
         if kc.replica().index == 0:

@@ -10,6 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux import program
+from keras_conflux import run
+from keras_conflux import variables
 from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import reducer
 
@@ -32,18 +34,43 @@ def apply(
     * `withdevices`: nothing; the user has called `allreduce`;
     * a bare `strategy.run`: the sum, as Keras documents it.
     """
-    if not in_replica() or getattr(_local, "applying", False):
+    if not in_replica():
+        return _outside(original, optimizer, grads, trainable_variables)
+    if getattr(_local, "applying", False):
         return original(optimizer, grads, trainable_variables)
     running = program.current()
     grads = list(grads)
+    accumulating = False
     if running is None:
         grads = reducer().all_reduce("sum", grads)
     elif running.share is not None:
-        grads = _global(optimizer, grads, running)
+        accumulating = _accumulates(optimizer)
+        grads = _weighted(optimizer, grads, running, reduce=not accumulating)
     else:
         _warn_if_local(running, grads)
-    with _applying():
+    with _applying(pending=accumulating):
         return original(optimizer, grads, trainable_variables)
+
+
+def reduce_accumulated(
+    original: Callable, optimizer: Any, grads: list[Any]
+) -> list[Any]:
+    """Reduces gradients that were accumulated, before they are clipped.
+
+    So there is one reduction an update, not one a micro-step. Until then
+    each replica's accumulators hold the part of its own samples.
+    """
+    if getattr(_local, "pending", False):
+        grads = reducer().all_reduce("sum", grads)
+    return original(optimizer, grads)
+
+
+def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
+    """Whether the gradients of all replicas are finite."""
+    finite = original(optimizer, grads)
+    if getattr(_local, "pending", False):
+        finite = reducer().all_reduce("min", tf.cast(finite, tf.int32)) > 0
+    return finite
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
@@ -61,11 +88,44 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     return original(optimizer, loss)
 
 
-def _global(optimizer: Any, grads: list, running: program.Program) -> list:
-    if id(optimizer) not in running.weighted:
-        return reducer().weighted_sum(grads, running.share)
-    heard = tf.where(running.share > 0, 1.0, 0.0)
-    return reducer().weighted_sum(grads, heard)
+def _weighted(
+    optimizer: Any, grads: list, running: program.Program, reduce: bool
+) -> list:
+    """Returns this replica's part of the global gradients, or their sum."""
+    weight = running.share
+    if id(optimizer) in running.weighted:
+        weight = tf.where(weight > 0, 1.0, 0.0)
+    if reduce:
+        return reducer().weighted_sum(grads, weight)
+    return reducer().weighted(grads, weight)
+
+
+def _accumulates(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(inner.gradient_accumulation_steps)
+
+
+def _outside(
+    original: Callable,
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any,
+) -> Any:
+    """Applies gradients on every replica, where they are given once for all."""
+    strategy = variables.strategy_of(variables.variables_of(optimizer))
+    if strategy is None or tf.distribute.get_replica_context() is None:
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+
+    def everywhere() -> None:
+        with _applying():
+            original(optimizer, grads, trainable_variables)
+
+    run.withdevices(
+        tf.autograph.experimental.do_not_convert(everywhere),
+        devices=strategy.devices,
+    )()
+    return None
 
 
 def no_second_reduction(
@@ -78,13 +138,13 @@ def no_second_reduction(
 
 
 @contextlib.contextmanager
-def _applying() -> Iterator[None]:
-    # An optimizer may hold another, such as LossScaleOptimizer.
-    _local.applying = True
+def _applying(pending: bool = False) -> Iterator[None]:
+    # An optimizer may hold others, such as LossScaleOptimizer.
+    _local.applying, _local.pending = True, pending
     try:
         yield
     finally:
-        _local.applying = False
+        _local.applying = _local.pending = False
 
 
 def _warn_if_local(running: program.Program, grads: list[Any]) -> None:

@@ -4,7 +4,7 @@ Each entry replaces one method by a dispatcher that behaves as before unless a
 replicated model, or a replica, is concerned.
 """
 
-import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +13,14 @@ import tensorflow as tf
 
 from keras_conflux import _keras
 from keras_conflux import replicas
+from keras_conflux import variables
 from keras_conflux.engine import gradients
 from keras_conflux.engine import losses
 from keras_conflux.engine import randomness
 from keras_conflux.engine import statistics
 from keras_conflux.engine import step
 from keras_conflux.strategy import ReplicatedStrategy
+from keras_conflux.strategy import is_replicated
 
 
 def install() -> None:
@@ -33,6 +35,16 @@ def install() -> None:
             "scale_loss",
             gradients.scale_loss,
         ),
+        *(
+            (optimizer, "apply", gradients.apply)
+            for optimizer in _keras.multi_optimizers()
+        ),
+        (_keras.BaseOptimizer, "_clip_gradients", gradients.reduce_accumulated),
+        (
+            keras.optimizers.LossScaleOptimizer,
+            "check_finite",
+            gradients.check_finite,
+        ),
         (
             _keras.TFOptimizer,
             "_all_reduce_sum_gradients",
@@ -43,14 +55,25 @@ def install() -> None:
         (_keras.loss_module, "reduce_values", losses.reduce_values),
         (_keras.loss_module, "apply_mask", losses.apply_mask),
         (_keras.KerasVariable, "assign", statistics.record_assign),
+        (_keras.KerasVariable, "assign_add", statistics.record_add),
         (
             _keras.nn_module,
             "_compute_moments_sync",
             statistics.synchronized_moments,
         ),
+        (keras.metrics.Mean, "update_state", statistics.update_mean),
+        (keras.metrics.Sum, "update_state", statistics.update_mean),
         (keras.random.SeedGenerator, "next", randomness.next_seed),
-        (_keras.KerasVariable, "__int__", _int),
+        (
+            _keras.TFOptimizer,
+            "add_variable_from_reference",
+            _add_optimizer_variable,
+        ),
+        (_keras.KerasVariable, "__int__", functools.partial(_number, int)),
+        (_keras.KerasVariable, "__float__", functools.partial(_number, float)),
         (_keras.Trainer, "compile", _compile),
+        (trainer, "make_train_function", _make_any_function),
+        (trainer, "make_test_function", _make_any_function),
         (trainer, "_make_function", _make_function),
         (trainer, "make_predict_function", _make_predict_function),
         (trainer, "_maybe_symbolic_build", _build),
@@ -60,16 +83,44 @@ def install() -> None:
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
+    """Returns what replicates a model; sharing a replicated layer is enough."""
     strategy = _keras.strategy_of(model)
+    if strategy is None and _keras.has_exchanged():
+        strategy = variables.strategy_of(variables.variables_of(model))
+        if strategy is not None:
+            replicas.replicate(model, strategy.devices)
     return strategy if isinstance(strategy, ReplicatedStrategy) else None
 
 
-def _int(original: Callable, variable: Any) -> int:
-    # A mirrored variable has no __int__; its value has.
-    value = _keras.backing(variable)
-    if isinstance(value, tf.distribute.DistributedValues):
-        return int(variable.numpy())
+def _make_any_function(
+    original: Callable, model: Any, force: bool = False
+) -> Any:
+    _keras.forget_stale_functions(model)
+    return original(model, force)
+
+
+def _number(kind: type, original: Callable, variable: Any) -> Any:
+    # A mirrored variable has neither __int__ nor __float__; its value has.
+    if is_replicated(_keras.backing(variable)):
+        return kind(variable.numpy())
     return original(variable)
+
+
+def _add_optimizer_variable(
+    original: Callable, optimizer: Any, reference_variable: Any, **kwargs: Any
+) -> Any:
+    """Makes an optimizer's variable where the variable it is for lives."""
+    value = reference_variable
+    if isinstance(value, keras.Variable):
+        value = _keras.backing(value)
+    if not is_replicated(value):
+        return original(optimizer, reference_variable, **kwargs)
+    strategy = value.distribute_strategy
+    _keras.set_optimizer_strategy(optimizer, strategy)
+    if tf.distribute.get_strategy() is strategy:
+        return original(optimizer, reference_variable, **kwargs)
+    with strategy.scope():
+        return original(optimizer, reference_variable, **kwargs)
 
 
 def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -92,6 +143,7 @@ def _make_predict_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
     strategy = _strategy(model)
+    _keras.forget_stale_functions(model)
     if strategy is None:
         return original(model, force)
     replicas.adopt(model, strategy)
@@ -109,8 +161,7 @@ def _build(
         return original(model, iterator, data_batch)
     replicas.adopt(model, strategy)
     spec = data_batch if iterator is None else _keras.batch_spec(iterator)
-    with strategy.scope(), contextlib.suppress(RuntimeError):
-        # RuntimeError: a model without `call`, whose step knows what to do.
+    with strategy.scope():
         _keras.symbolic_build(model, spec)
     replicas.adopt(model, strategy)
 

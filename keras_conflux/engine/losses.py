@@ -9,7 +9,6 @@ loss with another denominator is brought to that form here.
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_conflux import program
@@ -30,7 +29,7 @@ def unscale(original: Callable, value: Any) -> Any:
     share = _share()
     if share is not None and len(value.shape) > 0:
         # `reduce_values` divided a loss that is not reduced by the share.
-        return value * keras.ops.cast(share, value.dtype)
+        return value * tf.cast(share, value.dtype)
     return value if program.current() is not None else original(value)
 
 
@@ -44,12 +43,12 @@ def reduce_values(
     share = _share()
     if share is None or len(values.shape) == 0:
         return original(values, sample_weight, reduction)
-    share = keras.ops.cast(share, values.dtype)
+    share = tf.cast(share, values.dtype)
     if reduction in (None, "none", "sum"):
         loss = original(values, sample_weight, reduction)
         return tf.math.divide_no_nan(loss, share)
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
-        total = tf.reduce_sum(keras.ops.cast(sample_weight, values.dtype))
+        total = tf.reduce_sum(tf.cast(sample_weight, values.dtype))
         total = reducer().all_reduce("sum", tf.where(share > 0, total, 0))
         return tf.math.divide_no_nan(tf.reduce_sum(values), total * share)
     return original(values, sample_weight, reduction)
@@ -77,8 +76,8 @@ def apply_mask(
         return weight
     # `weight` carries total / valid of this replica. Valid entries are not
     # spread over replicas as samples are.
-    share = keras.ops.cast(share, dtype)
-    valid = tf.reduce_sum(keras.ops.cast(mask, dtype))
+    share = tf.cast(share, dtype)
+    valid = tf.reduce_sum(tf.cast(mask, dtype))
     everywhere = reducer().all_reduce("sum", tf.where(share > 0, valid, 0))
     correction = tf.math.divide_no_nan(valid, everywhere * share)
     return weight * correction

@@ -15,29 +15,72 @@ def record_assign(original: Callable, variable: Any, value: Any) -> Any:
     """Remembers which variables a step of `fit` has written."""
     running = program.current()
     if running is not None and running.share is not None:
-        running.assigned[id(variable)] = variable
+        running.assigned.setdefault(id(variable), variable)
     return original(variable, value)
 
 
-def average(model: keras.Model, running: program.Program) -> None:
-    """Averages the layers' statistics over the replicas, weighted by shares.
+def record_add(original: Callable, variable: Any, value: Any) -> Any:
+    """Remembers what a variable was before a step of `fit` added to it.
 
-    These are the floating-point weights that are not trained and that the
-    forward pass has written, such as BatchNormalization's moving mean: each
-    replica has moved them towards the statistics of its own samples.
+    A Python number is the same on all replicas, so their copies stay equal
+    without help.
     """
+    running = program.current()
+    if running is not None and running.share is not None:
+        first = id(variable) not in running.assigned
+        if first and not isinstance(value, int | float):
+            running.before[id(variable)] = variable.value + 0
+    return original(variable, value)
+
+
+def reduce_states(model: keras.Model, running: program.Program) -> None:
+    """Makes what layers keep of their data equal on all replicas.
+
+    These are the weights that are not trained and that the forward pass has
+    written. What was added to one, such as a count, is added up over the
+    replicas; all else, such as BatchNormalization's moving mean, is averaged,
+    weighted by the replicas' shares.
+    """
+    if reducer().count == 1:
+        return
     written = [
+        w for w in model.non_trainable_weights if id(w) in running.assigned
+    ]
+    added = [w for w in written if id(w) in running.before]
+    set_anew = [
         weight
-        for weight in model.non_trainable_weights
-        if id(weight) in running.assigned
-        and weight.aggregation == "none"
+        for weight in written
+        if id(weight) not in running.before
         and keras.backend.is_float_dtype(weight.dtype)
     ]
-    if not written or reducer().count == 1:
-        return
-    means = reducer().weighted_sum([w.value for w in written], running.share)
-    for weight, mean in zip(written, means, strict=True):
+    before = [running.before[id(weight)] for weight in added]
+    changes = [
+        tf.where(running.share > 0, weight.value - old, 0)
+        for weight, old in zip(added, before, strict=True)
+    ]
+    totals = reducer().all_reduce("sum", changes)
+    for weight, old, total in zip(added, before, totals, strict=True):
+        weight.assign(old + total)
+    values = [weight.value for weight in set_anew]
+    means = reducer().weighted_sum(values, running.share)
+    for weight, mean in zip(set_anew, means, strict=True):
         weight.assign(mean)
+
+
+def update_mean(
+    original: Callable, metric: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """Counts a mean over this replica's samples by the replica's share.
+
+    Then the replicas' updates together are the one update that a single device
+    makes with the mean over the whole batch.
+    """
+    running = program.current()
+    if running is not None and running.share is not None:
+        values = keras.ops.convert_to_tensor(values)
+        if len(values.shape) == 0 and sample_weight is None:
+            sample_weight = running.share
+    return original(metric, values, sample_weight)
 
 
 def synchronized_moments(

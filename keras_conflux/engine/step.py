@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_conflux import feed
 from keras_conflux import program
+from keras_conflux import synchronization
 from keras_conflux import trees
 from keras_conflux.engine import statistics
 from keras_conflux.strategy import ReplicatedStrategy
@@ -31,8 +32,6 @@ def make_function(
     """
     one_step = _on_global_batch(model, strategy, step)
     several = model.steps_per_execution
-    if not model.run_eagerly:
-        one_step = tf.function(one_step, reduce_retracing=True)
 
     @tf.autograph.experimental.do_not_convert
     def several_steps(batch: Tree, iterator: Any) -> dict:
@@ -40,7 +39,7 @@ def make_function(
             return tf.logical_and(step < several, following.has_value())
 
         def advance(step: Any, following: Any, logs: dict) -> Any:
-            logs = one_step(following.get_value())
+            logs = one_step(_without_optionals(following.get_value()))
             following = tf.cond(
                 step + 1 < several,
                 iterator.get_next_as_optional,
@@ -48,37 +47,87 @@ def make_function(
             )
             return step + 1, following, logs
 
-        first = (
-            tf.constant(1),
-            iterator.get_next_as_optional(),
-            one_step(batch),
-        )
+        following = iterator.get_next_as_optional()
+        first = (tf.constant(1), following, one_step(batch))
         return tf.while_loop(more, advance, first)[2]
 
-    if not model.run_eagerly:
-        several_steps = tf.function(several_steps, reduce_retracing=True)
+    compiled = _Compiled(one_step, model.run_eagerly)
+    compiled_several = _Compiled(several_steps, model.run_eagerly)
+
+    def steps(iterator: Any) -> dict:
+        # Drawn before the step, for an end of data inside it would stop some
+        # replicas before others.
+        batch = _without_optionals(next(iterator))
+        if not isinstance(iterator, tf.data.Iterator):
+            spec = None
+        else:
+            spec = iterator.element_spec
+            if several > 1 and not model.run_eagerly:
+                return compiled_several(batch, spec, iterator)
+        logs = compiled(batch, spec)
+        for _, batch in zip(range(several - 1), iterator, strict=False):
+            logs = compiled(_without_optionals(batch), spec)
+        return logs
 
     def function(iterator: Any) -> dict:
-        try:
-            # Drawn before the step, for an end of data inside it would stop
-            # some replicas before others.
-            batch = _without_optionals(next(iterator))
-            in_graph = isinstance(iterator, tf.data.Iterator)
-            if several == 1:
-                return one_step(batch)
-            if in_graph and not model.run_eagerly:
-                return several_steps(batch, iterator)
-            logs = one_step(batch)
-            for _, batch in zip(range(several - 1), iterator, strict=False):
-                logs = one_step(_without_optionals(batch))
-            return logs
-        except (StopIteration, tf.errors.OutOfRangeError):
-            raise
-        except BaseException:
-            strategy.communicator.recover()
-            raise
+        with strategy.communicator.lock:
+            try:
+                return steps(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise
+            except BaseException:
+                # Replicas have stopped at different places.
+                strategy.communicator.recover()
+                synchronization.synchronize(model)
+                raise
 
     return function
+
+
+class _Compiled:
+    """A function of a batch, traced for what an iterator says it yields.
+
+    Traced for the shapes of a batch instead, it would be traced again for the
+    last one, and what depends on static shapes would differ from one device.
+    """
+
+    def __init__(self, function: Callable, eager: bool) -> None:
+        self._eager = eager
+        self._function = function
+        self._compiled: dict[Any, Callable] = {}
+
+    def __call__(self, batch: Tree, spec: Tree, *iterator: Any) -> Any:
+        if self._eager:
+            return self._function(batch, *iterator)
+        leaves = trees.flatten(batch)
+        present = [leaf for leaf in leaves if leaf is not None]
+        places = tuple(leaf is not None for leaf in leaves)
+        specs = None
+        if spec is not None:
+            pairs = zip(trees.flatten(spec), places, strict=True)
+            specs = tuple(spec for spec, is_there in pairs if is_there)
+        key = (str(trees.paths(batch)), places, specs)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(batch, specs, iterator)
+        return self._compiled[key](present, *iterator)
+
+    def _compile(self, batch: Tree, specs: Any, iterator: Any) -> Callable:
+        structure = trees.map_leaves(lambda _: 0, batch)
+        options: dict[str, Any] = {"reduce_retracing": True}
+        if specs is not None:
+            options = {"input_signature": [list(specs)]}
+            for each in iterator:
+                options["input_signature"].append(
+                    tf.data.IteratorSpec(each.element_spec)
+                )
+
+        @tf.autograph.experimental.do_not_convert
+        def packed(present: list[Any], *iterator: Any) -> Any:
+            leaves = iter(present)
+            batch = trees.map_leaves(lambda _: next(leaves), structure)
+            return self._function(batch, *iterator)
+
+        return tf.function(packed, **options)
 
 
 def make_predict_function(
@@ -106,11 +155,13 @@ def make_predict_function(
         ]
         return _joined(kept)
 
-    if not model.run_eagerly:
-        one_step = tf.function(one_step, reduce_retracing=True)
+    compiled = _Compiled(one_step, model.run_eagerly)
 
     def function(batches: list[Tree]) -> Tree:
-        return _joined([one_step(_without_optionals(b)) for b in batches])
+        with strategy.communicator.lock:
+            return _joined(
+                [compiled(_without_optionals(b), None) for b in batches]
+            )
 
     return function
 
@@ -134,7 +185,7 @@ def _on_global_batch(
                 before = _metric_state(model, sizes[index])
                 outputs[index] = step(parts[index])
                 _restore(before, sizes[index])
-                statistics.average(model, programs[index])
+                statistics.reduce_states(model, programs[index])
 
         strategy.run(tf.autograph.experimental.do_not_convert(one_replica))
         logs = [outputs[index] for index in range(count)]
@@ -205,7 +256,7 @@ def _global_logs(
     What a metric of the model gives is computed from all replicas' counts;
     anything else that a `train_step` returns is averaged by shares.
     """
-    merged = keras.tree.map_structure(
+    merged: Any = keras.tree.map_structure(
         lambda *leaves: _weighted_mean(leaves, shares), *logs
     )
     if isinstance(merged, dict):

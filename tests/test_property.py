@@ -1,0 +1,116 @@
+"""Drawn models, options and data sizes against one device.
+
+A few fixed draws run in CI. A search by hand prints each failure's smallest
+form:
+
+    HYPOTHESIS_PROFILE=search python -m pytest tests/test_property.py
+"""
+
+import keras
+import numpy as np
+from conftest import COUNTS
+from hypothesis import HealthCheck
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from keras import layers
+from keras import optimizers
+from models import assert_same_training
+
+import keras_conflux as kc
+
+BODIES = {
+    "dense": lambda: [layers.Dense(8, "tanh")],
+    "regularized": lambda: [
+        layers.Dense(8, "tanh", kernel_regularizer="l2"),
+        layers.Dense(8, activity_regularizer="l1"),
+    ],
+    "normalized": lambda: [
+        layers.Dense(8, use_bias=False),
+        layers.BatchNormalization(synchronized=True),
+        layers.Activation("tanh"),
+    ],
+    "layer norm": lambda: [layers.Dense(8), layers.LayerNormalization()],
+    "convolution": lambda: [
+        layers.Reshape((6, 1)),
+        layers.Conv1D(4, 3, activation="tanh"),
+        layers.Flatten(),
+    ],
+    "recurrent": lambda: [layers.Reshape((3, 2)), layers.GRU(4)],
+}
+OPTIMIZERS = {
+    "sgd": lambda **options: optimizers.SGD(0.05, momentum=0.9, **options),
+    "adam": lambda **options: optimizers.Adam(1e-2, **options),
+    "adamw": lambda **options: optimizers.AdamW(1e-2, **options),
+    "rmsprop": lambda **options: optimizers.RMSprop(1e-2, **options),
+}
+OPTIONS = [
+    {},
+    {"clipnorm": 0.1},
+    {"global_clipnorm": 0.1},
+    {"clipvalue": 0.05},
+    {"gradient_accumulation_steps": 2},
+    {"gradient_accumulation_steps": 3, "global_clipnorm": 0.2},
+    {"use_ema": True, "ema_momentum": 0.8},
+    {"use_ema": True, "ema_overwrite_frequency": 2},
+]
+LOSSES = ["mse", "huber", lambda y, p: keras.ops.mean((y - p) ** 2)]
+
+
+@st.composite
+def runs(draw):
+    return {
+        "body": draw(st.sampled_from(sorted(BODIES))),
+        "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
+        "options": draw(st.sampled_from(OPTIONS)),
+        "scaled": draw(st.booleans()),
+        "loss": draw(st.sampled_from(range(len(LOSSES)))),
+        "steps_per_execution": draw(st.sampled_from([1, 1, 2, 5])),
+        "samples": draw(st.integers(1, 40)),
+        "batch_size": draw(st.integers(1, 17)),
+        "weighted": draw(st.booleans()),
+        "count": draw(st.sampled_from(COUNTS)),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+def build(run) -> keras.Model:
+    keras.utils.set_random_seed(run["seed"])
+    body = BODIES[run["body"]]()
+    model = keras.Sequential([layers.Input((6,)), *body, layers.Dense(1)])
+    optimizer = OPTIMIZERS[run["optimizer"]](**run["options"])
+    if run["scaled"]:
+        optimizer = optimizers.LossScaleOptimizer(optimizer)
+    model.compile(
+        optimizer,
+        LOSSES[run["loss"]],
+        metrics=["mae"],
+        steps_per_execution=run["steps_per_execution"],
+    )
+    return model
+
+
+@settings(
+    max_examples=max(6, settings.default.max_examples // 6)
+    if settings.default.derandomize
+    else settings.default.max_examples,
+    suppress_health_check=list(HealthCheck),
+)
+@given(runs())
+def test_any_run_equals_one_device(run):
+    rng = np.random.default_rng(run["seed"])
+    samples = run["samples"]
+    x = rng.normal(size=(samples, 6)).astype("float32")
+    y = rng.normal(size=(samples, 1)).astype("float32")
+    weighted = run["weighted"] and run["loss"] < 2  # a scalar takes no weights
+    fit = {
+        "batch_size": run["batch_size"],
+        "epochs": 2,
+        "shuffle": False,
+        "verbose": 0,
+        "sample_weight": rng.uniform(0, 2, samples) if weighted else None,
+    }
+    one, many = build(run), kc.replicate(build(run), run["count"])
+    expected, got = one.fit(x, y, **fit), many.fit(x, y, **fit)
+    assert_same_training(one, many, expected, got, rtol=3e-5)
+    kc.assert_in_sync(many)

@@ -1,0 +1,303 @@
+"""What users do around `fit` that once went wrong."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from models import assert_same_training
+from models import dense
+from models import regression
+from models import weights
+
+import keras_conflux as kc
+
+X, Y = regression(45)
+FIT = dict(batch_size=16, shuffle=False, verbose=0)
+
+
+def test_a_model_that_shares_layers_is_replicated_too():
+    def build():
+        keras.utils.set_random_seed(1)
+        x = keras.Input((8,))
+        code = keras.layers.Dense(4, "tanh")(x)
+        encoder = keras.Model(x, code)
+        full = keras.Model(x, keras.layers.Dense(1)(code))
+        encoder.compile("sgd", "mse")
+        full.compile("adam", "mse")
+        return encoder, full
+
+    one, many = build(), build()
+    for encoder, _ in (one, many):
+        encoder.predict(X, verbose=0)
+    kc.replicate(many[1], MANY)
+    for _, full in (one, many):
+        full.fit(X, Y, epochs=2, **FIT)
+    np.testing.assert_allclose(
+        many[0].predict(X, verbose=0), one[0].predict(X, verbose=0), atol=1e-5
+    )
+    for encoder, _ in (one, many):
+        encoder.fit(X, X[:, :4], **FIT)
+    assert_same_training(one[0], many[0])
+    kc.assert_in_sync(many[0])
+
+
+def test_two_models_train_at_once():
+    expected = dense("adam")
+    expected.fit(X, Y, epochs=5, **FIT)
+    models = [kc.replicate(dense("adam"), MANY) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda m=m: m.fit(X, Y, epochs=5, **FIT))
+        for m in models
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model in models:
+        assert_same_training(expected, model)
+        kc.assert_in_sync(model)
+
+
+@pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")),
+    reason="on GPUs an index out of range is no error",
+)
+@pytest.mark.parametrize("several", [1, 2])
+def test_a_bad_batch_leaves_the_model_usable(several):
+    model = keras.Sequential(
+        [
+            keras.layers.Embedding(20, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("adam", "mse", steps_per_execution=several)
+    kc.replicate(model, MANY)
+    ids = np.arange(96).reshape(32, 3) % 20
+    bad = ids.copy()
+    bad[-1] = 99
+    model.fit(ids, Y[:32], **FIT)
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="99"):
+            model.fit(bad, Y[:32], **FIT)
+        kc.assert_in_sync(model)
+        assert np.isfinite(model.fit(ids, Y[:32], **FIT).history["loss"][0])
+
+
+def test_functions_run_eagerly():
+    one, many = dense("adam"), kc.replicate(dense("adam"), MANY)
+    one.fit(X, Y, **FIT)
+    tf.config.run_functions_eagerly(True)
+    try:
+        many.fit(X, Y, **FIT)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert_same_training(one, many)
+
+
+def test_generators_with_none_and_several_steps():
+    def batches():
+        while True:
+            yield X[:16], Y[:16], None
+
+    one = dense("adam")
+    many = kc.replicate(dense("adam", steps_per_execution=2), MANY)
+    for model in (one, many):
+        model.fit(batches(), steps_per_epoch=4, verbose=0)
+    assert_same_training(one, many)
+    np.testing.assert_allclose(
+        many.evaluate(batches(), steps=2, verbose=0),
+        one.evaluate(batches(), steps=2, verbose=0),
+        rtol=1e-5,
+    )
+
+
+def test_random_numbers_without_a_seed():
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.normal(keras.ops.shape(x))
+
+    model = keras.Sequential(
+        [keras.Input((8,)), Noise(), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse")
+    kc.replicate(model, MANY)
+    model.fit(X, Y, **FIT)
+    kc.assert_in_sync(model)
+    noise = kc.withdevices(lambda: keras.random.normal((3,)), devices=MANY)
+    drawn = [value.numpy().tobytes() for value in (*noise(), *noise())]
+    assert len(set(drawn)) == 2 * MANY
+
+
+def test_dropout_is_reproducible_and_goes_on():
+    def build():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, "tanh"),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile("adam", "mse")
+        return kc.replicate(model, MANY)
+
+    first, again, moved = build(), build(), build()
+    for model in (first, again):
+        model.fit(X, Y, epochs=2, **FIT)
+    assert_same_training(first, again)
+    # Seeds move with the model. (Keras' own files do not hold them.)
+    moved.fit(X, Y, epochs=1, **FIT)
+    kc.replicate(kc.unreplicate(moved), MANY)
+    moved.fit(X, Y, epochs=1, **FIT)
+    assert_same_training(first, moved)
+
+
+def test_numbers_of_a_replicated_optimizer():
+    model = kc.replicate(dense("adam"), MANY)
+    assert float(model.optimizer.learning_rate) == pytest.approx(1e-3)
+    assert int(model.optimizer.iterations) == 0
+    model.optimizer.build(model.trainable_variables)
+    kc.assert_in_sync(model.optimizer)
+
+
+def test_a_plain_loop_over_a_replicated_model():
+    one, many = dense("adam"), kc.replicate(dense("adam"), MANY)
+    for model in (one, many):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X) - Y) ** 2)
+        grads = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(
+            zip(grads, model.trainable_variables, strict=True)
+        )
+    assert_same_training(one, many)
+    kc.assert_in_sync(many)
+
+
+def test_helpers_do_not_choose_the_devices():
+    kc.replicate(devices=MANY)
+    kc.split(X, devices=1)
+    kc.allreduce("sum", kc.Replicas([1.0], 1))
+    model = kc.replicate(dense())
+    assert model.distribute_strategy.num_replicas_in_sync == MANY
+
+
+@pytest.mark.parametrize("aggregation", ["none", "sum"])
+def test_sums_and_counts_that_layers_keep(aggregation):
+    class Sums(keras.layers.Layer):
+        def build(self, shape):
+            add = dict(trainable=False, initializer="zeros")
+            self.total = self.add_weight(
+                shape=(8,), aggregation=aggregation, **add
+            )
+            self.count = self.add_weight(shape=(), dtype="int32", **add)
+            self.calls = self.add_weight(shape=(), dtype="int32", **add)
+
+        def call(self, x):
+            self.total.assign_add(keras.ops.sum(x, axis=0))
+            self.count.assign_add(keras.ops.shape(x)[0])
+            self.calls.assign_add(1)
+            return x
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [keras.Input((8,)), Sums(), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    one, many = build(), kc.replicate(build(), MANY)
+    for model in (one, many):
+        model.fit(X, Y, epochs=2, **FIT)
+    for expected, got in zip(one.weights, many.weights, strict=True):
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), atol=1e-4)
+    kc.assert_in_sync(many)
+
+
+def test_metrics_of_batch_means():
+    def root(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+    one = dense("adam", metrics=[root])
+    many = kc.replicate(dense("adam", metrics=[root]), MANY)
+    logs = [m.fit(X[:18], Y[:18], epochs=2, **FIT) for m in (one, many)]
+    assert_same_training(one, many, *logs)
+
+
+CALLBACKS = {
+    "early stopping": lambda path: keras.callbacks.EarlyStopping(
+        "loss", patience=0, min_delta=1.0, restore_best_weights=True
+    ),
+    "checkpoint": lambda path: keras.callbacks.ModelCheckpoint(
+        f"{path}/best.weights.h5", "loss", save_weights_only=True
+    ),
+    "log": lambda path: keras.callbacks.CSVLogger(f"{path}/log.csv"),
+    "plateau": lambda path: keras.callbacks.ReduceLROnPlateau(
+        "loss", patience=1, min_delta=10.0
+    ),
+    "schedule": lambda path: keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate * 0.5
+    ),
+    "nan": lambda path: keras.callbacks.TerminateOnNaN(),
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_do_what_they_do_on_one_device(tmp_path, name):
+    written = []
+    models = (dense("adam"), kc.replicate(dense("adam"), MANY))
+    for index, model in enumerate(models):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        model.fit(X, Y, epochs=4, callbacks=[CALLBACKS[name](folder)], **FIT)
+        written.append(sorted(path.name for path in folder.iterdir()))
+    assert written[0] == written[1]
+    assert_same_training(*models)
+    if name == "checkpoint":
+        loaded = dense("adam")
+        loaded.load_weights(tmp_path / "1" / "best.weights.h5")
+        np.testing.assert_allclose(
+            weights(loaded), weights(models[0]), atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 2])
+def test_backup_and_restore_resumes(tmp_path, save_freq):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    models = (dense("adam"), dense("adam"))
+    for index, model in enumerate(models):
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path / str(index), save_freq=save_freq
+        )
+        if index:
+            kc.replicate(model, MANY)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X, Y, epochs=4, callbacks=[backup, Stop()], **FIT)
+    resumed = [dense("adam"), kc.replicate(dense("adam"), MANY)]
+    for index, model in enumerate(resumed):
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path / str(index), save_freq=save_freq
+        )
+        model.fit(X, Y, epochs=4, callbacks=[backup], **FIT)
+    assert_same_training(*resumed)
+    if save_freq == "epoch":
+        through = dense("adam")
+        through.fit(X, Y, epochs=4, **FIT)
+        assert_same_training(through, resumed[1])
+
+
+def test_predict_in_order(count):
+    model = kc.replicate(dense(), count)
+    expected = dense().predict(X, verbose=0)
+    for batch in (45, 16, 7, 1):
+        got = model.predict(X, batch_size=batch, verbose=0)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
