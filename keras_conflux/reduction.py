@@ -54,6 +54,11 @@ class TreeReducer:
         """How many replicas there are."""
         return self._communicator.size
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the replicas are on GPUs."""
+        return self._communicator.on_gpu
+
     def all_reduce(
         self, op: str, tree: Tree, weight: tf.Tensor | None = None
     ) -> Tree:

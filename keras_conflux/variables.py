@@ -80,6 +80,17 @@ def name_of(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
+def replicated_by(
+    variables: list[keras.Variable],
+) -> ReplicatedStrategy | None:
+    """Returns what replicates the first replicated one of the variables."""
+    for variable in variables:
+        value = _keras.backing(variable)
+        if is_replicated(value):
+            return value.distribute_strategy
+    return None
+
+
 def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """Returns the strategy that the variables are replicated by, if any.
 

@@ -31,6 +31,11 @@ hypothesis.settings.register_profile("search", max_examples=600, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes on CPUs; on GPUs the tests share the devices."""
+    return 0 if ON_GPU else 2
+
+
 @pytest.fixture(params=COUNTS)
 def count(request) -> int:
     """How many devices."""

@@ -21,7 +21,8 @@ def dense(optimizer="adam", **compile_options) -> keras.Model:
             keras.layers.Dense(1),
         ]
     )
-    options = {"loss": "mse", "metrics": ["mae"], **compile_options}
+    options = {"loss": "mse", "metrics": ["mae"], "jit_compile": False}
+    options |= compile_options
     model.compile(optimizer=optimizer, **options)
     return model
 

@@ -208,7 +208,7 @@ def test_sums_and_counts_that_layers_keep(aggregation):
         model = keras.Sequential(
             [keras.Input((8,)), Sums(), keras.layers.Dense(1)]
         )
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", jit_compile=False)
         return model
 
     one, many = build(), kc.replicate(build(), MANY)

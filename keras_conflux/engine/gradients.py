@@ -39,7 +39,7 @@ def apply(
     if getattr(_local, "applying", False):
         return original(optimizer, grads, trainable_variables)
     running = program.current()
-    grads = list(grads)
+    grads = _repeatable(list(grads))
     accumulating = False
     if running is None:
         grads = reducer().all_reduce("sum", grads)
@@ -50,6 +50,20 @@ def apply(
         _warn_if_local(running, grads)
     with _applying(pending=accumulating):
         return original(optimizer, grads, trainable_variables)
+
+
+def _repeatable(grads: list[Any]) -> list[Any]:
+    """Makes sparse gradients dense on GPUs, before they are reduced.
+
+    There, rows that occur twice are added up in any order, so that applying
+    the same sparse gradient would give each replica other roundings.
+    """
+    if not reducer().on_gpu:
+        return grads
+    return [
+        tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
+        for g in grads
+    ]
 
 
 def reduce_accumulated(
@@ -112,8 +126,8 @@ def _outside(
     trainable_variables: Any,
 ) -> Any:
     """Applies gradients on every replica, where they are given once for all."""
-    strategy = variables.strategy_of(variables.variables_of(optimizer))
-    if strategy is None or tf.distribute.get_replica_context() is None:
+    strategy = variables.replicated_by(optimizer.variables[:1])
+    if strategy is None or tf.distribute.has_strategy():
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
 

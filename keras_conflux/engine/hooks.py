@@ -86,7 +86,7 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
     """Returns what replicates a model; sharing a replicated layer is enough."""
     strategy = _keras.strategy_of(model)
     if strategy is None and _keras.has_exchanged():
-        strategy = variables.strategy_of(variables.variables_of(model))
+        strategy = variables.replicated_by(variables.variables_of(model))
         if strategy is not None:
             replicas.replicate(model, strategy.devices)
     return strategy if isinstance(strategy, ReplicatedStrategy) else None

@@ -1,0 +1,73 @@
+"""Importing the package changes nothing for what is not replicated."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ON_GPU
+
+TRAIN = """
+import os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import keras, numpy as np, tensorflow as tf
+if sys.argv[1] == "with":
+    import keras_conflux
+stock = sys.argv[2] == "mirrored"
+if stock:
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2)
+    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope
+else:
+    import contextlib
+    scope = contextlib.nullcontext
+x = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
+y = x[:, :1] * 2
+fit = dict(batch_size=16, epochs=2, shuffle=False, verbose=0)
+
+def train(optimizer, **options):
+    keras.utils.set_random_seed(1)
+    with scope():
+        model = keras.Sequential([
+            keras.Input((8,)), keras.layers.Dense(8, "tanh"),
+            keras.layers.BatchNormalization(synchronized=stock),
+            keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+        options = {"loss": "mse", "metrics": ["mae"], **options}
+        model.compile(optimizer(), jit_compile=False, **options)
+    history = model.fit(x, y, validation_data=(x, y), **fit).history
+    predicted = model.predict(x, verbose=0)
+    for array in (*model.get_weights(), predicted, *history.values()):
+        print(np.asarray(array).tobytes().hex())
+    print(model.evaluate(x, y, verbose=0), int(model.optimizer.iterations)
+          if not stock else "")
+
+train(lambda: keras.optimizers.Adam(1e-2))
+train(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1, use_ema=True))
+train(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
+train(lambda: keras.optimizers.SGD(0.01),
+      loss=keras.losses.MeanSquaredError(reduction="sum"))
+if not stock:
+    train(lambda: keras.optimizers.Adam(gradient_accumulation_steps=2))
+    train(lambda: keras.optimizers.Adam(), steps_per_execution=2)
+    train(lambda: keras.optimizers.Adam(), run_eagerly=True)
+"""
+
+
+def train(imported: str, how: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", TRAIN, imported, how],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.skipif(ON_GPU, reason="GPUs sum in any order")
+@pytest.mark.parametrize("how", ["single", "mirrored"])
+def test_training_is_the_same_bit_by_bit(how):
+    without = train("without", how)
+    assert len(without) > 1000
+    assert train("with", how) == without
