@@ -3,7 +3,6 @@
 python examples/custom_loop.py [--epochs 12] [--devices 4]
 """
 
-import argparse
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -13,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from digits import build_model
+from digits import choose
 from digits import load_data
 from digits import serve
 
@@ -20,15 +20,7 @@ import keras_conflux as kc
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--epochs", type=int, default=12)
-    arguments.add_argument("--devices", type=int, default=None)
-    options = arguments.parse_args()
-
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    devices = kc.devices(options.devices or (None if on_gpu else 4))
-    print("devices:", ", ".join(devices))
-
+    devices, epochs = choose(__doc__)
     (train_x, train_y), (test_x, test_y) = load_data()
     dataset = tf.data.Dataset.from_tensor_slices((train_x, train_y))
     dataset = dataset.shuffle(len(train_x), seed=0).batch(64)
@@ -51,7 +43,7 @@ def main() -> None:
         kc.allreduce("mean", model.non_trainable_weights)
         return loss
 
-    for epoch in range(options.epochs):
+    for epoch in range(epochs):
         losses = []
         for x, y in kc.distribute(dataset, devices):
             losses.append(np.mean(step(x, y)))  # a loss a device

@@ -56,6 +56,18 @@ def build_model() -> keras.Model:
     return model
 
 
+def choose(description):
+    """Returns the devices and the number of epochs to use."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--epochs", type=int, default=12)
+    arguments.add_argument("--devices", type=int, default=None)
+    options = arguments.parse_args()
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    devices = kc.devices(options.devices or (None if on_gpu else 4))
+    print("devices:", ", ".join(devices))
+    return devices, options.epochs
+
+
 def load_data():
     """Returns (images, labels) to train with and (images, labels) to test."""
     images, labels = load_digits(return_X_y=True)
@@ -82,26 +94,18 @@ def serve(model: keras.Model, images: np.ndarray) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--epochs", type=int, default=12)
-    arguments.add_argument("--devices", type=int, default=None)
-    options = arguments.parse_args()
-
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    devices = kc.devices(options.devices or (None if on_gpu else 4))
-    print("devices:", ", ".join(devices))
-
+    devices, epochs = choose(__doc__)
     (train_x, train_y), (test_x, test_y) = load_data()
     data = dict(x=train_x, y=train_y, batch_size=64)
 
     keras.utils.set_random_seed(0)
     model = kc.replicate(build_model(), devices)
-    model.fit(**data, epochs=options.epochs)
+    model.fit(**data, epochs=epochs)
     kc.assert_in_sync(model)
 
     keras.utils.set_random_seed(0)
     single = build_model()
-    single.fit(**data, epochs=options.epochs, verbose=0)
+    single.fit(**data, epochs=epochs, verbose=0)
 
     for count, each in ((len(devices), model), (1, single)):
         _, accuracy = each.evaluate(test_x, test_y, verbose=0)

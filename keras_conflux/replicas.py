@@ -157,7 +157,10 @@ def unreplicate(target: _Keras) -> _Keras:
 
 def adopt(target: Any, strategy: ReplicatedStrategy) -> None:
     """Replicates what has been added since: optimizers, metrics, layers."""
-    variables.promote([target, _keras.global_seed_generator()], strategy)
+    seeds = _keras.global_seed_generator()
+    if variables.replicated_by([seeds.state]) not in (None, strategy):
+        variables.demote([seeds.state])
+    variables.promote([target, seeds], strategy)
     for owner in variables.owners(target):
         if isinstance(owner, keras.optimizers.Optimizer):
             _keras.set_optimizer_strategy(owner, strategy)

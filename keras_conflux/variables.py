@@ -130,18 +130,24 @@ def promote(target: Any, strategy: ReplicatedStrategy) -> None:
         for owner in owners(target)
         for variable in _keras.accumulators(owner)
     }
-    with tf.init_scope(), strategy.scope():
-        for variable in variables_of(target):
-            value = _keras.backing(variable)
-            if value is None:
-                continue
-            accumulates = id(variable) in summed
-            # Made by Keras in the strategy's scope, not by `make_backing`.
-            foreign = is_mirrored(variable) and (
-                accumulates or value.aggregation != tf.VariableAggregation.NONE
-            )
-            if not is_replicated(value) or foreign:
-                _promote(variable, accumulates)
+    waiting = [
+        variable
+        for variable in variables_of(target)
+        if _is_to_promote(variable, id(variable) in summed)
+    ]
+    if waiting:
+        with tf.init_scope(), strategy.scope():
+            for variable in waiting:
+                _promote(variable, id(variable) in summed)
+
+
+def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
+    value = _keras.backing(variable)
+    if value is None or not is_replicated(value):
+        return value is not None
+    # Made by Keras in the strategy's scope, not by `make_backing`.
+    aggregates = value.aggregation != tf.VariableAggregation.NONE
+    return is_mirrored(variable) and (summed or aggregates)
 
 
 def _promote(variable: keras.Variable, summed: bool) -> None:

@@ -10,6 +10,7 @@ from keras_conflux import feed
 from keras_conflux import program
 from keras_conflux import synchronization
 from keras_conflux import trees
+from keras_conflux.engine import logs
 from keras_conflux.engine import statistics
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import replica_index
@@ -35,24 +36,24 @@ def make_function(
 
     @tf.autograph.experimental.do_not_convert
     def several_steps(batch: Tree, iterator: Any) -> dict:
-        def more(step: Any, following: Any, logs: dict) -> Any:
+        def more(step: Any, following: Any, _: dict) -> Any:
             return tf.logical_and(step < several, following.has_value())
 
-        def advance(step: Any, following: Any, logs: dict) -> Any:
-            logs = one_step(_without_optionals(following.get_value()))
+        def advance(step: Any, following: Any, _: dict) -> Any:
+            latest = one_step(_without_optionals(following.get_value()))
             following = tf.cond(
                 step + 1 < several,
                 iterator.get_next_as_optional,
                 lambda: following,
             )
-            return step + 1, following, logs
+            return step + 1, following, latest
 
         following = iterator.get_next_as_optional()
         first = (tf.constant(1), following, one_step(batch))
         return tf.while_loop(more, advance, first)[2]
 
-    compiled = _Compiled(one_step, model.run_eagerly)
-    compiled_several = _Compiled(several_steps, model.run_eagerly)
+    compiled = _Traced(one_step, model.run_eagerly)
+    compiled_several = _Traced(several_steps, model.run_eagerly)
 
     def steps(iterator: Any) -> dict:
         # Drawn before the step, for an end of data inside it would stop some
@@ -64,10 +65,10 @@ def make_function(
             spec = iterator.element_spec
             if several > 1 and not model.run_eagerly:
                 return compiled_several(batch, spec, iterator)
-        logs = compiled(batch, spec)
+        latest = compiled(batch, spec)
         for _, batch in zip(range(several - 1), iterator, strict=False):
-            logs = compiled(_without_optionals(batch), spec)
-        return logs
+            latest = compiled(_without_optionals(batch), spec)
+        return latest
 
     def function(iterator: Any) -> dict:
         with strategy.communicator.lock:
@@ -84,7 +85,7 @@ def make_function(
     return function
 
 
-class _Compiled:
+class _Traced:
     """A function of a batch, traced for what an iterator says it yields.
 
     Traced for the shapes of a batch instead, it would be traced again for the
@@ -155,7 +156,7 @@ def make_predict_function(
         ]
         return _joined(kept)
 
-    compiled = _Compiled(one_step, model.run_eagerly)
+    compiled = _Traced(one_step, model.run_eagerly)
 
     def function(batches: list[Tree]) -> Tree:
         with strategy.communicator.lock:
@@ -182,14 +183,14 @@ def _on_global_batch(
             index = replica_index()
             programs[index] = program.Program(model.name, share=shares[index])
             with program.running(programs[index]):
-                before = _metric_state(model, sizes[index])
+                before = logs.metric_state(model, sizes[index])
                 outputs[index] = step(parts[index])
-                _restore(before, sizes[index])
+                logs.restore(before, sizes[index])
                 statistics.reduce_states(model, programs[index])
 
         strategy.run(tf.autograph.experimental.do_not_convert(one_replica))
-        logs = [outputs[index] for index in range(count)]
-        return _global_logs(model, logs, shares, programs[0])
+        each = [outputs[index] for index in range(count)]
+        return logs.of_global_batch(model, each, shares, programs[0])
 
     return one_step
 
@@ -231,67 +232,6 @@ def _shares(sizes: list[Any]) -> list[tf.Tensor]:
     floats = [tf.cast(size, tf.float32) for size in sizes]
     total = tf.add_n(floats)
     return [tf.math.divide_no_nan(size, total) for size in floats]
-
-
-def _metric_state(model: keras.Model, size: Any) -> list[tuple]:
-    """Remembers the metrics of a replica that may have no samples."""
-    if isinstance(size, int) and size > 0:
-        return []
-    return [(v, v.value + 0) for v in model.metrics_variables]
-
-
-def _restore(before: list[tuple], size: Any) -> None:
-    for variable, old in before:
-        variable.assign(tf.where(size > 0, variable.value, old))
-
-
-def _global_logs(
-    model: keras.Model,
-    logs: list[dict],
-    shares: list[tf.Tensor],
-    running: program.Program,
-) -> dict:
-    """Returns the logs of the global batch.
-
-    What a metric of the model gives is computed from all replicas' counts;
-    anything else that a `train_step` returns is averaged by shares.
-    """
-    merged: Any = keras.tree.map_structure(
-        lambda *leaves: _weighted_mean(leaves, shares), *logs
-    )
-    if isinstance(merged, dict):
-        merged.update(
-            (name, value)
-            for name, value in _metric_results(model, running).items()
-            if name in merged
-        )
-    return merged
-
-
-def _metric_results(model: keras.Model, running: program.Program) -> dict:
-    results: dict[str, Any] = {}
-    for metric in model.metrics:
-        if not any(id(v) in running.assigned for v in metric.variables):
-            continue
-        result = metric.result()
-        results.update(
-            result if isinstance(result, dict) else {metric.name: result}
-        )
-    return results
-
-
-def _weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
-    if leaves[0] is None:
-        return None
-    tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
-    if not tensors[0].dtype.is_floating:
-        tensors = [tf.cast(tensor, keras.config.floatx()) for tensor in tensors]
-    return tf.add_n(
-        [
-            tf.where(share > 0, tensor * tf.cast(share, tensor.dtype), 0)
-            for tensor, share in zip(tensors, shares, strict=True)
-        ]
-    )
 
 
 def _joined(parts: list[Tree]) -> Tree:

@@ -1,0 +1,70 @@
+"""What callbacks and `History` are told: the numbers of the global batch."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux import program
+
+
+def metric_state(model: keras.Model, size: Any) -> list[tuple]:
+    """Remembers the metrics of a replica that may have no samples."""
+    if isinstance(size, int) and size > 0:
+        return []
+    return [(v, v.value + 0) for v in model.metrics_variables]
+
+
+def restore(before: list[tuple], size: Any) -> None:
+    """Puts the metrics of a replica without samples back."""
+    for variable, old in before:
+        variable.assign(tf.where(size > 0, variable.value, old))
+
+
+def of_global_batch(
+    model: keras.Model,
+    logs: list[dict],
+    shares: list[tf.Tensor],
+    running: program.Program,
+) -> dict:
+    """Returns the logs of the global batch.
+
+    What a metric of the model gives is computed from all replicas' counts;
+    anything else that a `train_step` returns is averaged by shares.
+    """
+    merged: Any = keras.tree.map_structure(
+        lambda *leaves: _weighted_mean(leaves, shares), *logs
+    )
+    if isinstance(merged, dict):
+        merged.update(
+            (name, value)
+            for name, value in _metric_results(model, running).items()
+            if name in merged
+        )
+    return merged
+
+
+def _metric_results(model: keras.Model, running: program.Program) -> dict:
+    results: dict[str, Any] = {}
+    for metric in model.metrics:
+        if not any(id(v) in running.assigned for v in metric.variables):
+            continue
+        result = metric.result()
+        results.update(
+            result if isinstance(result, dict) else {metric.name: result}
+        )
+    return results
+
+
+def _weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
+    if leaves[0] is None:
+        return None
+    tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
+    if not tensors[0].dtype.is_floating:
+        tensors = [tf.cast(tensor, keras.config.floatx()) for tensor in tensors]
+    return tf.add_n(
+        [
+            tf.where(share > 0, tensor * tf.cast(share, tensor.dtype), 0)
+            for tensor, share in zip(tensors, shares, strict=True)
+        ]
+    )
