@@ -140,11 +140,12 @@ def make_predict_function(
     @tf.autograph.experimental.do_not_convert
     def one_step(batch: Tree) -> Tree:
         parts, sizes = _parts(batch, strategy)
+        shares = _shares(sizes)
         outputs: dict[int, Tree] = {}
 
         def one_replica() -> None:
             index = replica_index()
-            running = program.Program(model.name, share=_shares(sizes)[index])
+            running = program.Program(model.name, share=shares[index])
             with program.running(running):
                 outputs[index] = model.predict_step(parts[index])
 
