@@ -9,6 +9,7 @@ from keras_conflux.devices import Device as Device
 from keras_conflux.devices import devices as devices
 from keras_conflux.errors import DeviceError as DeviceError
 from keras_conflux.errors import ReplicaMismatchError as ReplicaMismatchError
+from keras_conflux.errors import StepTimeoutError as StepTimeoutError
 from keras_conflux.errors import StrategyError as StrategyError
 from keras_conflux.feed import distribute as distribute
 from keras_conflux.feed import split as split

@@ -23,6 +23,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator
+from keras.src.trainers import trainer as trainer_module
 from keras.src.trainers.trainer import Trainer
 
 __all__ = [
@@ -190,6 +191,17 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
         # A model without `call`, whose own step knows what to do.
         if "automatically build the model" not in str(error):
             raise
+
+
+def supports_jit(model: keras.Model) -> bool:
+    """Whether Keras holds that XLA can compile a model."""
+    return trainer_module.model_supports_jit(model)
+
+
+def looks_at_batches(callback: keras.callbacks.TensorBoard) -> bool:
+    """Whether a TensorBoard callback writes or profiles single batches."""
+    # `profile_batch` is kept as the first batch to profile.
+    return callback.update_freq != "epoch" or callback._start_batch > 0
 
 
 def batch_spec(iterator: TFEpochIterator) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
+from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.framework import auto_control_deps
 
@@ -147,6 +148,28 @@ def in_replica_loop() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
+
+
+@functools.cache
+def memory_of(device: str) -> int:
+    """Returns how many bytes TensorFlow may take of a device's memory."""
+    # tf.config tells only what is in use.
+    for found in device_lib.list_local_devices():
+        if found.name.endswith(f":{device}"):
+            return found.memory_limit
+    return 0
+
+
+def graph_function(function: Callable, signature: Any) -> Callable:
+    """Returns `function` as a graph, with its control flow as it is.
+
+    It is traced once; but TensorFlow counts tracings by the line of the
+    source, and would warn of them when a program makes a few models.
+    """
+    made = tf.function(function, input_signature=signature, autograph=False)
+    # polymorphic_function.py, in `__call__`.
+    made._omit_frequent_tracing_warning = True
+    return made
 
 
 def must_run(tensor: tf.Tensor) -> None:

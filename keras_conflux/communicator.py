@@ -5,11 +5,13 @@ calls of all replicas, matched by their order, are one collective. Everything
 that replicas exchange goes through here.
 """
 
+import contextlib
 import functools
 import itertools
 import operator
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from keras_conflux.devices import Device
 from keras_conflux.errors import ReplicaMismatchError
 
 # Names in TensorFlow's CPU collectives and in its NCCL op.
-_CPU_OPS = {"sum": "Add", "product": "Mul", "min": "Min", "max": "Max"}
+_MERGE_OPS = {"sum": "Add", "product": "Mul", "min": "Min", "max": "Max"}
 _NCCL_OPS = {"sum": "sum", "product": "prod", "min": "min", "max": "max"}
 
 _EAGER_OPS = {
@@ -54,6 +56,7 @@ class Communicator:
         self._calls = [0] * len(self.devices)
         self._compared = [0] * len(self.devices)
         self._signatures: list[Any] = []
+        self._local = threading.local()
         self.lock = threading.RLock()
         """Held while replicas are traced or run: two programs at once would
         meet each other's collectives."""
@@ -67,6 +70,11 @@ class Communicator:
         """How many replicas take part."""
         return len(self.devices)
 
+    @property
+    def takes_xla(self) -> bool:
+        """Whether XLA programs can use it: not on several CPU devices."""
+        return self.size == 1 or self.on_gpu
+
     def all_reduce(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
         """Returns the reduction of every replica's `tensor`.
 
@@ -78,9 +86,21 @@ class Communicator:
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tf.identity(tensor)
+        if getattr(self._local, "inside_xla", False):
+            self._calls[index] += 1
+            return self._xla(tensor, op)
         if tf.executing_eagerly():
             return self._eager_all_reduce(tensor, op)
         return self._traced_all_reduce(tensor, index, op)
+
+    @contextlib.contextmanager
+    def inside_xla(self) -> Iterator[None]:
+        """Says that what this thread traces becomes part of an XLA program."""
+        self._local.inside_xla = True
+        try:
+            yield
+        finally:
+            self._local.inside_xla = False
 
     def assert_same_call(
         self, index: int, signature: Any, check: Callable[[Any, Any, int], None]
@@ -190,7 +210,7 @@ class Communicator:
             # A resource of the replica's own: without one TensorFlow runs the
             # collectives of a function one after another, replica by replica.
             ordering_token=[counter.handle],
-            merge_op=_CPU_OPS[op],
+            merge_op=_MERGE_OPS[op],
             final_op="Id",
             communication_hint="ring",
         )
@@ -207,6 +227,19 @@ class Communicator:
         )
         _tensorflow.must_run(reduced)
         return tf.cast(reduced, dtype)
+
+    def _xla(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+        # XLA matches collectives by their order in the programs of the group.
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=self.size,
+            group_key=self._group_key,
+            instance_key=1,
+            ordering_token=[],
+            merge_op=_MERGE_OPS[op],
+            final_op="Id",
+            communication_hint="nccl",
+        )
 
     def _eager_all_reduce(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
         # Eagerly, replicas run one after another, so all must pause here, and

@@ -16,3 +16,7 @@ class StrategyError(RuntimeError):
 
 class DeviceError(ValueError):
     """A device does not exist, repeats, is of another kind, or comes late."""
+
+
+class StepTimeoutError(Exception):
+    """A step has not ended in time; some replicas still wait."""

@@ -70,6 +70,8 @@ def part_of(
     """
 
     def part(leaf: Any) -> Any:
+        if not _has_samples(leaf):
+            return leaf
         length = _length(leaf)
         begin, end = bounds(length, index, count)
         if at_least_one:
@@ -82,7 +84,13 @@ def part_of(
 
 def sample_count(batch: Tree) -> Any:
     """Returns the number of samples, as a number if it is known."""
-    return _length(next(x for x in trees.flatten(batch) if x is not None))
+    for leaf in trees.flatten(batch):
+        if _has_samples(leaf):
+            return _length(leaf)
+    raise ValueError(
+        "A batch needs at least one array of shape (batch, ...). Received: "
+        f"{batch!r}."
+    )
 
 
 def bounds(length: Any, index: int, count: int) -> tuple[Any, Any]:
@@ -105,6 +113,10 @@ def _rows(leaf: Any, begin: Any, end: Any) -> Any:
         starts = tf.concat([[begin], tf.zeros_like(leaf.dense_shape[1:])], 0)
         return tf.sparse.slice(leaf, starts, sizes)
     return tf.identity(leaf[begin:end])
+
+
+def _has_samples(leaf: Any) -> bool:
+    return leaf is not None and len(leaf.shape) > 0
 
 
 def _length(leaf: Any) -> Any:

@@ -101,7 +101,7 @@ class TreeReducer:
             for leaf in map(_carried, leaves)
         ]
         copies = map_buckets(lambda flat: self._reduce("sum", flat), mine)
-        return self._pack(
+        return trees.refill(
             tree,
             [
                 tf.cast(c, leaf.dtype)
@@ -114,7 +114,7 @@ class TreeReducer:
         leaves = self._leaves(
             "allgather", tree, (*_DTYPES, *_CARRIERS), compare=False
         )
-        return self._pack(tree, [self._gather(leaf, axis) for leaf in leaves])
+        return trees.refill(tree, [self._gather(leaf, axis) for leaf in leaves])
 
     def _leaves(
         self, verb: str, tree: Tree, dtypes: Any, compare: bool = True
@@ -126,18 +126,13 @@ class TreeReducer:
             if leaf is None:
                 continue
             leaves.append(_as_tensor(verb, path, leaf, dtypes))
-        standard = iter(leaves)
-        signature = trees.map_leaves(lambda _: next(standard), tree)
+        signature = trees.refill(tree, leaves)
         if compare:
             self._communicator.assert_same_call(
                 self._index, (verb, signature), _check_call
             )
             self._assert_equal_shapes(verb, leaves, trees.paths(tree))
         return leaves
-
-    def _pack(self, tree: Tree, leaves: list[Any]) -> Tree:
-        replacements = iter(leaves)
-        return trees.map_leaves(lambda _: next(replacements), tree)
 
     def _reduce_leaves(
         self, op: str, tree: Tree, leaves: list[Any], weight: Any
@@ -167,7 +162,7 @@ class TreeReducer:
             else _divided(next(reduced), count, op)
             for leaf, is_sparse in zip(leaves, sparse, strict=True)
         ]
-        return self._pack(tree, results)
+        return trees.refill(tree, results)
 
     def _reduce(self, op: str, tensor: tf.Tensor) -> tf.Tensor:
         """A differentiable all-reduce of one tensor."""

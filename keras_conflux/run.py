@@ -54,7 +54,10 @@ def replica() -> Replica:
 
 
 def withdevices(
-    fn: Callable[..., Any] | None = None, *, devices: DevicesLike = None
+    fn: Callable[..., Any] | None = None,
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
 ) -> Callable[..., Any]:
     """Makes `fn` run on every device at once, compiled to one graph.
 
@@ -70,20 +73,25 @@ def withdevices(
         devices: See `keras_conflux.devices`. By default those of the
             `Replicas` among the arguments, else of the open scope, else
             those last given to `replicate`, else all.
+        jit_compile: Whether XLA compiles what each device runs, collectives
+            included. TensorFlow's XLA has none for CPU devices, so on several
+            of these `fn` runs as a plain graph.
 
     Returns:
         A function that returns a `Replicas`: what `fn` returned on each
         device, in device order.
     """
     if fn is None:
-        return functools.partial(withdevices, devices=devices)
+        return functools.partial(
+            withdevices, devices=devices, jit_compile=jit_compile
+        )
     functions: dict[ReplicatedStrategy, Callable] = {}
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Replicas:
         strategy = _strategy(devices, (args, kwargs))
         if strategy not in functions:
-            functions[strategy] = _Compiled(fn, strategy)
+            functions[strategy] = _Compiled(fn, strategy, jit_compile)
         return functions[strategy]((args, kwargs))
 
     return run
@@ -92,13 +100,17 @@ def withdevices(
 class _Compiled:
     """`fn` as one graph for all devices of one strategy."""
 
-    def __init__(self, fn: Callable, strategy: ReplicatedStrategy) -> None:
+    def __init__(
+        self, fn: Callable, strategy: ReplicatedStrategy, jit_compile: bool
+    ) -> None:
         self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
         self._strategy = strategy
         self._failed: list[tuple[int | None, Exception]] = []
         warned: set[str] = set()
         fail = tf.autograph.experimental.do_not_convert(self._fail)
         store = tf.autograph.experimental.do_not_convert(_store)
+        if jit_compile and strategy.communicator.takes_xla:
+            fn = _through_xla(fn, strategy)
 
         # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
         # that Python's `if` and `for` over tensors work in `fn`.
@@ -159,6 +171,22 @@ class _Compiled:
                 f"of {self._name}, run by withdevices."
             )
         return error
+
+
+def _through_xla(fn: Callable, strategy: ReplicatedStrategy) -> Callable:
+    inside_xla = tf.autograph.experimental.do_not_convert(
+        strategy.communicator.inside_xla
+    )
+
+    def one_replica(*args: Any, **kwargs: Any) -> Any:
+        with inside_xla():
+            return fn(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # A function for each replica: each is traced over its own variables.
+        return tf.function(one_replica, jit_compile=True)(*args, **kwargs)
+
+    return run
 
 
 def select(tree: Tree, index: int) -> Tree:

@@ -1,6 +1,7 @@
 """Trees of tensors: their leaves with paths, and whether two are alike."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 from typing import TypeAlias
@@ -25,6 +26,17 @@ def map_leaves(function: Callable[[Leaf], Any], tree: Tree) -> Tree:
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else function(leaf), tree
     )
+
+
+def present(tree: Tree) -> list[Leaf]:
+    """Returns the leaves that are not `None`."""
+    return [leaf for leaf in flatten(tree) if leaf is not None]
+
+
+def refill(tree: Tree, leaves: Iterable[Leaf]) -> Tree:
+    """Puts other leaves in place of those that are not `None`."""
+    replacements = iter(leaves)
+    return map_leaves(lambda _: next(replacements), tree)
 
 
 def paths(tree: Tree) -> list[str]:

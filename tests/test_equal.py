@@ -7,13 +7,25 @@ import numpy as np
 import pytest
 from cases import CASES
 from conftest import COUNTS
+from conftest import MANY
 from conftest import ON_GPU
 from models import assert_same_training
 
 import keras_conflux as kc
 
-# All of 1 to 4 by hand; in CI an even and an odd split of each case.
+# By hand, each case on 1 to 4 devices. In CI it is on 2 or on 3.
 ALL = os.environ.get("CONFLUX_ALL_COUNTS") == "1"
+
+
+def runs():
+    """Yields each case with how many devices, and whether XLA compiles it."""
+    for index, name in enumerate(CASES):
+        for count in COUNTS:
+            if ALL or count == min(2 + index % 2, MANY):
+                yield name, count, False
+            # XLA has collectives for GPUs only.
+            if count == (min(2, MANY) if ON_GPU else 1):
+                yield name, count, True
 
 
 class BatchLogs(keras.callbacks.Callback):
@@ -25,12 +37,16 @@ class BatchLogs(keras.callbacks.Callback):
         self.seen.append({name: np.asarray(v) for name, v in logs.items()})
 
 
-def train(name, count=None):
+def train(name, count=None, compiled=False):
     model = CASES[name].build()
+    if compiled and hasattr(model, "jit_compile"):
+        model.jit_compile = not model.run_eagerly
     if count is not None:
         kc.replicate(model, count)
     logs = BatchLogs()
-    history = model.fit(**CASES[name].fit(), callbacks=[logs])
+    # A callback that looks at each batch gets each; without, many a call.
+    callbacks = [] if compiled else [logs]
+    history = model.fit(**CASES[name].fit(), callbacks=callbacks)
     return model, history, logs.seen
 
 
@@ -47,19 +63,20 @@ def single():
     return get
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("many", [n for n in COUNTS if ALL or n in (2, 3)])
-def test_equals_one_device(name, many, single):
+@pytest.mark.parametrize(("name", "count", "compiled"), runs())
+def test_equals_one_device(name, count, compiled, single):
     if ON_GPU and name == "embedding with sparse gradients and clipping":
         pytest.skip("one device clips by a norm that counts rows twice")
     one, one_history, one_batches = single(name)
-    model, history, batches = train(name, many)
+    model, history, batches = train(name, count, compiled)
     rtol = CASES[name].rtol
     if CASES[name].counts_one_more:
-        assert int(model.optimizer.iterations) == len(batches)
-        one.optimizer.iterations.assign(len(batches))
+        assert int(model.optimizer.iterations) == len(one_batches)
+        one.optimizer.iterations.assign(len(one_batches))
     assert_same_training(one, model, one_history, history, rtol)
     kc.assert_in_sync(model)
+    if compiled:
+        return
     assert len(batches) == len(one_batches)
     for expected, got in zip(one_batches, batches, strict=True):
         assert got.keys() == expected.keys()

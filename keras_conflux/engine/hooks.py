@@ -5,6 +5,7 @@ replicated model, or a replica, is concerned.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from keras_conflux import _keras
 from keras_conflux import replicas
 from keras_conflux import variables
+from keras_conflux.engine import epoch
 from keras_conflux.engine import gradients
 from keras_conflux.engine import losses
 from keras_conflux.engine import randomness
@@ -78,6 +80,15 @@ def install() -> None:
         (trainer, "make_predict_function", _make_predict_function),
         (trainer, "_maybe_symbolic_build", _build),
         (_keras.TFEpochIterator, "__init__", _make_iterator),
+        (
+            _keras.TFEpochIterator,
+            "_enumerate_iterator",
+            epoch.enumerate_chunks,
+        ),
+        (trainer, "fit", _plan),
+        (trainer, "evaluate", _plan),
+        (trainer, "predict", _plan),
+        (_keras.Trainer, "_resolve_auto_jit_compile", _jit_compile),
     ):
         _keras.dispatch(owner, name, replacement)
 
@@ -174,6 +185,33 @@ def _make_iterator(
     **kwargs: Any,
 ) -> None:
     """Lets the engine split batches: the iterator yields global ones."""
-    if isinstance(distribute_strategy, ReplicatedStrategy):
-        distribute_strategy = _keras.default_strategy()
-    original(iterator, distribute_strategy, *args, **kwargs)
+    if not isinstance(distribute_strategy, ReplicatedStrategy):
+        original(iterator, distribute_strategy, *args, **kwargs)
+        return
+    original(iterator, _keras.default_strategy(), *args, **kwargs)
+    epoch.attach(iterator, distribute_strategy)
+
+
+def _plan(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets the engine run many steps a call, if no callback minds."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model, *args, **kwargs)
+    given = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    callbacks = given.get("callbacks") or []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    compiled = step.compiles(model, strategy)
+    free = original.__name__ != "predict" and not any(
+        epoch.wants_every_batch(each) for each in keras.tree.flatten(callbacks)
+    )
+    with epoch.planned(epoch.Plan(compiled, compiled and free)):
+        return original(model, *args, **kwargs)
+
+
+def _jit_compile(original: Callable, model: Any) -> bool:
+    """Decides for `jit_compile="auto"`, which Keras refuses to strategies."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model)
+    return strategy.communicator.on_gpu and _keras.supports_jit(model)

@@ -9,8 +9,13 @@ from keras_conflux import program
 
 
 def metric_state(model: keras.Model, size: Any) -> list[tuple]:
-    """Remembers the metrics of a replica that may have no samples."""
-    if isinstance(size, int) and size > 0:
+    """Remembers the metrics of a replica that may have no samples.
+
+    Args:
+        model: Whose metrics.
+        size: How many samples, or `None` if there surely are some.
+    """
+    if size is None:
         return []
     return [(v, v.value + 0) for v in model.metrics_variables]
 

@@ -1,0 +1,237 @@
+"""Draws the batches of an epoch ahead of use, several for one call.
+
+Keras' loops ask an epoch iterator for `(first step, last step, iterator)` and
+hand the iterator to the train function. Here the iterator is a `Chunk`: the
+batches of the steps that one call runs, split and on their devices. While it
+runs, the next one is drawn.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux import _keras
+from keras_conflux import _tensorflow
+from keras_conflux.engine.batches import Batch
+from keras_conflux.engine.batches import Splitter
+from keras_conflux.engine.batches import Stack
+from keras_conflux.strategy import ReplicatedStrategy
+
+MOST_STEPS = 64
+"""At most so many steps a call."""
+SECONDS = 2.5
+"""How long a call of several steps may last, so that the progress bar moves
+and an interrupt is heard."""
+MEMORY = 1 / 32
+"""The part of a device's memory that the batches of a call may take."""
+
+
+_GROWTH = 4
+
+
+@dataclasses.dataclass
+class Chunk:
+    """The batches of one call. An iterator over its pieces, too."""
+
+    pieces: list[Batch | Stack]
+    limit: int
+    """The most batches that chunks of this epoch have."""
+
+    def __next__(self) -> Batch | Stack:
+        if not self.pieces:
+            raise StopIteration
+        return self.pieces.pop(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the epochs of a `fit` or `evaluate` are cut into calls."""
+
+    stacks: bool = False
+    """Whether batches are stacked, for XLA."""
+    free: bool = False
+    """Whether a call may run more steps than the user has asked for."""
+
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def planned(plan: Plan) -> Iterator[None]:
+    """Makes a plan that of the epoch iterators which are made here."""
+    before = getattr(_local, "plan", Plan())
+    _local.plan = plan
+    try:
+        yield
+    finally:
+        _local.plan = before
+
+
+def attach(iterator: Any, strategy: ReplicatedStrategy) -> None:
+    """Makes an epoch iterator yield chunks for a strategy."""
+    plan = getattr(_local, "plan", Plan())
+    asked = iterator.steps_per_execution
+    iterator._conflux_chunks = _Chunks(strategy, asked, plan)
+
+
+def enumerate_chunks(original: Callable, iterator: Any) -> Iterator[tuple]:
+    """Yields `(first step, last step, chunk)` for an epoch."""
+    chunks = getattr(iterator, "_conflux_chunks", None)
+    steps = original(iterator)
+    return steps if chunks is None else chunks.of(steps, iterator.num_batches)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    pieces: list[Batch | Stack]
+    count: int
+    """How many batches the pieces are."""
+    error: Any
+    """Why there are no more, if something was raised."""
+
+
+class _Chunks:
+    """Makes the chunks of one epoch iterator.
+
+    Args:
+        strategy: What replicates the model.
+        asked: How many steps a call the user has asked for.
+        plan: What else is known.
+    """
+
+    def __init__(
+        self, strategy: ReplicatedStrategy, asked: int, plan: Plan
+    ) -> None:
+        self._device = strategy.devices[0]
+        self._split = Splitter(strategy, plan.stacks)
+        self._asked = asked
+        self._free = plan.free and asked == 1
+        self._limit = None if self._free else asked
+        self._size = asked
+        self._calls = 0
+
+    def of(
+        self, steps: Iterator[tuple], number: int | None
+    ) -> Iterator[tuple[int, int, Chunk]]:
+        """Yields `(first step, last step, chunk)` for an epoch.
+
+        Args:
+            steps: Keras' own enumeration. It keeps count of the steps, so it
+                is advanced only when their batches are there to be run.
+            number: How many batches the epoch has, if it is known; so many
+                are drawn, for a generator may go on for ever.
+        """
+        left = sys.maxsize if number is None else number
+        following = None
+        # The first batches of an epoch are waited for.
+        most = _GROWTH if self._free else self._asked
+        with ThreadPoolExecutor(1, "conflux-batches") as pool:
+            for first, last, source in steps:
+                if following is None:
+                    drawn = self._draw(source, min(left, most))
+                else:
+                    drawn = following()
+                most *= _GROWTH if self._free else 1
+                if not drawn.pieces:
+                    raise drawn.error
+                self._set_limit(drawn.pieces[0])
+                left -= drawn.count
+                following = self._ahead(
+                    pool, source, min(left, most), drawn.error
+                )
+                if self._asked == 1:
+                    for _ in range(drawn.count - 1):
+                        _, last, _ = next(steps)
+                began = time.monotonic()
+                yield first, last, Chunk(drawn.pieces, self._limit or 1)
+                self._learn(drawn.count, time.monotonic() - began)
+
+    def _draw(self, source: Any, most: int) -> _Drawn:
+        batches: list[Any] = []
+        error = None
+        try:
+            for _ in range(min(self._size, most)):
+                batches.append(next(source))
+        except StopIteration:
+            # A generator cannot raise this; Keras takes the other for it.
+            error = tf.errors.OutOfRangeError(None, None, "End of the data.")
+        except Exception as other:
+            error = other
+        spec = getattr(source, "element_spec", None)
+        return _Drawn(self._split(batches, spec), len(batches), error)
+
+    def _ahead(
+        self,
+        pool: ThreadPoolExecutor,
+        source: Any,
+        most: int,
+        error: Exception | None,
+    ) -> Callable[[], _Drawn]:
+        """Returns what gives the next batches, which may be under way."""
+        if error is not None or most < 1:
+            return lambda: _Drawn([], 0, error)
+        if isinstance(source, tf.data.Iterator):
+            return pool.submit(self._draw, source, most).result
+        return functools.partial(self._draw, source, most)
+
+    def _set_limit(self, piece: Batch | Stack) -> None:
+        if self._limit is None:
+            memory = int(_tensorflow.memory_of(self._device) * MEMORY)
+            fitting = memory // max(piece.bytes, 1)
+            self._limit = _power_of_two(min(MOST_STEPS, fitting))
+
+    def _learn(self, count: int, seconds: float) -> None:
+        """Chooses how many steps the next call but one runs."""
+        self._calls += 1
+        # The first call compiles.
+        if self._free and self._calls > 1:
+            fitting = int(SECONDS * count / seconds)
+            most = min(self._limit or 1, _GROWTH * count)
+            self._size = _power_of_two(min(most, fitting))
+
+
+def _power_of_two(most: int) -> int:
+    """The largest that is not above `most`, and at least 1.
+
+    How many batches are stacked is traced for, so it takes few values.
+    """
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def wants_every_batch(callback: Any) -> bool:
+    """Whether a callback has something to do at each batch."""
+    return any(_does_something(callback, hook) for hook in _HOOKS)
+
+
+_HOOKS = [
+    f"on_{kind}batch_{when}"
+    for kind in ("", "train_", "test_")
+    for when in ("begin", "end")
+]
+
+
+def _does_something(callback: Any, hook: str) -> bool:
+    if hook in vars(callback):  # as LambdaCallback sets it
+        return True
+    owner = next(kind for kind in type(callback).__mro__ if hook in vars(kind))
+    if owner in (
+        keras.callbacks.ModelCheckpoint,
+        keras.callbacks.BackupAndRestore,
+    ):
+        return getattr(callback, "save_freq", 1) not in ("epoch", False)
+    if owner is keras.callbacks.TensorBoard:
+        return _keras.looks_at_batches(callback)
+    return owner not in (
+        keras.callbacks.Callback,
+        keras.callbacks.ProgbarLogger,
+    )

@@ -1,0 +1,103 @@
+"""Ends the wait for a step that hangs, and says which replicas wait."""
+
+import os
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux import _keras
+from keras_conflux.devices import Device
+from keras_conflux.errors import StepTimeoutError
+from keras_conflux.trees import Tree
+
+SECONDS = 1800.0
+"""How long a step may take, unless `CONFLUX_STEP_TIMEOUT` says otherwise."""
+
+
+class Watch:
+    """Calls a program of all replicas in a thread of its own.
+
+    So an interrupt is heard while the devices work, and a collective that one
+    replica never reaches does not keep the user waiting for ever.
+
+    Args:
+        devices: One a replica.
+        name: What the program runs, for the error.
+    """
+
+    def __init__(self, devices: Sequence[Device], name: str) -> None:
+        self._devices = devices
+        self._name = name
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._ended = [
+                tf.Variable(tf.zeros((), tf.int64), trainable=False)
+                for _ in devices
+            ]
+
+    def note_end(self, index: int, outputs: Tree) -> Tree:
+        """Makes a replica's outputs tell that it has come to its end."""
+        if tf.executing_eagerly():
+            return outputs
+        leaves = tf.nest.flatten(outputs, expand_composites=True)
+        with tf.control_dependencies(filter(tf.is_tensor, leaves)):
+            ended = self._ended[index].assign_add(1, read_value=False)
+        with tf.control_dependencies([ended]):
+            return tf.nest.map_structure(
+                lambda x: tf.identity(x) if tf.is_tensor(x) else x,
+                outputs,
+                expand_composites=True,
+            )
+
+    def call(self, steps: int, program: Callable, *arguments: Any) -> Any:
+        """Returns what the program returns, or raises what it raises.
+
+        Args:
+            steps: How many steps the program runs.
+            program: A traced function.
+            arguments: What it takes.
+
+        Raises:
+            StepTimeoutError: If it has not ended in time. The program cannot
+                be stopped; the process has to be.
+        """
+        outcome: dict[str, Any] = {}
+
+        def run() -> None:
+            try:
+                outcome["result"] = program(*arguments)
+            except BaseException as error:
+                outcome["error"] = error
+
+        seconds = steps * float(os.environ.get("CONFLUX_STEP_TIMEOUT", SECONDS))
+        before = [int(ended.numpy()) for ended in self._ended]
+        # A daemon: one that hangs must not keep Python from ending.
+        work = _keras.with_this_threads_state(run)
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            thread.join(seconds)
+        except KeyboardInterrupt:
+            thread.join(seconds)  # replicas must not be left half-way
+            raise
+        if thread.is_alive():
+            raise self._timeout(seconds, before)
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["result"]
+
+    def _timeout(self, seconds: float, before: list[int]) -> StepTimeoutError:
+        waiting = [
+            f"{index} ({device})"
+            for index, device in enumerate(self._devices)
+            if int(self._ended[index].numpy()) == before[index]
+        ]
+        return StepTimeoutError(
+            f"{self._name}: a call has not ended after {seconds:g} s. Waiting: "
+            f"replica {', '.join(waiting)}. A replica that fails or stops "
+            "before a collective leaves the others waiting in it; end the "
+            "process. If your steps are that long, set the environment "
+            "variable CONFLUX_STEP_TIMEOUT to more seconds a step."
+        )

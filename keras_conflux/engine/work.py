@@ -1,0 +1,98 @@
+"""What each replica does with its part of a batch, and what comes of it."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from keras_conflux import program
+from keras_conflux import trees
+from keras_conflux.engine import logs
+from keras_conflux.engine import statistics
+from keras_conflux.trees import Tree
+
+
+class Work(Protocol):
+    """One step of all replicas."""
+
+    name: str
+    """What a warning calls it."""
+
+    def on_replica(self, index: int, part: Tree, share: Any, size: Any) -> Tree:
+        """Does a replica's part. Traced once a replica, in replica order.
+
+        Args:
+            index: The replica.
+            part: Its part of the global batch.
+            share: A scalar: its number of samples over the global batch's.
+            size: Its number of samples, which may be 0; `None` if it cannot.
+        """
+        ...
+
+    def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
+        """Makes one result of what the replicas returned."""
+        ...
+
+
+class Step:
+    """A `train_step` or `test_step`, whose result is the logs."""
+
+    def __init__(self, model: keras.Model, step: Callable) -> None:
+        self.name = model.name
+        self._model = model
+        self._step = step
+        self._latest = program.Program(self.name)
+
+    def on_replica(self, index: int, part: Tree, share: Any, size: Any) -> Tree:
+        """See `Work`."""
+        running = program.Program(self.name, share=share)
+        self._latest = running
+        with program.running(running):
+            before = logs.metric_state(self._model, size)
+            output = self._step(part)
+            logs.restore(before, size)
+            statistics.reduce_states(self._model, running)
+        return output
+
+    def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
+        """See `Work`."""
+        del sizes
+        return logs.of_global_batch(self._model, outputs, shares, self._latest)
+
+
+class Prediction:
+    """A `predict_step`, whose result is the outputs for the global batch."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.name = model.name
+        self._model = model
+
+    def on_replica(self, index: int, part: Tree, share: Any, size: Any) -> Tree:
+        """See `Work`."""
+        with program.running(program.Program(self.name, share=share)):
+            return self._model.predict_step(part)
+
+    def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
+        """See `Work`."""
+        # What a replica without samples predicted of its stand-in is dropped.
+        return joined(
+            [
+                trees.map_leaves(lambda leaf, n=size: leaf[:n], output)
+                for output, size in zip(outputs, sizes, strict=True)
+            ]
+        )
+
+
+def joined(parts: list[Tree]) -> Tree:
+    """Joins trees of tensors of shape `(batch, ...)` along the first axis."""
+    if len(parts) == 1:
+        return parts[0]
+    return keras.tree.map_structure(lambda *leaves: _concat(leaves), *parts)
+
+
+def _concat(leaves: tuple[Any, ...]) -> Any:
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0)

@@ -1,0 +1,278 @@
+"""The engine under `fit`: many steps a call, XLA, batches drawn ahead."""
+
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from conftest import ON_GPU
+from models import assert_same_training
+from models import dense
+from models import regression
+
+import keras_conflux as kc
+from keras_conflux.engine import epoch
+from keras_conflux.engine.batches import Splitter
+from keras_conflux.engine.batches import Stack
+from keras_conflux.engine.xla import XlaProgram
+
+BATCHES = 42
+X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller
+FIT = dict(batch_size=8, shuffle=False, verbose=0)
+COMPILED = [1, MANY] if ON_GPU else [1]
+
+
+def compiled(count=1):
+    return kc.replicate(dense("adam", jit_compile=True), count)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many steps each call of an XLA program has run."""
+    seen = []
+    original = XlaProgram.__call__
+
+    def call(self, stack, limit):
+        seen.append(stack.count)
+        return original(self, stack, limit)
+
+    monkeypatch.setattr(XlaProgram, "__call__", call)
+    return seen
+
+
+@pytest.mark.parametrize("count", COMPILED)
+def test_many_steps_a_call_change_nothing(count, calls):
+    one, many = dense("adam"), compiled(count)
+    options = dict(epochs=3, validation_data=(X, Y), **FIT)
+    expected, got = one.fit(X, Y, **options), many.fit(X, Y, **options)
+    assert_same_training(one, many, expected, got)
+    assert int(many.optimizer.iterations) == 3 * BATCHES
+    assert max(calls) > 8
+    np.testing.assert_allclose(
+        many.predict(X, batch_size=16, verbose=0),
+        one.predict(X, batch_size=16, verbose=0),
+        atol=1e-5,
+    )
+
+
+class EveryBatch(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+        self.batches = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+        self.losses.append(float(logs["loss"]))
+
+
+def test_a_callback_that_wants_every_batch_gets_it(calls):
+    expected, got = EveryBatch(), EveryBatch()
+    dense("adam").fit(X, Y, callbacks=[expected], **FIT)
+    compiled().fit(X, Y, callbacks=[got], **FIT)
+    assert got.batches == list(range(BATCHES))
+    np.testing.assert_allclose(got.losses, expected.losses, rtol=1e-5)
+    assert set(calls) == {1}
+
+
+def test_the_progress_bar_ends_at_the_last_batch(capsys):
+    compiled().fit(X, Y, **{**FIT, "verbose": 1})
+    shown = capsys.readouterr().out
+    assert f"{BATCHES}/{BATCHES}" in shown
+    numbers = [part.split("/")[0] for part in shown.split("m") if "/42" in part]
+    assert all(int(number.strip()) <= BATCHES for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (keras.callbacks.EarlyStopping(), False),
+        (keras.callbacks.ProgbarLogger(), False),
+        (keras.callbacks.ModelCheckpoint("x.keras"), False),
+        (keras.callbacks.ModelCheckpoint("x.keras", save_freq=2), True),
+        (keras.callbacks.TensorBoard(), False),
+        (keras.callbacks.TensorBoard(update_freq=2), True),
+        (keras.callbacks.TerminateOnNaN(), True),
+        (keras.callbacks.LambdaCallback(on_epoch_end=print), False),
+        (keras.callbacks.LambdaCallback(on_train_batch_end=print), True),
+        (EveryBatch(), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_which_callbacks_want_every_batch(callback, expected):
+    assert epoch.wants_every_batch(callback) is expected
+
+
+def test_the_users_steps_per_execution_is_kept(calls):
+    one, many = (
+        dense("adam", steps_per_execution=5),
+        kc.replicate(dense("adam", steps_per_execution=5, jit_compile=True), 1),
+    )
+    assert_same_training(one, many, one.fit(X, Y, **FIT), many.fit(X, Y, **FIT))
+    assert calls == [5] * 8 + [1]
+
+
+def test_the_smaller_last_batch_is_not_compiled(monkeypatch):
+    shapes = set()
+    original = XlaProgram.__call__
+
+    def call(self, stack, limit):
+        shapes.add(stack.shape)
+        return original(self, stack, limit)
+
+    monkeypatch.setattr(XlaProgram, "__call__", call)
+    compiled().fit(X, Y, **FIT)
+    assert len(shapes) == 1
+
+
+def test_what_xla_cannot_compile_runs_without(calls):
+    class Logged(keras.layers.Layer):
+        def call(self, x):
+            y = tf.numpy_function(np.tanh, [x], tf.float32)
+            return x + tf.stop_gradient(tf.ensure_shape(y, x.shape))
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [keras.layers.Input((8,)), Logged(), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse", jit_compile=False)
+        return model
+
+    one, many = build(), build()
+    many.jit_compile = True
+    kc.replicate(many, 1)
+    expected = one.fit(X, Y, **FIT)
+    with pytest.warns(UserWarning, match="XLA cannot compile.*PyFunc") as seen:
+        got = many.fit(X, Y, **FIT)
+    assert len([w for w in seen if "XLA" in str(w.message)]) == 1
+    assert_same_training(one, many, expected, got)
+
+
+def test_jit_compile_false_means_it(calls):
+    kc.replicate(dense("adam"), 1).fit(X, Y, **FIT)
+    assert not calls
+
+
+def test_an_endless_generator():
+    def generate():
+        for begin in range(0, 10**9, 8):
+            yield X[begin % 320 :][:8], Y[begin % 320 :][:8]
+
+    one, many = dense("adam"), compiled()
+    options = dict(steps_per_epoch=17, epochs=3, verbose=0)
+    expected = one.fit(generate(), **options)
+    assert_same_training(one, many, expected, many.fit(generate(), **options))
+    assert int(many.optimizer.iterations) == 3 * 17
+
+
+def test_an_error_in_the_data_comes_after_the_good_batches():
+    def generate():
+        for _ in range(5):
+            yield X[:8], Y[:8]
+        raise OSError("the disk is gone")
+
+    model = compiled()
+    with pytest.raises(Exception, match="the disk is gone"):
+        model.fit(generate(), steps_per_epoch=9, verbose=0)
+    assert int(model.optimizer.iterations) == 5
+    model.fit(X, Y, **FIT)
+    assert int(model.optimizer.iterations) == 5 + BATCHES
+
+
+def test_an_interrupt_leaves_the_model_usable():
+    def interrupt(epoch, logs=None):
+        raise KeyboardInterrupt
+
+    model = compiled()
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, callbacks=[stop], **FIT)
+    model.fit(X, Y, **FIT)
+    assert int(model.optimizer.iterations) == 2 * BATCHES
+
+
+def test_a_nan_leaves_the_process_usable():
+    model = compiled()
+    history = model.fit(X * np.nan, Y, **FIT)
+    assert np.isnan(history.history["loss"][0])
+    one, many = dense("adam"), compiled()
+    assert_same_training(one, many, one.fit(X, Y, **FIT), many.fit(X, Y, **FIT))
+
+
+def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
+    go_on = threading.Event()
+    waited = threading.Event()
+
+    class Stuck(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            if kc.replica().index == 1:
+                wait = tf.numpy_function(self.wait, [], tf.float32)
+                logs["waited"] = tf.ensure_shape(wait, ())
+            else:
+                logs["waited"] = tf.constant(0.0)
+            return logs
+
+        def wait(self):
+            go_on.wait(60)
+            waited.set()
+            return np.float32(1)
+
+    model = Stuck([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, 2)
+    monkeypatch.setenv("CONFLUX_STEP_TIMEOUT", "5")
+    try:
+        with pytest.raises(kc.StepTimeoutError, match="replica 1 ") as error:
+            model.fit(X[:8], Y[:8], **FIT)
+        assert "replica 0" not in str(error.value)
+    finally:
+        go_on.set()
+    assert waited.wait(30)
+    time.sleep(1)
+    monkeypatch.delenv("CONFLUX_STEP_TIMEOUT")
+    model.fit(X[:8], Y[:8], **FIT)
+
+
+def test_stacks_and_single_batches(count):
+    strategy = kc.replicate(devices=count)
+    sizes = [2 * count, 2 * count, 2 * count + 1, count]
+    drawn = [(np.arange(3 * n).reshape(n, 3), None) for n in sizes]
+    pieces = Splitter(strategy, stacks=True)(drawn)
+    even = [piece.count for piece in pieces if isinstance(piece, Stack)]
+    assert even == ([2, 1, 1] if count == 1 else [2, 1])
+    batches = [
+        batch
+        for piece in pieces
+        for batch in (piece if isinstance(piece, Stack) else [piece])
+    ]
+    for (x, _), batch in zip(drawn, batches, strict=True):
+        assert sum(batch.sizes) == len(x)
+        parts = [part[0] for part in batch.parts]
+        np.testing.assert_array_equal(np.concatenate(parts), x)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_withdevices_through_xla(count, jit_compile):
+    x, y = kc.split((X[:24], Y[:24]), count)
+    one, many = dense("adam"), kc.replicate(dense("adam"), count)
+
+    @kc.withdevices(jit_compile=jit_compile)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((many(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, many.trainable_variables)
+        gradients = kc.allreduce("mean", gradients)
+        many.optimizer.apply(gradients, many.trainable_variables)
+        return loss
+
+    for _ in range(3):
+        one.train_on_batch(X[:24], Y[:24])
+        losses = step(x, y)
+    assert len(losses) == count
+    assert_same_training(one, many)
+    kc.assert_in_sync(many)
