@@ -152,6 +152,38 @@ def test_what_xla_cannot_compile_runs_without(calls):
     assert_same_training(one, many, expected, got)
 
 
+def test_what_a_first_step_builds(calls):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.own = keras.optimizers.Adam(1e-2)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.dense(x) - y) ** 2)
+                loss = self.own.scale_loss(loss)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.own.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = Own()
+        model.compile(jit_compile=False)
+        return model
+
+    one, many = build(), build()
+    many.jit_compile = True
+    kc.replicate(many, COMPILED[-1])
+    for model in (one, many):
+        model.fit(X, Y, **FIT)
+    assert sum(calls) == BATCHES - 2
+    for expected, got in zip(one.weights, many.weights, strict=True):
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), atol=1e-5)
+
+
 def test_jit_compile_false_means_it(calls):
     kc.replicate(dense("adam"), 1).fit(X, Y, **FIT)
     assert not calls

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_conflux import _keras
 from keras_conflux import replicas
+from keras_conflux import synchronization
 from keras_conflux import variables
 from keras_conflux.engine import epoch
 from keras_conflux.engine import gradients
@@ -206,7 +207,12 @@ def _plan(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
         epoch.wants_every_batch(each) for each in keras.tree.flatten(callbacks)
     )
     with epoch.planned(epoch.Plan(compiled, compiled and free)):
-        return original(model, *args, **kwargs)
+        result = original(model, *args, **kwargs)
+    if compiled and original.__name__ == "fit":
+        # XLA sums in other orders on each GPU. Where an optimizer sums, as
+        # for `global_clipnorm`, copies come apart by roundings.
+        synchronization.synchronize(model)
+    return result
 
 
 def _jit_compile(original: Callable, model: Any) -> bool:

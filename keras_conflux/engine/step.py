@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux import synchronization
+from keras_conflux import variables
 from keras_conflux.engine import work
 from keras_conflux.engine.batches import Batch
 from keras_conflux.engine.batches import Splitter
@@ -91,6 +92,7 @@ class _Runner:
         self._graph = GraphProgram(replicas_do, strategy, model.run_eagerly)
         self._xla = XlaProgram(replicas_do, strategy)
         self._may_compile = compiles(model, strategy)
+        self._is_first = True
         self._compiled: set[Any] = set()
         self._compiling_took = 0.0
         self._graph_took: dict[Any, float] = collections.defaultdict(float)
@@ -144,11 +146,25 @@ class _Runner:
 
         The first one is; another one when it has cost as much without.
         """
-        if not self._may_compile:
+        first, self._is_first = self._is_first, False
+        if not self._may_compile or (first and not _is_built(self._model)):
             return False
         if shape in self._compiled or not self._compiled:
             return True
         return self._graph_took[shape] > self._compiling_took
+
+
+def _is_built(model: keras.Model) -> bool:
+    """Whether a step makes no variables, which XLA programs cannot.
+
+    A model without `call` is never built itself.
+    """
+    return all(
+        owner.built
+        for owner in variables.owners(model)
+        if isinstance(owner, keras.layers.Layer | keras.optimizers.Optimizer)
+        and not isinstance(owner, keras.Model)
+    )
 
 
 _SIGNS = ("XLA", "compil")
@@ -160,6 +176,8 @@ def _is_of_compiler(error: tf.errors.OpError) -> bool:
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    lines = str(error.message).splitlines()
-    telling = [line for line in lines if any(sign in line for sign in _SIGNS)]
-    return re.sub("{{.*?}}", "", (telling or lines)[0]).strip()[:300]
+    """What TensorFlow's message says besides where the op was made."""
+    noise = r"Graph execution error|Detected at node|File |\(\d\) |$"
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    telling = [line for line in lines if not re.match(noise, line)]
+    return re.sub("{{.*?}}", "", " ".join(telling)).strip()[:500]

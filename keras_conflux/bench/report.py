@@ -1,0 +1,162 @@
+"""Tables, JSON and a plot of what was measured."""
+
+import json
+import platform
+import statistics
+from pathlib import Path
+
+import rich
+from rich.table import Table
+
+
+def machine() -> dict:
+    """Describes the machine and the versions that were measured."""
+    import keras
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    names = [
+        tf.config.experimental.get_device_details(gpu).get("device_name")
+        for gpu in gpus
+    ]
+    return {
+        "gpus": names,
+        "cpu": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
+
+
+def milliseconds(result: dict) -> float:
+    """The median time of a step."""
+    return statistics.median(result["ms_a_step"])
+
+
+def throughput(result: dict) -> float:
+    """Images or tokens a second."""
+    return result["units_a_step"] / milliseconds(result) * 1e3
+
+
+def efficiency(result: dict, results: list[dict]) -> float | None:
+    """Throughput over that of as many single devices of the same kind.
+
+    Against this package on one device, for that is the faster single one.
+    """
+    for other in results:
+        if (
+            other["devices"] == 1
+            and other["how"] == "conflux"
+            and all(other[key] == result[key] for key in ("model", "batch"))
+        ):
+            return throughput(result) / throughput(other) / result["devices"]
+    return None
+
+
+def training_table(results: list[dict]) -> Table:
+    """One row a run of `fit`."""
+    table = Table(title="model.fit")
+    for name in ("model", "how", "devices", "batch", "jit"):
+        table.add_column(name)
+    for name in ("ms a step", "spread", "a second", "efficiency", "peak GB"):
+        table.add_column(name, justify="right")
+    for result in results:
+        times = result["ms_a_step"]
+        share = efficiency(result, results)
+        peak = max(result["peak_bytes"], default=0) / 1e9
+        table.add_row(
+            result["model"],
+            result["how"],
+            str(result["devices"]),
+            str(result["batch"]),
+            result["jit"],
+            f"{milliseconds(result):.2f}",
+            f"{(max(times) - min(times)) / min(times):.1%}",
+            f"{throughput(result):,.0f} {result['unit']}",
+            "" if share is None else f"{share:.1%}",
+            f"{peak:.1f}" if peak else "",
+        )
+    return table
+
+
+def collectives_table(results: list[dict]) -> Table:
+    """One row a kind of all-reduce."""
+    table = Table(title="allreduce")
+    for name in ("devices", "KiB", "op", "form", "XLA"):
+        table.add_column(name)
+    for name in ("us", "bus GB/s"):
+        table.add_column(name, justify="right")
+    for result in results:
+        table.add_row(
+            str(result["devices"]),
+            str(result["kib"]),
+            result["op"],
+            result["form"],
+            "yes" if result["jit"] else "no",
+            f"{statistics.median(result['us']):.1f}",
+            f"{result['busbw_gb_s']:.1f}",
+        )
+    return table
+
+
+def write(folder: Path, training: list[dict], collectives: list[dict]) -> None:
+    """Prints the tables and writes `bench.json` and, if it can, a plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "machine": machine(),
+        "training": training,
+        "collectives": collectives,
+    }
+    (folder / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
+    if training:
+        rich.print(training_table(training))
+    if collectives:
+        rich.print(collectives_table(collectives))
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        rich.print("No plot: `pip install keras-conflux\\[bench]` for it.")
+        return
+    mpl.use("agg")
+    if training:
+        plot(folder / "scaling.png", training)
+
+
+def plot(path: Path, results: list[dict]) -> None:
+    """Draws throughput over the number of devices, and what is linear."""
+    from matplotlib import pyplot
+
+    models = sorted({result["model"] for result in results})
+    figure, all_axes = pyplot.subplots(
+        1, len(models), figsize=(5 * len(models), 4), squeeze=False
+    )
+    for axes, model in zip(all_axes[0], models, strict=True):
+        mine = [result for result in results if result["model"] == model]
+        for how in ("conflux", "stock", "keras"):
+            points = sorted(
+                (result["devices"], throughput(result))
+                for result in mine
+                if result["how"] == how
+            )
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", label=how)
+                if how == "conflux":
+                    counts = [count for count, _ in points]
+                    linear = points[0][1] / points[0][0]
+                    axes.plot(
+                        counts,
+                        [linear * n for n in counts],
+                        "k:",
+                        label="linear",
+                    )
+        axes.set(
+            title=model,
+            xlabel="devices",
+            ylabel=f"{mine[0]['unit']} a second",
+            ylim=(0, None),
+            xticks=sorted({result["devices"] for result in mine}),
+        )
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,45 @@
+"""`python -m keras_conflux.bench` on CPU devices."""
+
+import json
+
+import pytest
+from conftest import ON_GPU
+
+from keras_conflux.bench import __main__ as bench
+from keras_conflux.bench import report
+
+
+@pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
+def test_bench(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    options = "--steps 4 --epochs 2 --kib 4 --ops max --how keras conflux"
+    bench.main([*options.split(), "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "bench.json").read_text())
+    runs = [(run["how"], run["devices"]) for run in found["training"]]
+    assert runs == [("keras", 1), ("conflux", 1), ("conflux", 2)]
+    for run in found["training"]:
+        assert len(run["ms_a_step"]) == 2
+        assert all(ms > 0 for ms in run["ms_a_step"])
+    assert {run["op"] for run in found["collectives"]} == {"max"}
+    assert found["machine"]["keras"]
+    shown = capsys.readouterr().out
+    assert "model.fit" in shown
+    assert "allreduce" in shown
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+
+
+def test_efficiency_is_over_single_devices():
+    def run(devices, ms):
+        return {
+            "model": "m",
+            "how": "conflux",
+            "devices": devices,
+            "batch": 8,
+            "ms_a_step": ms,
+            "units_a_step": 8 * devices,
+        }
+
+    one, four = run(1, [10, 11, 10]), run(4, [12.5, 12.5, 90])
+    assert report.throughput(one) == 800
+    assert report.efficiency(four, [one, four]) == pytest.approx(0.8)
+    assert report.efficiency(four, [four]) is None
