@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from models import assert_same_training
+from models import dense
+from models import regression
 
 import keras_conflux as kc
 from keras_conflux import feed
@@ -61,3 +64,25 @@ def test_uneven_leaves_are_named():
         kc.split((np.ones(4), np.ones(3)), MANY)
     with pytest.raises(ValueError, match="batch"):
         kc.split(np.float32(3), MANY)
+
+
+def test_a_distributed_dataset_passes_through():
+    x, y = regression(48)
+    one, many = dense(), kc.replicate(dense(), MANY)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4 * MANY)
+    strategy = kc.replicate(devices=MANY)
+    options = dict(epochs=2, verbose=0)
+    expected = one.fit(dataset, **options)
+    got = many.fit(strategy.experimental_distribute_dataset(dataset), **options)
+    assert_same_training(one, many, expected, got)
+
+
+def test_unbatched_data_raises_what_it_raises_on_one_device():
+    x, y = regression(16)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    raised = []
+    for model in (dense(), kc.replicate(dense(), MANY)):
+        with pytest.raises(ValueError, match="Invalid input shape") as error:
+            model.fit(dataset, verbose=0)
+        raised.append(str(error.value).split("Invalid")[0])
+    assert raised[0] == raised[1]

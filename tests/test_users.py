@@ -10,7 +10,6 @@ from conftest import MANY
 from models import assert_same_training
 from models import dense
 from models import regression
-from models import weights
 
 import keras_conflux as kc
 
@@ -227,72 +226,6 @@ def test_metrics_of_batch_means():
     many = kc.replicate(dense("adam", metrics=[root]), MANY)
     logs = [m.fit(X[:18], Y[:18], epochs=2, **FIT) for m in (one, many)]
     assert_same_training(one, many, *logs)
-
-
-CALLBACKS = {
-    "early stopping": lambda path: keras.callbacks.EarlyStopping(
-        "loss", patience=0, min_delta=1.0, restore_best_weights=True
-    ),
-    "checkpoint": lambda path: keras.callbacks.ModelCheckpoint(
-        f"{path}/best.weights.h5", "loss", save_weights_only=True
-    ),
-    "log": lambda path: keras.callbacks.CSVLogger(f"{path}/log.csv"),
-    "plateau": lambda path: keras.callbacks.ReduceLROnPlateau(
-        "loss", patience=1, min_delta=10.0
-    ),
-    "schedule": lambda path: keras.callbacks.LearningRateScheduler(
-        lambda epoch, rate: rate * 0.5
-    ),
-    "nan": lambda path: keras.callbacks.TerminateOnNaN(),
-}
-
-
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_callbacks_do_what_they_do_on_one_device(tmp_path, name):
-    written = []
-    models = (dense("adam"), kc.replicate(dense("adam"), MANY))
-    for index, model in enumerate(models):
-        folder = tmp_path / str(index)
-        folder.mkdir()
-        model.fit(X, Y, epochs=4, callbacks=[CALLBACKS[name](folder)], **FIT)
-        written.append(sorted(path.name for path in folder.iterdir()))
-    assert written[0] == written[1]
-    assert_same_training(*models)
-    if name == "checkpoint":
-        loaded = dense("adam")
-        loaded.load_weights(tmp_path / "1" / "best.weights.h5")
-        np.testing.assert_allclose(
-            weights(loaded), weights(models[0]), atol=1e-5
-        )
-
-
-@pytest.mark.parametrize("save_freq", ["epoch", 2])
-def test_backup_and_restore_resumes(tmp_path, save_freq):
-    class Stop(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise KeyboardInterrupt
-
-    models = (dense("adam"), dense("adam"))
-    for index, model in enumerate(models):
-        backup = keras.callbacks.BackupAndRestore(
-            tmp_path / str(index), save_freq=save_freq
-        )
-        if index:
-            kc.replicate(model, MANY)
-        with pytest.raises(KeyboardInterrupt):
-            model.fit(X, Y, epochs=4, callbacks=[backup, Stop()], **FIT)
-    resumed = [dense("adam"), kc.replicate(dense("adam"), MANY)]
-    for index, model in enumerate(resumed):
-        backup = keras.callbacks.BackupAndRestore(
-            tmp_path / str(index), save_freq=save_freq
-        )
-        model.fit(X, Y, epochs=4, callbacks=[backup], **FIT)
-    assert_same_training(*resumed)
-    if save_freq == "epoch":
-        through = dense("adam")
-        through.fit(X, Y, epochs=4, **FIT)
-        assert_same_training(through, resumed[1])
 
 
 def test_predict_in_order(count):

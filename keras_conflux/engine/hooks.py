@@ -208,7 +208,8 @@ def _plan(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     )
     with epoch.planned(epoch.Plan(compiled, compiled and free)):
         result = original(model, *args, **kwargs)
-    if compiled and original.__name__ == "fit":
+    several = strategy.communicator.size > 1
+    if compiled and several and original.__name__ == "fit":
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
         # for `global_clipnorm`, copies come apart by roundings.
         synchronization.synchronize(model)

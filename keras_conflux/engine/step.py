@@ -74,8 +74,10 @@ def make_predict_function(
 
 def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:
     """Whether XLA compiles what the replicas of a model do."""
-    wanted = model.jit_compile and not model.run_eagerly
-    return bool(wanted and strategy.communicator.takes_xla)
+    eager = model.run_eagerly or tf.config.functions_run_eagerly()
+    return bool(
+        model.jit_compile and not eager and strategy.communicator.takes_xla
+    )
 
 
 class _Runner:
