@@ -223,7 +223,9 @@ _HOOKS = [
 def _does_something(callback: Any, hook: str) -> bool:
     if hook in vars(callback):  # as LambdaCallback sets it
         return True
-    owner = next(kind for kind in type(callback).__mro__ if hook in vars(kind))
+    owner = next(
+        (kind for kind in type(callback).__mro__ if hook in vars(kind)), None
+    )
     if owner in (
         keras.callbacks.ModelCheckpoint,
         keras.callbacks.BackupAndRestore,
