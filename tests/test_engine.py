@@ -201,6 +201,19 @@ def test_an_endless_generator():
     assert int(many.optimizer.iterations) == 3 * 17
 
 
+def test_no_data_at_all(count):
+    expected = dense().fit(X[:0], Y[:0], verbose=0).history
+    assert kc.replicate(dense(), count).fit(X[:0], Y[:0]).history == expected
+
+
+def test_less_data_than_was_asked_for(count):
+    options = dict(steps_per_epoch=9, epochs=2, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices((X[:45], Y[:45])).batch(8)
+    one, many = dense(), kc.replicate(dense(), count)
+    expected = one.fit(dataset, **options)
+    assert_same_training(one, many, expected, many.fit(dataset, **options))
+
+
 def test_an_error_in_the_data_comes_after_the_good_batches():
     def generate():
         for _ in range(5):

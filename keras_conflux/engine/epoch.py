@@ -131,7 +131,7 @@ class _Chunks:
             number: How many batches the epoch has, if it is known; so many
                 are drawn, for a generator may go on for ever.
         """
-        left = sys.maxsize if number is None else number
+        left = number or sys.maxsize  # Keras, too, takes 0 for unknown
         following = None
         # The first batches of an epoch are waited for.
         most = _GROWTH if self._free else self._asked
