@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import reducer
 
 _local = threading.local()
+_outside_functions: Any = weakref.WeakKeyDictionary()
 
 
 def apply(
@@ -129,16 +131,22 @@ def _outside(
     strategy = variables.replicated_by(optimizer.variables[:1])
     if strategy is None or tf.distribute.has_strategy():
         return original(optimizer, grads, trainable_variables)
-    grads = list(grads)
+    given = None if trainable_variables is None else list(trainable_variables)
+    # One function, for a loop that calls this again and again.
+    functions = _outside_functions.setdefault(optimizer, {})
+    key = strategy, tuple(map(id, given or ()))
+    if key not in functions:
+        weakly = weakref.ref(optimizer)  # which `functions` lives as long as
 
-    def everywhere() -> None:
-        with _applying():
-            original(optimizer, grads, trainable_variables)
+        def everywhere(grads: list[Any]) -> None:
+            with _applying():
+                original(weakly(), grads, given)
 
-    run.withdevices(
-        tf.autograph.experimental.do_not_convert(everywhere),
-        devices=strategy.devices,
-    )()
+        functions[key] = run.withdevices(
+            tf.autograph.experimental.do_not_convert(everywhere),
+            devices=strategy.devices,
+        )
+    functions[key](list(grads))
     return None
 
 
