@@ -62,7 +62,8 @@ class Communicator:
         meet each other's collectives."""
         with tf.init_scope():
             self._keys = [self._make_key(device) for device in self.devices]
-            if not self.on_gpu and not tf.config.functions_run_eagerly():
+            eager = tf.config.functions_run_eagerly()
+            if self.size > 1 and not self.on_gpu and not eager:
                 self._meet()
 
     @property
