@@ -115,6 +115,16 @@ def test_the_users_steps_per_execution_is_kept(calls):
     assert calls == [5] * 8 + [1]
 
 
+def test_steps_per_execution_that_does_not_divide_the_epoch():
+    one = dense("adam", steps_per_execution=4)
+    many = kc.replicate(dense("adam", steps_per_execution=4), MANY)
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
+    options = dict(steps_per_epoch=10, epochs=2, verbose=0)
+    expected = one.fit(dataset, **options)
+    assert_same_training(one, many, expected, many.fit(dataset, **options))
+    assert int(many.optimizer.iterations) == int(one.optimizer.iterations) == 24
+
+
 def test_the_smaller_last_batch_is_not_compiled(monkeypatch):
     shapes = set()
     original = XlaProgram.__call__

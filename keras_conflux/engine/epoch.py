@@ -131,7 +131,10 @@ class _Chunks:
             number: How many batches the epoch has, if it is known; so many
                 are drawn, for a generator may go on for ever.
         """
-        left = number or sys.maxsize  # Keras, too, takes 0 for unknown
+        # Keras, too, takes 0 for unknown, and its calls are of whole size.
+        left = (
+            -(-number // self._asked) * self._asked if number else sys.maxsize
+        )
         following = None
         # The first batches of an epoch are waited for.
         most = _GROWTH if self._free else self._asked
