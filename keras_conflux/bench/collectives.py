@@ -19,7 +19,7 @@ FORMS = {"flat": (1, 20), "list of 160": (160, 4)}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parses the command line, before TensorFlow is imported."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         "python -m keras_conflux.bench.collectives"
     )
@@ -89,7 +89,6 @@ def _time(chain: Any, copies: Any, repeats: int) -> list[float]:
 def main() -> None:
     """Prints one line of JSON a result."""
     options = parse(sys.argv[1:])
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     for result in measure(options):

@@ -14,7 +14,7 @@ import time
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parses the command line, before TensorFlow is imported."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser("python -m keras_conflux.bench.train")
     parser.add_argument("model")
     parser.add_argument("how", choices=["keras", "stock", "conflux"])
@@ -106,7 +106,6 @@ def measure(options: argparse.Namespace) -> dict:
 def main() -> None:
     """Prints one line of JSON."""
     options = parse(sys.argv[1:])
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if options.devices == 1:

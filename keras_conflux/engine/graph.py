@@ -71,7 +71,7 @@ class GraphProgram:
             outputs[index] = self._watch.note_end(
                 index,
                 self._work.on_replica(
-                    index, parts[index], weights[index], each[index]
+                    parts[index], weights[index], each[index]
                 ),
             )
 

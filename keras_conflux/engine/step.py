@@ -40,7 +40,6 @@ def make_function(
         which it draws `model.steps_per_execution`, and returns the logs.
     """
     run = _Runner(model, strategy, work.Step(model, step))
-    splitter = Splitter(strategy, stacks=compiles(model, strategy))
     several = model.steps_per_execution
 
     def function(iterator: Any) -> dict:
@@ -48,7 +47,7 @@ def make_function(
             return run(iterator)
         drawn = [next(iterator), *itertools.islice(iterator, several - 1)]
         spec = getattr(iterator, "element_spec", None)
-        return run(Chunk(splitter(drawn, spec), several))
+        return run(Chunk(run.split(drawn, spec), several))
 
     return function
 
@@ -58,13 +57,12 @@ def make_predict_function(
 ) -> Callable[[list[Tree]], Tree]:
     """Makes Keras' `predict_function`, of a list of global batches."""
     run = _Runner(model, strategy, work.Prediction(model))
-    splitter = Splitter(strategy, stacks=compiles(model, strategy))
 
     def function(drawn: list[Any]) -> Tree:
         outputs = []
         for each in drawn:
             ready = isinstance(each, Batch)
-            for piece in [each] if ready else splitter([each]):
+            for piece in [each] if ready else run.split([each]):
                 one = piece.singles() if isinstance(piece, Stack) else [piece]
                 outputs.extend(run(Chunk([batch], 1)) for batch in one)
         return work.joined(outputs)
@@ -94,6 +92,7 @@ class _Runner:
         self._graph = GraphProgram(replicas_do, strategy, model.run_eagerly)
         self._xla = XlaProgram(replicas_do, strategy)
         self._may_compile = compiles(model, strategy)
+        self.split = Splitter(strategy, stacks=self._may_compile)
         self._is_first = True
         self._compiled: set[Any] = set()
         self._compiling_took = 0.0

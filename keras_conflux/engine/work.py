@@ -20,12 +20,11 @@ class Work(Protocol):
     name: str
     """What a warning calls it."""
 
-    def on_replica(self, index: int, part: Tree, share: Any, size: Any) -> Tree:
+    def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
         """Does a replica's part. Traced once a replica, in replica order.
 
         Args:
-            index: The replica.
-            part: Its part of the global batch.
+            part: The replica's part of the global batch.
             share: A scalar: its number of samples over the global batch's.
             size: Its number of samples, which may be 0; `None` if it cannot.
         """
@@ -45,7 +44,7 @@ class Step:
         self._step = step
         self._latest = program.Program(self.name)
 
-    def on_replica(self, index: int, part: Tree, share: Any, size: Any) -> Tree:
+    def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
         """See `Work`."""
         running = program.Program(self.name, share=share)
         self._latest = running
@@ -69,7 +68,7 @@ class Prediction:
         self.name = model.name
         self._model = model
 
-    def on_replica(self, index: int, part: Tree, share: Any, size: Any) -> Tree:
+    def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
         """See `Work`."""
         with program.running(program.Program(self.name, share=share)):
             return self._model.predict_step(part)

@@ -71,7 +71,7 @@ class XlaProgram:
                 def one_step(*leaves: Any) -> Tree:
                     with self._strategy.communicator.inside_xla():
                         return self._work.on_replica(
-                            index, trees.refill(part, leaves), each[index], None
+                            trees.refill(part, leaves), each[index], None
                         )
 
                 outputs[index] = self._watch.note_end(
