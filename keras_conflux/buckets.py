@@ -43,6 +43,7 @@ def map_buckets(
     function: Callable[[tf.Tensor], tf.Tensor],
     tensors: Sequence[tf.Tensor],
     bucket_bytes: int = BUCKET_BYTES,
+    in_order: bool = False,
 ) -> list[tf.Tensor]:
     """Applies an elementwise `function` to the tensors, bucket by bucket.
 
@@ -50,20 +51,27 @@ def map_buckets(
         function: Gets and returns one tensor, of any shape.
         tensors: Dense tensors of any dtypes and shapes.
         bucket_bytes: See `plan`.
+        in_order: Whether each bucket waits for the one before. It then takes
+            along an element of that one's result.
 
     Returns:
         The results in the order and with the shapes of `tensors`.
     """
     results: list[tf.Tensor] = list(tensors)
+    before = None
     for bucket in plan(tensors, bucket_bytes):
-        if len(bucket) == 1:
-            results[bucket[0]] = function(tensors[bucket[0]])
-            continue
         parts = [tensors[position] for position in bucket]
-        flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-        sizes = [_size(part) for part in parts]
-        pieces = tf.split(function(flat), sizes, num=len(parts))
-        for position, part, piece in zip(bucket, parts, pieces, strict=True):
+        flat = [tf.reshape(part, [-1]) for part in parts]
+        if in_order and before is not None:
+            flat.append(tf.cast(before[:1], parts[0].dtype))
+        if len(flat) == 1:
+            results[bucket[0]] = function(parts[0])
+            before = tf.reshape(results[bucket[0]], [-1])
+            continue
+        before = function(tf.concat(flat, 0))
+        sizes = [_size(part) for part in flat]
+        pieces = tf.split(before, sizes, num=len(flat))
+        for position, part, piece in zip(bucket, parts, pieces, strict=False):
             shape = part.shape
             dynamic = shape if shape.is_fully_defined() else tf.shape(part)
             results[position] = tf.reshape(piece, dynamic)

@@ -87,7 +87,7 @@ class Communicator:
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tf.identity(tensor)
-        if getattr(self._local, "inside_xla", False):
+        if self.is_inside_xla:
             self._calls[index] += 1
             return self._xla(tensor, op)
         if tf.executing_eagerly():
@@ -97,11 +97,18 @@ class Communicator:
     @contextlib.contextmanager
     def inside_xla(self) -> Iterator[None]:
         """Says that what this thread traces becomes part of an XLA program."""
+        before = self.is_inside_xla
         self._local.inside_xla = True
         try:
             yield
         finally:
-            self._local.inside_xla = False
+            self._local.inside_xla = before
+
+    @property
+    def is_inside_xla(self) -> bool:
+        """Whether what this thread traces becomes part of an XLA program."""
+        traced = not tf.executing_eagerly()
+        return traced and getattr(self._local, "inside_xla", False)
 
     def assert_same_call(
         self, index: int, signature: Any, check: Callable[[Any, Any, int], None]

@@ -100,7 +100,7 @@ class TreeReducer:
             leaf if self._index == root else _nothing_like(leaf)
             for leaf in map(_carried, leaves)
         ]
-        copies = map_buckets(lambda flat: self._reduce("sum", flat), mine)
+        copies = self._reduce_each("sum", mine)
         return trees.refill(
             tree,
             [
@@ -150,9 +150,7 @@ class TreeReducer:
             if not is_sparse
         ]
         kind = "sum" if op == "mean" else op
-        reduced = iter(
-            map_buckets(lambda flat: self._reduce(kind, flat), dense)
-        )
+        reduced = iter(self._reduce_each(kind, dense))
         count = (
             self._communicator.size if op == "mean" and weight is None else 1
         )
@@ -163,6 +161,16 @@ class TreeReducer:
             for leaf, is_sparse in zip(leaves, sparse, strict=True)
         ]
         return trees.refill(tree, results)
+
+    def _reduce_each(self, op: str, dense: list[Any]) -> list[Any]:
+        # XLA runs collectives in the order in which the program's results
+        # need them: by itself it would reduce the first variables' gradients
+        # first, which are the last to be known.
+        return map_buckets(
+            lambda flat: self._reduce(op, flat),
+            dense,
+            in_order=self._communicator.is_inside_xla,
+        )
 
     def _reduce(self, op: str, tensor: tf.Tensor) -> tf.Tensor:
         """A differentiable all-reduce of one tensor."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_conflux as kc
+from keras_conflux.buckets import map_buckets
 
 OPS = {
     "sum": np.sum,
@@ -184,6 +185,21 @@ def test_many_tensors_travel_in_buckets(count):
     for result in kc.allreduce("sum", kc.Replicas(trees, count)):
         for leaf, mine in zip(result, trees[0], strict=True):
             np.testing.assert_array_equal(leaf, mine * sum(range(1, count + 1)))
+
+
+def test_buckets_in_order_wait_for_each_other():
+    tensors = [tf.fill(4, 1.0), tf.fill((2, 2), 2), tf.fill(5, 3.0)]
+    given = []
+
+    def double(flat):
+        given.append(flat.numpy().tolist())
+        return 2 * flat
+
+    doubled = map_buckets(double, tensors, bucket_bytes=16, in_order=True)
+    # The last tensor goes first; each takes along an element of the result.
+    assert given == [[3.0] * 5, [2] * 4 + [6], [1.0] * 4 + [4.0]]
+    for result, tensor in zip(doubled, tensors, strict=True):
+        np.testing.assert_array_equal(result, 2 * tensor)
 
 
 def test_reduce_changes_the_root_alone(count):
