@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_conflux import trees
 from keras_conflux.devices import DevicesLike
 from keras_conflux.replicas import Replicas
+from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import current_strategy
 from keras_conflux.strategy import strategy_for
 from keras_conflux.trees import Tree
@@ -33,15 +34,10 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
         ValueError: If the leaves have different numbers of samples.
     """
     strategy = current_strategy() if devices is None else strategy_for(devices)
+    _check(batch)
     if isinstance(batch, tuple):
-        _check_lengths(batch)
-        return tuple(split(part, strategy.devices) for part in batch)
-    _check_lengths(batch)
-    parts = []
-    for index, device in enumerate(strategy.devices):
-        with tf.device(device):
-            parts.append(part_of(batch, index, len(strategy.devices)))
-    return Replicas(parts, strategy.devices)
+        return tuple(_split(part, strategy) for part in batch)
+    return _split(batch, strategy)
 
 
 def distribute(
@@ -55,6 +51,14 @@ def distribute(
     """
     for batch in dataset:
         yield split(batch, devices)
+
+
+def _split(batch: Tree, strategy: ReplicatedStrategy) -> Replicas:
+    parts = []
+    for index, device in enumerate(strategy.devices):
+        with tf.device(device):
+            parts.append(part_of(batch, index, len(strategy.devices)))
+    return Replicas(parts, strategy.devices)
 
 
 def part_of(
@@ -72,25 +76,44 @@ def part_of(
     def part(leaf: Any) -> Any:
         if not _has_samples(leaf):
             return leaf
-        length = _length(leaf)
+        length = length_of(leaf)
         begin, end = bounds(length, index, count)
         if at_least_one:
             begin = _minimum(begin, length - 1)
             end = length - _minimum(length - end, length - begin - 1)
-        return _rows(leaf, begin, end)
+        return rows(leaf, begin, end)
 
     return trees.map_leaves(part, batch)
 
 
-def sample_count(batch: Tree) -> Any:
-    """Returns the number of samples, as a number if it is known."""
-    for leaf in trees.flatten(batch):
-        if _has_samples(leaf):
-            return _length(leaf)
-    raise ValueError(
-        "A batch needs at least one array of shape (batch, ...). Received: "
-        f"{batch!r}."
-    )
+def sample_count(batch: Tree) -> int:
+    """Returns the number of samples that a batch has.
+
+    Args:
+        batch: A tree of tensors of shape `(batch, ...)`, and of scalars, which
+            are not counted.
+
+    Raises:
+        ValueError: If leaves disagree, or there are scalars only.
+    """
+    lengths = {
+        path: int(length_of(leaf))
+        for path, leaf in trees.with_paths(batch)
+        if _has_samples(leaf)
+    }
+    if not lengths:
+        raise ValueError(
+            "A batch needs at least one array of shape (batch, ...). Received: "
+            f"{batch!r}."
+        )
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{n} at {path}" for path, n in lengths.items())
+        raise ValueError(
+            "All leaves of a batch need the same number of samples, as each "
+            f"device gets its part of them: {listed}. Keep what is not one "
+            "row a sample in the model, or repeat it for each sample."
+        )
+    return next(iter(lengths.values()))
 
 
 def bounds(length: Any, index: int, count: int) -> tuple[Any, Any]:
@@ -107,7 +130,8 @@ def _minimum(one: Any, other: Any) -> Any:
     return min(one, other)
 
 
-def _rows(leaf: Any, begin: Any, end: Any) -> Any:
+def rows(leaf: Any, begin: Any, end: Any) -> Any:
+    """Returns the samples from `begin` to `end` of one leaf."""
     if isinstance(leaf, tf.SparseTensor):
         sizes = tf.concat([[end - begin], leaf.dense_shape[1:]], 0)
         starts = tf.concat([[begin], tf.zeros_like(leaf.dense_shape[1:])], 0)
@@ -119,7 +143,8 @@ def _has_samples(leaf: Any) -> bool:
     return leaf is not None and len(leaf.shape) > 0
 
 
-def _length(leaf: Any) -> Any:
+def length_of(leaf: Any) -> Any:
+    """Returns how many samples a leaf has, as a number if it is known."""
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
     if isinstance(leaf, tf.SparseTensor):
@@ -128,22 +153,11 @@ def _length(leaf: Any) -> Any:
     return tf.shape(leaf, tf.int64)[0] if static is None else static
 
 
-def _check_lengths(batch: Tree) -> None:
-    lengths = {}
-    for path, leaf in zip(
-        trees.paths(batch), trees.flatten(batch), strict=True
-    ):
-        if leaf is None:
-            continue
-        shape = getattr(leaf, "shape", None)
-        if shape is None or len(shape) == 0:
+def _check(batch: Tree) -> None:
+    for path, leaf in trees.with_paths(batch):
+        if leaf is not None and len(getattr(leaf, "shape", ())) == 0:
             raise ValueError(
                 "Every leaf of a batch is an array of shape (batch, ...). "
                 f"Received at {path}: {leaf!r}."
             )
-        lengths[path] = int(_length(leaf))
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{n} at {path}" for path, n in lengths.items())
-        raise ValueError(
-            f"All leaves of a batch need the same number of samples: {listed}."
-        )
+    sample_count(batch)

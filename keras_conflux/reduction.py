@@ -120,9 +120,7 @@ class TreeReducer:
         self, verb: str, tree: Tree, dtypes: Any, compare: bool = True
     ) -> list[Any]:
         leaves = []
-        for path, leaf in zip(
-            trees.paths(tree), trees.flatten(tree), strict=True
-        ):
+        for path, leaf in trees.with_paths(tree):
             if leaf is None:
                 continue
             leaves.append(_as_tensor(verb, path, leaf, dtypes))

@@ -47,6 +47,11 @@ def paths(tree: Tree) -> list[str]:
     ]
 
 
+def with_paths(tree: Tree) -> list[tuple[str, Leaf]]:
+    """Returns each leaf behind its path, in the order of `flatten`."""
+    return list(zip(paths(tree), flatten(tree), strict=True))
+
+
 def describe(leaf: Leaf) -> str:
     """Returns a leaf's shape and dtype in words, such as `float32(3, 4)`."""
     if leaf is None:

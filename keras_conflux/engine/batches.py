@@ -89,6 +89,7 @@ class Splitter:
         self._strategy = strategy
         self._stacks = stacks
         self._moves: dict[Any, Callable] = {}
+        self._seen: dict[str, Tree] = {}
 
     def __call__(
         self, drawn: Sequence[Tree], spec: Tree = None
@@ -119,8 +120,9 @@ class Splitter:
         count = len(self._strategy.devices)
         if not self._stacks or not all(map(_is_plain, leaves)):
             return None
-        if any(leaf.shape.rank == 0 or leaf.shape[0] % count or not
-               leaf.shape[0] for leaf in leaves):  # fmt: skip
+        lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
+        length = lengths.pop()
+        if lengths or length == 0 or length % count:
             return None
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         return str(trees.paths(batch)), shapes
@@ -128,8 +130,8 @@ class Splitter:
     def _one(self, batch: Tree, spec: Tree) -> Batch:
         if _is_distributed(batch):
             return self._as_given(batch)
-        parts = self._move([trees.present(batch)], stack=False)
         sizes, specs = self._sizes_and_specs(batch, spec)
+        parts = self._move([trees.present(batch)], stack=False)
         return Batch(parts, sizes, specs)
 
     def _several(self, batches: list[Tree], spec: Tree) -> Stack:
@@ -167,7 +169,7 @@ class Splitter:
         ]
         return Batch(
             [trees.present(part) for part in parts],
-            tuple(int(feed.sample_count(part)) for part in parts),
+            tuple(feed.sample_count(part) for part in parts),
             [_spec_of(part) for part in parts],
         )
 
@@ -175,13 +177,32 @@ class Splitter:
         self, batch: Tree, spec: Tree
     ) -> tuple[tuple[int, ...], list[Tree]]:
         count = len(self._strategy.devices)
-        total = int(feed.sample_count(batch))
+        total = feed.sample_count(batch)
         limits = [feed.bounds(total, index, count) for index in range(count)]
-        spec = _spec_of(batch) if spec is None else _present(spec, batch)
+        spec = None if spec is None else _present(spec, batch)
+        if spec is None or not all(map(_has_rank, trees.present(spec))):
+            spec = self._general(batch)
         return (
             tuple(end - begin for begin, end in limits),
             [_part_spec(spec, index, count) for index in range(count)],
         )
+
+    def _general(self, batch: Tree) -> Tree:
+        """Returns specs that fit the batches of before, too, if there are any.
+
+        So a step is traced for two sequence lengths at most, not for each.
+        """
+        spec = _spec_of(batch)
+        key = str([(p, leaf is None) for p, leaf in trees.with_paths(batch)])
+        new, old = map(trees.present, (spec, self._seen.get(key, spec)))
+        common = [
+            one.most_specific_common_supertype([other])
+            for one, other in zip(new, old, strict=True)
+        ]
+        if all(map(_of_one_rank, new, common)):
+            spec = trees.refill(spec, common)
+        self._seen[key] = spec
+        return spec
 
 
 def shares(sizes: Any) -> list[tf.Tensor]:
@@ -268,6 +289,14 @@ def _of_length(length: int | None, spec: Any) -> Any:
             shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
         )
     return type(spec)(shape, spec.dtype)
+
+
+def _has_rank(spec: Any) -> bool:
+    return spec.shape.rank is not None
+
+
+def _of_one_rank(one: Any, other: Any) -> bool:
+    return other is not None and one.shape.rank == other.shape.rank
 
 
 def _present(spec: Tree, batch: Tree) -> Tree:

@@ -38,7 +38,7 @@ def of_global_batch(
     anything else that a `train_step` returns is averaged by shares.
     """
     merged: Any = keras.tree.map_structure(
-        lambda *leaves: _weighted_mean(leaves, shares), *logs
+        lambda *leaves: weighted_mean(leaves, shares), *logs
     )
     if isinstance(merged, dict):
         merged.update(
@@ -61,7 +61,8 @@ def _metric_results(model: keras.Model, running: program.Program) -> dict:
     return results
 
 
-def _weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
+def weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
+    """Averages the replicas' values, each by its share of the samples."""
     if leaves[0] is None:
         return None
     tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]

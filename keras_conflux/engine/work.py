@@ -1,14 +1,15 @@
 """What each replica does with its part of a batch, and what comes of it."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
 import keras
 import tensorflow as tf
 
+from keras_conflux import feed
 from keras_conflux import program
-from keras_conflux import trees
 from keras_conflux.engine import logs
 from keras_conflux.engine import statistics
 from keras_conflux.trees import Tree
@@ -75,23 +76,38 @@ class Prediction:
 
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
         """See `Work`."""
-        # What a replica without samples predicted of its stand-in is dropped.
-        return joined(
-            [
-                trees.map_leaves(lambda leaf, n=size: leaf[:n], output)
-                for output, size in zip(outputs, sizes, strict=True)
-            ]
+        return keras.tree.map_structure(
+            lambda *leaves: _of_global_batch(leaves, shares, sizes), *outputs
         )
+
+
+def _of_global_batch(leaves: tuple, shares: list, sizes: list) -> Any:
+    if leaves[0] is None:
+        return None
+    if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
+        return logs.weighted_mean(leaves, shares)
+    # What a replica without samples predicted of its stand-in is dropped.
+    return _concat(
+        [
+            leaf if size is None else _if_any(leaf, size)
+            for leaf, size in zip(leaves, sizes, strict=True)
+        ]
+    )
+
+
+def _if_any(leaf: Any, size: tf.Tensor) -> Any:
+    length = tf.cast(feed.length_of(leaf), tf.int64)
+    return feed.rows(leaf, tf.zeros_like(length), tf.sign(size) * length)
 
 
 def joined(parts: list[Tree]) -> Tree:
     """Joins trees of tensors of shape `(batch, ...)` along the first axis."""
-    if len(parts) == 1:
-        return parts[0]
     return keras.tree.map_structure(lambda *leaves: _concat(leaves), *parts)
 
 
-def _concat(leaves: tuple[Any, ...]) -> Any:
+def _concat(leaves: Sequence[Any]) -> Any:
+    if len(leaves) == 1:
+        return leaves[0]
     if isinstance(leaves[0], tf.SparseTensor):
         return tf.sparse.concat(0, leaves)
     return tf.concat(leaves, 0)

@@ -120,9 +120,7 @@ def _compiled(one_step: Callable, part: Tree, limit: int) -> Callable:
 
 def _nothing_like(outputs: Tree) -> list[tf.Tensor]:
     """Returns what a loop over steps begins with."""
-    for path, output in zip(
-        trees.paths(outputs), trees.flatten(outputs), strict=True
-    ):
+    for path, output in trees.with_paths(outputs):
         if output is not None and not output.shape.is_fully_defined():
             raise tf.errors.UnimplementedError(
                 None,

@@ -1,0 +1,98 @@
+"""Batches and outputs of unusual shapes, against one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from models import dense
+
+import keras_conflux as kc
+from keras_conflux.engine.batches import Splitter
+from keras_conflux.strategy import strategy_for
+
+X = np.arange(40, dtype="float32").reshape(10, 4)
+
+
+def replicated(outputs, count=MANY):
+    """A model that predicts `outputs(x)`, and the same on one device."""
+
+    class Model(keras.Model):
+        def call(self, x):
+            return outputs(x)
+
+    models = Model(), kc.replicate(Model(), count)
+    for model in models:
+        model.compile(jit_compile=False)
+    return models
+
+
+@pytest.mark.parametrize(
+    ("outputs", "samples"),
+    [
+        (lambda x: keras.ops.repeat(x, 2, axis=0), 10),  # more rows
+        (lambda x: keras.ops.repeat(x, 2, axis=0), 1),
+        (lambda x: x[::2], 8),  # fewer, where parts are of even size
+        (lambda x: {"rows": x, "sums": keras.ops.sum(x, axis=1)}, 10),
+        (lambda x: {"rows": x, "sums": keras.ops.sum(x, axis=1)}, 1),
+    ],
+)
+def test_predict_of_any_number_of_rows(outputs, samples):
+    one, many = replicated(outputs)
+    got = many.predict(X[:samples], verbose=0)
+    keras.tree.map_structure(
+        np.testing.assert_array_equal,
+        got,
+        one.predict(X[:samples], verbose=0),
+    )
+
+
+def test_predict_of_a_mean():
+    one, many = replicated(keras.ops.mean)
+    np.testing.assert_allclose(
+        many.predict_on_batch(X), one.predict_on_batch(X), rtol=1e-6
+    )
+
+
+def test_leaves_of_different_lengths_are_refused():
+    model = kc.replicate(dense("sgd"), MANY)
+    batch = np.zeros((9, 8), "float32"), np.zeros(8, "float32")
+    with pytest.raises(ValueError, match=r"9 at \[0\], 8 at \[1\]"):
+        model.fit((batch for _ in range(1)), verbose=0)
+
+
+def test_predict_on_data_of_unknown_rank():
+    one, many = replicated(lambda x: x * 2)
+
+    def batches():
+        yield X
+
+    data = tf.data.Dataset.from_generator(
+        batches, output_signature=tf.TensorSpec(None, tf.float32)
+    )
+    np.testing.assert_array_equal(many.predict(data, verbose=0), X * 2)
+    np.testing.assert_array_equal(one.predict(data, verbose=0), X * 2)
+
+
+def test_each_length_is_not_traced_anew():
+    traced = []
+
+    class Model(keras.Model):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    model = kc.replicate(Model(), MANY)
+    for length in range(2, 8):
+        x = np.ones((8, length), "float32")
+        assert model.predict_on_batch(x).shape == x.shape
+    assert len(traced) <= 3 * MANY  # symbolic build, first length, any length
+
+
+def test_specs_become_general():
+    split = Splitter(strategy_for(MANY), stacks=False)
+    shapes = [(8, 3), (8, 3), (8, 5), (8, 3)]
+    specs = [split([{"x": tf.zeros(s), "y": None}])[0].specs[0] for s in shapes]
+    assert [spec["x"].shape[1] for spec in specs] == [3, 3, None, None]
+    (other,) = split([{"x": tf.zeros((8, 3, 1)), "y": None}])
+    assert other.specs[0]["x"].shape[1:] == (3, 1)
