@@ -6,6 +6,7 @@ what it was for all others.
 """
 
 import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -162,7 +163,12 @@ def default_strategy() -> tf.distribute.Strategy:
 def global_seed_generator() -> keras.random.SeedGenerator:
     """Returns the generator behind `keras.random` without a seed."""
     # Made here, outside of any function, for a function makes no variables.
-    return seed_generator.global_seed_generator()
+    # Its seed comes from Python's `random`. A model that never asks for it
+    # would not have drawn: what a PyDataset shuffles by stays the same.
+    before = random.getstate()
+    generator = seed_generator.global_seed_generator()
+    random.setstate(before)
+    return generator
 
 
 def with_this_threads_state(fn: Callable) -> Callable:
@@ -187,10 +193,18 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
     # Public `model.build` builds neither metrics nor the optimizer.
     try:
         model._symbolic_build(data_batch=spec)
-    except RuntimeError as error:
-        # A model without `call`, whose own step knows what to do.
-        if "automatically build the model" not in str(error):
+    except Exception:
+        # A step of the user's own may do without `call`, or take what `call`
+        # does not. It is asked first on one device, so it shall be here.
+        if not _has_own_step(model):
             raise
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    return any(
+        getattr(type(model), step) is not getattr(TensorFlowTrainer, step)
+        for step in ("train_step", "test_step", "predict_step")
+    )
 
 
 def supports_jit(model: keras.Model) -> bool:

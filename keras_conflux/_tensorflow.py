@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.ops import summary_ops_v2
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):
@@ -170,6 +171,20 @@ def graph_function(function: Callable, signature: Any) -> Callable:
     # polymorphic_function.py, in `__call__`.
     made._omit_frequent_tracing_warning = True
     return made
+
+
+def with_this_threads_summaries(fn: Callable) -> Callable:
+    """Makes `tf.summary` in `fn` write where it would in this thread."""
+    # Writer, step and condition are kept by thread; mirrored_run.py hands
+    # them on to the threads of replicas in the same way.
+    here = dict(vars(summary_ops_v2._summary_state))
+
+    @functools.wraps(fn)
+    def run() -> Any:
+        vars(summary_ops_v2._summary_state).update(here)
+        return fn()
+
+    return run
 
 
 def must_run(tensor: tf.Tensor) -> None:

@@ -1,5 +1,6 @@
 """What users do around `fit` that once went wrong."""
 
+import random
 import threading
 
 import keras
@@ -41,6 +42,65 @@ def test_a_model_that_shares_layers_is_replicated_too():
         encoder.fit(X, X[:, :4], **FIT)
     assert_same_training(one[0], many[0])
     kc.assert_in_sync(many[0])
+
+
+def test_a_step_may_take_what_call_does_not():
+    class Denoiser(keras.Sequential):
+        def train_step(self, data):
+            noisy = {"clean": data["x"] + data["noise"]}
+            return super().train_step((noisy["clean"], data["x"]))
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = Denoiser([keras.layers.Dense(8)])
+        model.compile("sgd", "mse")
+        return model
+
+    data = {"x": X, "noise": X[::-1] / 8}
+    batches = tf.data.Dataset.from_tensor_slices(data).batch(16)
+    one, many = build(), kc.replicate(build(), MANY)
+    for model in (one, many):
+        model.fit(batches, epochs=2, verbose=0)
+    assert_same_training(one, many)
+
+
+def test_summaries_of_a_step_are_written(tmp_path):
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            tf.summary.scalar("seen", 1.0, step=self.optimizer.iterations.value)
+            return super().train_step(data)
+
+    model = kc.replicate(Model([keras.layers.Dense(1)]), MANY)
+    model.compile("sgd", "mse", jit_compile=False)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        model.fit(X, Y, **FIT)
+    (path,) = tmp_path.iterdir()
+    events = tf.compat.v1.train.summary_iterator(str(path))
+    tags = [value.tag for event in events for value in event.summary.value]
+    assert tags == ["seen"] * 3
+
+
+def test_a_shuffling_pydataset_shuffles_as_on_one_device():
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 15
+
+        def __getitem__(self, index):
+            order.append(index)
+            return X[index::15], Y[index::15]
+
+    orders = []
+    for replicate in (False, True):
+        order = []
+        orders.append(order)
+        # Without Keras' own seed, its generators draw from Python's.
+        keras.utils.clear_session()
+        random.seed(3)
+        model = dense("sgd")
+        if replicate:
+            kc.replicate(model, MANY)
+        model.fit(Data(), epochs=3, shuffle=True, verbose=0)
+    assert orders[1] == orders[0]
 
 
 def test_two_models_train_at_once():

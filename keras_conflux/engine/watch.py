@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux import _keras
+from keras_conflux import _tensorflow
 from keras_conflux.devices import Device
 from keras_conflux.errors import StepTimeoutError
 from keras_conflux.trees import Tree
@@ -74,7 +75,9 @@ class Watch:
         seconds = steps * float(os.environ.get("CONFLUX_STEP_TIMEOUT", SECONDS))
         before = [int(ended.numpy()) for ended in self._ended]
         # A daemon: one that hangs must not keep Python from ending.
-        work = _keras.with_this_threads_state(run)
+        work = _tensorflow.with_this_threads_summaries(
+            _keras.with_this_threads_state(run)
+        )
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         try:
