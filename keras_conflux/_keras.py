@@ -75,11 +75,6 @@ def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
     _exchanges[0] += 1
 
 
-def has_exchanged() -> bool:
-    """Whether any Keras variable has been replicated in this process."""
-    return _exchanges[0] > 0
-
-
 def forget_stale_functions(model: keras.Model) -> None:
     """Drops what was traced over variables that have been exchanged since.
 

@@ -128,7 +128,7 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
     if target is None:
         return strategy
     if isinstance(target, keras.layers.Layer | keras.optimizers.Optimizer):
-        return _replicate_in_place(
+        return replicate_in_place(
             target, strategy if devices is not None else None
         )
     if callable(target) and not isinstance(
@@ -166,7 +166,8 @@ def adopt(target: Any, strategy: ReplicatedStrategy) -> None:
             _keras.set_optimizer_strategy(owner, strategy)
 
 
-def _replicate_in_place(target: Any, wanted: ReplicatedStrategy | None) -> Any:
+def replicate_in_place(target: Any, wanted: ReplicatedStrategy | None) -> Any:
+    """Gives a model or optimizer copies, by default on the current devices."""
     found = variables.variables_of(target)
     present = variables.strategy_of(found)
     if isinstance(target, keras.Model):

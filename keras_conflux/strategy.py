@@ -43,6 +43,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
+        _strategies.setdefault(self._conflux_devices, self)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -79,9 +80,12 @@ _latest: list[ReplicatedStrategy] = []
 def strategy_for(which: DevicesLike) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
     chosen = find_devices(which)
-    if chosen not in _strategies:
-        _strategies[chosen] = ReplicatedStrategy(chosen)
-    return _strategies[chosen]
+    return _strategies.get(chosen) or ReplicatedStrategy(chosen)
+
+
+def has_strategies() -> bool:
+    """Whether anything can be replicated: a strategy has been made."""
+    return bool(_strategies)
 
 
 def use(strategy: ReplicatedStrategy) -> None:

@@ -1,5 +1,9 @@
 """What `replicate` makes of each kind of target, and what it refuses."""
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -152,3 +156,41 @@ def test_spellings_of_devices():
     if MANY > 1:
         assert kc.devices("1, 0") == (DEVICES[1], DEVICES[0])
     assert (DEVICES[0].kind, DEVICES[0].index) == (kind, 0)
+
+
+SHARE = """
+import keras
+import numpy as np
+import keras_conflux as kc
+
+with kc.replicate(devices=2) as strategy:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+head = keras.Sequential([model.layers[0], keras.layers.Dense(1)])
+head.compile("sgd", "mse")
+head.fit(np.ones((16, 8)), np.ones((16, 1)), verbose=0)
+assert head.distribute_strategy is strategy
+kc.assert_in_sync(model)
+"""
+
+
+def test_a_model_that_shares_layers_of_a_scope_follows_them():
+    if MANY < 2:
+        pytest.skip("needs two devices")
+    # In a process where nothing has been promoted.
+    result = subprocess.run(
+        [sys.executable, "-c", SHARE],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_strategy_of_ones_own_is_that_of_its_devices():
+    if MANY < 2:
+        pytest.skip("needs two devices")
+    strategy = kc.ReplicatedStrategy([DEVICES[1]])
+    assert kc.ReplicatedStrategy([DEVICES[1]]) is not strategy
+    model = dense()
+    kc.replicate(model, [DEVICES[1]])
+    assert model.distribute_strategy is kc.replicate(devices=[DEVICES[1]])

@@ -23,6 +23,7 @@ from keras_conflux.engine import randomness
 from keras_conflux.engine import statistics
 from keras_conflux.engine import step
 from keras_conflux.strategy import ReplicatedStrategy
+from keras_conflux.strategy import has_strategies
 from keras_conflux.strategy import is_replicated
 
 
@@ -97,10 +98,10 @@ def install() -> None:
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
     """Returns what replicates a model; sharing a replicated layer is enough."""
     strategy = _keras.strategy_of(model)
-    if strategy is None and _keras.has_exchanged():
+    if strategy is None and has_strategies():
         strategy = variables.replicated_by(variables.variables_of(model))
         if strategy is not None:
-            replicas.replicate(model, strategy.devices)
+            replicas.replicate_in_place(model, strategy)
     return strategy if isinstance(strategy, ReplicatedStrategy) else None
 
 
