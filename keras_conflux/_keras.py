@@ -17,10 +17,15 @@ import tensorflow as tf
 # derives from them.
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import (
+    distribution_lib as backend_distribution,
+)
 from keras.src.backend.tensorflow import nn as nn_module
+from keras.src.backend.tensorflow.core import Variable as TFVariable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.distribution import distribution_lib as distribution_module
 from keras.src.losses import loss as loss_module
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator
@@ -32,8 +37,10 @@ __all__ = [
     "KerasVariable",
     "TFEpochIterator",
     "TFOptimizer",
+    "TFVariable",
     "TensorFlowTrainer",
     "Trainer",
+    "distribution_module",
     "loss_module",
     "nn_module",
 ]
@@ -58,6 +65,19 @@ def dispatch(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         return replacement(original, *args, **kwargs)
 
     setattr(owner, name, dispatcher)
+
+
+def provide_distribution(*functions: Callable[..., Any]) -> None:
+    """Gives Keras what its TensorFlow backend lacks for `keras.distribution`.
+
+    Args:
+        *functions: Found by their names, which are those that other backends
+            have.
+    """
+    # keras.src.distribution calls them on this module. In 3.14.0 and 3.15.1
+    # it has `list_devices`, which works, and attempts at DTensor.
+    for function in functions:
+        setattr(backend_distribution, function.__name__, function)
 
 
 def backing(variable: keras.Variable) -> Any:
@@ -140,6 +160,11 @@ def set_strategy(model: keras.Model, strategy: Any) -> None:
     model.train_function = None
     model.test_function = None
     model.predict_function = None
+
+
+def optimizer_strategy(optimizer: Any) -> tf.distribute.Strategy:
+    """Returns the strategy that an optimizer makes its variables under."""
+    return optimizer._distribution_strategy
 
 
 def set_optimizer_strategy(optimizer: Any, strategy: Any) -> None:

@@ -25,7 +25,8 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
     Args:
         batch: A tree of arrays or tensors of shape `(batch, ...)`.
         devices: See `keras_conflux.devices`. By default those of the open
-            scope, else those last given to `replicate`, else all.
+            scope, else of `keras.distribution`, else those last given to
+            `replicate`, else all.
 
     Returns:
         A `Replicas`; a tuple of them if `batch` is a tuple, as `(x, y)` is.

@@ -114,7 +114,8 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
     Args:
         target: See above.
         devices: See `keras_conflux.devices`. By default the devices of the
-            open scope, else those last given to `replicate`, else all.
+            open scope, else of `keras.distribution`, else those last given to
+            `replicate`, else all.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.

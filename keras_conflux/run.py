@@ -63,7 +63,8 @@ def withdevices(
 
     Arguments that are `Replicas` or `tf.distribute` values give each device
     its own part; all others go to every device as they are. Models and
-    optimizers that `fn` uses should have been given to `replicate`.
+    optimizers that `fn` uses should have been given to `replicate`, or made
+    under a distribution.
 
     Nothing is reduced for you: gradients that `fn` computes are this
     replica's until it calls `allreduce`.
@@ -71,8 +72,9 @@ def withdevices(
     Args:
         fn: What to run. `None` makes a decorator with options.
         devices: See `keras_conflux.devices`. By default those of the
-            `Replicas` among the arguments, else of the open scope, else
-            those last given to `replicate`, else all.
+            `Replicas` among the arguments, else of the open scope, else of
+            `keras.distribution`, else those last given to `replicate`, else
+            all.
         jit_compile: Whether XLA compiles what each device runs, collectives
             included. TensorFlow's XLA has none for CPU devices, so on several
             of these `fn` runs as a plain graph.

@@ -13,6 +13,7 @@ from keras_conflux.communicator import Communicator
 from keras_conflux.devices import Device
 from keras_conflux.devices import DevicesLike
 from keras_conflux.devices import devices as find_devices
+from keras_conflux.distribution import active_devices
 from keras_conflux.reduction import TreeReducer
 
 
@@ -89,18 +90,27 @@ def has_strategies() -> bool:
 
 
 def use(strategy: ReplicatedStrategy) -> None:
-    """Makes a strategy the current one where no scope is open."""
+    """Makes a strategy the current one where nothing else names one."""
     _latest[:] = [strategy]
 
 
-def current_strategy() -> ReplicatedStrategy:
-    """Returns the strategy whose scope is open, else the last one `use`d.
+def distribution_strategy() -> ReplicatedStrategy | None:
+    """Returns the strategy over the devices of Keras' distribution, if set."""
+    devices = active_devices()
+    return None if devices is None else strategy_for(devices)
 
-    Without either it is the one over all devices.
+
+def current_strategy() -> ReplicatedStrategy:
+    """Returns the strategy of the open scope, else of Keras' distribution.
+
+    Without either it is the last one `use`d, else the one over all devices.
     """
     active = tf.distribute.get_strategy()
     if isinstance(active, ReplicatedStrategy):
         return active
+    distributed = distribution_strategy()
+    if distributed is not None:
+        return distributed
     return _latest[0] if _latest else strategy_for(None)
 
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux import _keras
+from keras_conflux import distribution
 from keras_conflux import replicas
 from keras_conflux import synchronization
 from keras_conflux import variables
@@ -22,13 +23,22 @@ from keras_conflux.engine import losses
 from keras_conflux.engine import randomness
 from keras_conflux.engine import statistics
 from keras_conflux.engine import step
+from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import ReplicatedStrategy
+from keras_conflux.strategy import distribution_strategy
 from keras_conflux.strategy import has_strategies
 from keras_conflux.strategy import is_replicated
 
 
 def install() -> None:
     """Puts the dispatchers in place. Called once, at import."""
+    _keras.provide_distribution(
+        distribution.distribute_tensor,
+        distribution.get_device_count,
+        distribution.initialize,
+        distribution.num_processes,
+        distribution.process_id,
+    )
     trainer = _keras.TensorFlowTrainer
     for owner, name, replacement in (
         (_keras.BaseOptimizer, "apply", gradients.apply),
@@ -91,18 +101,47 @@ def install() -> None:
         (trainer, "evaluate", _plan),
         (trainer, "predict", _plan),
         (_keras.Trainer, "_resolve_auto_jit_compile", _jit_compile),
+        (keras.distribution, "set_distribution", distribution.set_distribution),
+        (
+            _keras.distribution_module,
+            "set_distribution",
+            distribution.set_distribution,
+        ),
+        (
+            keras.distribution.DataParallel,
+            "__init__",
+            distribution.make_data_parallel,
+        ),
+        (_keras.TFVariable, "_initialize", _make_distributed),
+        (_keras.TFOptimizer, "__init__", _make_distributed),
+        (trainer, "__init__", _make_distributed),
     ):
         _keras.dispatch(owner, name, replacement)
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
-    """Returns what replicates a model; sharing a replicated layer is enough."""
+    """Returns what replicates a model, after seeing to it that it does.
+
+    Sharing a replicated layer is enough, and so is Keras' distribution.
+    """
     strategy = _keras.strategy_of(model)
-    if strategy is None and has_strategies():
-        strategy = variables.replicated_by(variables.variables_of(model))
+    if strategy is None:
+        if has_strategies():
+            strategy = variables.replicated_by(variables.variables_of(model))
+        strategy = strategy or distribution_strategy()
         if strategy is not None:
             replicas.replicate_in_place(model, strategy)
     return strategy if isinstance(strategy, ReplicatedStrategy) else None
+
+
+def _make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
+    """Makes a variable, an optimizer or a model under Keras' distribution."""
+    strategy = distribution_strategy()
+    if strategy is None or tf.distribute.has_strategy():
+        original(*args, **kwargs)
+        return
+    with strategy.scope():
+        original(*args, **kwargs)
 
 
 def _make_any_function(
@@ -127,6 +166,13 @@ def _add_optimizer_variable(
     if isinstance(value, keras.Variable):
         value = _keras.backing(value)
     if not is_replicated(value):
+        if isinstance(_keras.optimizer_strategy(optimizer), ReplicatedStrategy):
+            raise StrategyError(
+                f"The optimizer {optimizer.name!r} was made for several "
+                f"devices, and {variables.name_of(reference_variable)}, which "
+                "it is to update, for one. Call `keras_conflux.replicate` on "
+                "the model first."
+            )
         return original(optimizer, reference_variable, **kwargs)
     strategy = value.distribute_strategy
     _keras.set_optimizer_strategy(optimizer, strategy)
