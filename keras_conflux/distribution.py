@@ -1,7 +1,7 @@
-"""What `keras.distribution` means where TensorFlow runs Keras.
+"""What `keras.distribution` means on TensorFlow: a list of devices.
 
-Keras calls the functions named as its backends name them; on TensorFlow it
-finds none of them, and a distribution that is set has no effect.
+Its backend functions have the names by which Keras calls them on any backend;
+the TensorFlow backend of Keras lacks these.
 """
 
 import math
