@@ -1,8 +1,7 @@
-"""The examples, run as a user runs them, and the README's code."""
+"""The examples, run as a user runs them."""
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -31,13 +30,3 @@ def test_example(name):
     printed = run(f"examples/{name}.py", "--epochs", "1", "--devices", count)
     assert f"test accuracy on {count} devices" in printed
     assert "served without keras_conflux" in printed
-
-
-def test_readme_code_runs():
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
-    )
-    assert blocks
-    setup = (ROOT / "tests" / "readme_setup.py").read_text()
-    for block in blocks:
-        run("-c", f"{setup}\n{block}")
