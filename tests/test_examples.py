@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,11 +10,15 @@ import pytest
 from conftest import ON_GPU
 
 ROOT = pathlib.Path(__file__).parent.parent
+COUNT = "2" if ON_GPU else "3"
+ACCURACY = rf"test accuracy on {COUNT} devices: ([\d.]+)%"
 
 
-def run(*arguments: str) -> str:
+def run(name: str) -> str:
+    """Returns what an example prints in one epoch."""
+    options = ["--epochs", "1", "--devices", COUNT]
     result = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, f"examples/{name}.py", *options],
         cwd=ROOT,
         env=os.environ,
         capture_output=True,
@@ -24,9 +29,19 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("name", ["digits", "custom_loop"])
-def test_example(name):
-    count = "2" if ON_GPU else "3"
-    printed = run(f"examples/{name}.py", "--epochs", "1", "--devices", count)
-    assert f"test accuracy on {count} devices" in printed
+@pytest.mark.parametrize(
+    ("name", "guess"), [("digits", 10), ("custom_loop", 10), ("text", 37)]
+)
+def test_classifier_learns_and_is_served(name, guess):
+    printed = run(name)
+    (accuracy,) = re.findall(ACCURACY, printed)
+    assert float(accuracy) > guess + 20
     assert "served without keras_conflux" in printed
+
+
+def test_gan_draws_better_than_untrained():
+    distances = re.search(
+        rf"distance on {COUNT} devices: ([\d.]+) \(untrained ([\d.]+)",
+        run("gan"),
+    )
+    assert float(distances[1]) < float(distances[2]) / 2
