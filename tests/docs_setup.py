@@ -7,6 +7,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import keras
 import numpy as np
+import pytest as pytest
 import tensorflow as tf
 
 import keras_conflux as kc

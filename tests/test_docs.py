@@ -1,5 +1,7 @@
 """The Python of README.md and docs/ runs, and what they quote is said."""
 
+import ast
+import functools
 import os
 import pathlib
 import re
@@ -7,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+
+import keras_conflux as kc
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,15 +34,15 @@ def program(document: pathlib.Path) -> str:
 
     Its lines stay where they are, so that an error names the document's line.
     In place of the title stands what the document takes for granted, unless
-    it begins with imports of its own.
+    it imports Keras itself.
     """
     lines = document.read_text().splitlines()
     kept = [
         line if language == "python" else ""
         for line, language in zip(lines, languages(document), strict=True)
     ]
-    alone = "".join(kept).startswith("import ")
-    return "\n".join(["" if alone else SETUP, *kept[1:], ""])
+    first = "" if "import keras" in kept else SETUP
+    return "\n".join([first, *kept[1:], ""])
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,51 @@ def test_python_runs(document, tmp_path):
         timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def template(node: ast.AST) -> str:
+    """Returns a string as the source has it, with "..." for other values."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(template, node.values))
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if is_text else "..."
+
+
+@functools.cache
+def said() -> list[str]:
+    """Returns the strings that the package passes on or returns."""
+    return [
+        template(value)
+        for path in pathlib.Path(kc.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call | ast.keyword | ast.Return)
+        for value in ast.iter_child_nodes(node)
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        quoted.strip()
+        for _, quoted in re.findall(
+            r"^### (`+)(.*)\1$",
+            (ROOT / "docs" / "troubleshooting.md").read_text(),
+            re.MULTILINE,
+        )
+    ],
+)
+def test_quoted_message_is_said(message):
+    beginning = ".*".join(map(re.escape, message.split("...")))
+    assert any(re.match(beginning, each) for each in said())
+
+
+def test_links_lead_somewhere():
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", document.read_text()):
+            assert (document.parent / target).exists(), (document, target)
+
+
+def test_every_block_says_its_language():
+    known = {"", "python", "sh", "julia", "pytorch", "text"}
+    for document in DOCUMENTS:
+        assert set(languages(document)) <= known, document
