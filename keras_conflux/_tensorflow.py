@@ -12,6 +12,7 @@ import tensorflow as tf
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
 from tensorflow.python.client import device_lib
+from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import summary_ops_v2
@@ -162,15 +163,27 @@ def memory_of(device: str) -> int:
 
 
 def graph_function(function: Callable, signature: Any) -> Callable:
-    """Returns `function` as a graph, with its control flow as it is.
+    """Returns `function` as a graph, with its control flow as it is."""
+    return quiet(
+        tf.function(function, input_signature=signature, autograph=False)
+    )
 
-    It is traced once; but TensorFlow counts tracings by the line of the
-    source, and would warn of them when a program makes a few models.
+
+def quiet(function: Any) -> Any:
+    """Keeps a `tf.function` from warning that it is traced often.
+
+    TensorFlow counts tracings by the line of the source. That is one for all
+    models and all steps of a program, each of which is traced for itself.
     """
-    made = tf.function(function, input_signature=signature, autograph=False)
     # polymorphic_function.py, in `__call__`.
-    made._omit_frequent_tracing_warning = True
-    return made
+    function._omit_frequent_tracing_warning = True
+    return function
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether a replica was stopped because of what went wrong elsewhere."""
+    # Raised in the threads of replicas that wait in `merge_call`.
+    return isinstance(error, mirrored_run._RequestedStop)
 
 
 def with_this_threads_summaries(fn: Callable) -> Callable:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeAlias
 from typing import TypeVar
 from typing import overload
 
@@ -24,7 +25,10 @@ from keras_conflux.strategy import strategy_for
 from keras_conflux.strategy import use
 from keras_conflux.trees import Tree
 
-_Keras = TypeVar("_Keras", bound="keras.Model | keras.optimizers.Optimizer")
+_InPlace: TypeAlias = (
+    keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
+)
+_Keras = TypeVar("_Keras", bound=_InPlace)
 
 
 class Replicas(Sequence):
@@ -103,9 +107,11 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
 
     * nothing: returns the `ReplicatedStrategy` over the devices, for
       `with kc.replicate() as strategy:` or `strategy.scope()`;
-    * a Keras model or optimizer: gives every variable one copy a device, in
-      place and with all state kept, and returns it. Built or not, compiled or
-      not, trained or not: `fit`, `evaluate`, `predict` and `export` work on;
+    * a Keras model, layer, optimizer or metric: gives every variable one copy
+      a device, in place and with all state kept, and returns it. A model may
+      be built or not, compiled or not, trained or not: `fit`, `evaluate`,
+      `predict` and `export` work on. A metric's copies count what their
+      replica sees, and reading it adds them up;
     * an array, tensor, variable, or a tree of them: returns a `Replicas` with
       one copy on each device. A variable becomes one variable a device;
     * any other callable: calls it in the strategy's scope and returns what it
@@ -128,7 +134,7 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
     use(strategy)
     if target is None:
         return strategy
-    if isinstance(target, keras.layers.Layer | keras.optimizers.Optimizer):
+    if isinstance(target, _InPlace):
         return replicate_in_place(
             target, strategy if devices is not None else None
         )

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux import _tensorflow
 from keras_conflux import program
 from keras_conflux import trees
 from keras_conflux.devices import Device
@@ -137,7 +138,9 @@ class _Compiled:
                 raise
             return [outputs[index] for index in range(len(arguments))]
 
-        self._function = tf.function(all_replicas, reduce_retracing=True)
+        self._function = _tensorflow.quiet(
+            tf.function(all_replicas, reduce_retracing=True)
+        )
 
     def __call__(self, arguments: Tree) -> Replicas:
         count = len(self._strategy.devices)
@@ -153,7 +156,7 @@ class _Compiled:
         return Replicas(outputs, self._strategy.devices)
 
     def _fail(self, index: int | None, error: Exception) -> None:
-        if not self._failed:
+        if not self._failed and not _tensorflow.is_stop(error):
             self._failed.append((index, error))
 
     def _explain(self, error: BaseException) -> BaseException:

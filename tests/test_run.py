@@ -323,3 +323,63 @@ def test_wrong_input_raises_at_the_call(call, error, message):
         return
     with pytest.raises(error, match=message):
         call()
+
+
+def sgd_step(model, optimizer):
+    @kc.withdevices(devices=MANY)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = kc.allreduce("mean", gradients)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    return step
+
+
+@pytest.mark.parametrize("of_several", [(), ("model",), ("optimizer",)])
+@pytest.mark.parametrize("built", [True, False])
+def test_a_step_that_writes_what_has_a_single_copy(of_several, built):
+    model, optimizer = dense(), keras.optimizers.Adam()
+    if "model" in of_several:
+        kc.replicate(model, MANY)
+    if built:
+        optimizer.build(model.trainable_variables)
+    if "optimizer" in of_several:
+        kc.replicate(optimizer, MANY)
+    before = model.get_weights()
+    with pytest.raises(kc.StrategyError, match=r"keras_conflux\.replicate"):
+        sgd_step(model, optimizer)(*kc.split(regression(16), MANY))
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_what_stops_replicas_is_told_and_not_that_they_stop():
+    def fail(_):
+        raise KeyError("from outside of the replicas")
+
+    @kc.withdevices(devices=MANY)
+    def run():
+        tf.distribute.get_replica_context().merge_call(fail)
+
+    with pytest.raises(KeyError, match="from outside of the replicas"):
+        run()
+
+
+def test_a_metric_counts_on_each_replica():
+    mean = kc.replicate(keras.metrics.Mean(), MANY)
+
+    @kc.withdevices(devices=MANY)
+    def count(x):
+        mean.update_state(x)
+
+    x = np.arange(10, dtype="float32")
+    count(kc.split(x, MANY))
+    assert float(mean.result()) == x.mean()
+    assert float(kc.unreplicate(mean).result()) == x.mean()
+
+
+def test_many_steps_in_a_program_are_no_reason_to_warn(recwarn, caplog):
+    for _ in range(8):
+        kc.withdevices(lambda x: x + 1, devices=MANY)(tf.ones(2))
+    assert "retracing" not in caplog.text

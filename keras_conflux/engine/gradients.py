@@ -8,12 +8,16 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_conflux import _keras
 from keras_conflux import program
 from keras_conflux import run
 from keras_conflux import variables
+from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import in_replica
+from keras_conflux.strategy import is_replicated
 from keras_conflux.strategy import reducer
 
 _local = threading.local()
@@ -41,6 +45,9 @@ def apply(
     if getattr(_local, "applying", False):
         return original(optimizer, grads, trainable_variables)
     running = program.current()
+    given = None if trainable_variables is None else list(trainable_variables)
+    _check_replicated(optimizer, given)
+    trainable_variables = given
     grads = _repeatable(list(grads))
     accumulating = False
     if running is None:
@@ -52,6 +59,26 @@ def apply(
         _warn_if_local(running, grads)
     with _applying(pending=accumulating):
         return original(optimizer, grads, trainable_variables)
+
+
+def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
+    """Raises unless each replica has its own copy of what it will write.
+
+    Replicas would write one variable after another, or wait for each other.
+    """
+    for what, found in (
+        (f"of the optimizer {optimizer.name!r}", optimizer.variables),
+        ("which the optimizer is to update", trained or []),
+    ):
+        for variable in found:
+            is_keras = isinstance(variable, keras.Variable)
+            if is_keras and not is_replicated(_keras.backing(variable)):
+                raise StrategyError(
+                    f"{variables.name_of(variable)}, {what}, has a single "
+                    "copy, but the step runs on several devices. Give the "
+                    "model and the optimizer to `keras_conflux.replicate` "
+                    "before the step."
+                )
 
 
 def _repeatable(grads: list[Any]) -> list[Any]:
