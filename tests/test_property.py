@@ -74,6 +74,20 @@ def runs(draw):
     }
 
 
+def tolerance(run) -> float:
+    """Returns how far from one device a run may end.
+
+    Two samples are normalized to 1 and -1, whatever they are, and gradients
+    become differences of nearly equal numbers. There one device itself moves
+    by 1e-4 to 6e-4 when its inputs move by one rounding.
+    """
+    sizes = {
+        min(run["batch_size"], run["samples"]),
+        run["samples"] % run["batch_size"],
+    }
+    return 1e-3 if run["body"] == "normalized" and 2 in sizes else 3e-5
+
+
 def build(run) -> keras.Model:
     keras.utils.set_random_seed(run["seed"])
     body = BODIES[run["body"]]()
@@ -112,5 +126,5 @@ def test_any_run_equals_one_device(run):
     }
     one, many = build(run), kc.replicate(build(run), run["count"])
     expected, got = one.fit(x, y, **fit), many.fit(x, y, **fit)
-    assert_same_training(one, many, expected, got, rtol=3e-5)
+    assert_same_training(one, many, expected, got, rtol=tolerance(run))
     kc.assert_in_sync(many)
