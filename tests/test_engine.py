@@ -1,5 +1,6 @@
 """The engine under `fit`: many steps a call, XLA, batches drawn ahead."""
 
+import signal
 import threading
 import time
 
@@ -14,9 +15,11 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux import _tensorflow
 from keras_conflux.engine import epoch
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
+from keras_conflux.engine.watch import Watch
 from keras_conflux.engine.xla import XlaProgram
 
 BATCHES = 42
@@ -291,6 +294,80 @@ def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
     time.sleep(1)
     monkeypatch.delenv("CONFLUX_STEP_TIMEOUT")
     model.fit(X[:8], Y[:8], **FIT)
+
+
+@pytest.fixture
+def _heard():
+    """Interrupts are heard, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heard")
+def test_a_second_interrupt_ends_the_wait():
+    ended = threading.Event()
+    watch = Watch(kc.devices(2), "some step")
+    with pytest.raises(kc.StepTimeoutError, match=r"replica 0 .*, 1 "):
+        watch.call(interrupting(ended, times=2))
+    ended.set()
+    assert watch.call(lambda: 1) == 1
+
+
+@pytest.mark.usefixtures("_heard")
+def test_an_interrupted_call_comes_to_its_end():
+    ended = threading.Event()
+    watch = Watch(kc.devices(2), "some step")
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        watch.call(interrupting(ended, times=1, then=lambda: done.append(1)))
+    assert done == [1]
+
+
+def interrupting(ended, times, then=lambda: None):
+    """Returns a program that interrupts whoever waits for it, as Ctrl-C."""
+
+    def program():
+        for _ in range(times):
+            time.sleep(0.2)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        ended.wait(10 if times > 1 else 0.2)
+        then()
+
+    return program
+
+
+@pytest.mark.parametrize("limit", ["inf", "1e300"])
+def test_a_time_limit_of_any_size(limit, monkeypatch):
+    monkeypatch.setenv("CONFLUX_STEP_TIMEOUT", limit)
+    assert Watch(kc.devices(2), "some step").call(lambda: 1) == 1
+
+
+def test_long_batches_make_short_calls(monkeypatch):
+    """What a call may hold is counted, not guessed from the first batch."""
+    rows = [np.ones((8, 4 * length), "float32") for length in (1, 1, 9, 9, 9)]
+    room = 20 * rows[0].nbytes
+    monkeypatch.setattr(_tensorflow, "memory_of", lambda _: room / epoch.MEMORY)
+    strategy = kc.replicate(devices=1)
+    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
+    chunks._size = 8
+    source = iter(rows)
+    counts = [chunks._draw(source, 8).count for _ in range(2)]
+    assert counts == [4, 1]  # 1 + 1 + 9 + 9 of 20; one more has no room
+
+
+def test_no_thread_is_left_of_training_that_failed():
+    def fail(batch, logs=None):
+        raise RuntimeError
+
+    model = kc.replicate(dense("sgd"), 2)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    # The error keeps the frames of `fit`, and what they hold.
+    with pytest.raises(RuntimeError) as _error:
+        model.fit(data, callbacks=[callback], verbose=0)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("conflux-batches")]
 
 
 def test_stacks_and_single_batches(count):

@@ -37,11 +37,6 @@ class Batch:
             for spec in self.specs
         )
 
-    @property
-    def bytes(self) -> int:
-        """The size of a replica's part of one batch."""
-        return sum(map(_bytes, self.parts[0]))
-
 
 @dataclasses.dataclass(frozen=True)
 class Stack(Batch):
@@ -53,11 +48,6 @@ class Stack(Batch):
 
     count: int
     """How many batches."""
-
-    @property
-    def bytes(self) -> int:
-        """The size of a replica's part of one batch."""
-        return super().bytes // self.count
 
     @property
     def shape(self) -> tuple:
@@ -205,6 +195,17 @@ class Splitter:
         return spec
 
 
+def size_in_bytes(batch: Tree) -> int:
+    """Returns what the arrays and tensors of a batch take in memory."""
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    return sum(
+        leaf.dtype.size * (leaf.shape.num_elements() or 0)
+        if isinstance(leaf, tf.Tensor)
+        else getattr(leaf, "nbytes", 0)
+        for leaf in leaves
+    )
+
+
 def shares(sizes: Any) -> list[tf.Tensor]:
     """Returns each replica's part of the samples; together they are one."""
     floats = [tf.cast(size, tf.float32) for size in sizes]
@@ -245,12 +246,6 @@ def _loose(leaf: Any) -> Any:
     if isinstance(leaf, tf.Tensor):
         return tf.TensorSpec([None] * leaf.shape.rank, leaf.dtype)
     return _of_length(None, tf.type_spec_from_value(leaf))
-
-
-def _bytes(leaf: Any) -> int:
-    if not _is_plain(leaf):
-        return 0
-    return leaf.dtype.size * (leaf.shape.num_elements() or 0)
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,7 @@ from keras_conflux import _tensorflow
 from keras_conflux.engine.batches import Batch
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
+from keras_conflux.engine.batches import size_in_bytes
 from keras_conflux.strategy import ReplicatedStrategy
 
 MOST_STEPS = 64
@@ -61,6 +63,8 @@ class Plan:
     """Whether batches are stacked, for XLA."""
     free: bool = False
     """Whether a call may run more steps than the user has asked for."""
+    running: list[Generator] = dataclasses.field(default_factory=list)
+    """What draws the chunks. Keras leaves one half-way when it stops early."""
 
 
 _local = threading.local()
@@ -69,26 +73,35 @@ _local = threading.local()
 @contextlib.contextmanager
 def planned(plan: Plan) -> Iterator[None]:
     """Makes a plan that of the epoch iterators which are made here."""
-    before = getattr(_local, "plan", Plan())
+    before = _current_plan()
     _local.plan = plan
     try:
         yield
     finally:
         _local.plan = before
+        for chunks in plan.running:
+            chunks.close()
+
+
+def _current_plan() -> Plan:
+    return getattr(_local, "plan", Plan())
 
 
 def attach(iterator: Any, strategy: ReplicatedStrategy) -> None:
     """Makes an epoch iterator yield chunks for a strategy."""
-    plan = getattr(_local, "plan", Plan())
     asked = iterator.steps_per_execution
-    iterator._conflux_chunks = _Chunks(strategy, asked, plan)
+    iterator._conflux_chunks = _Chunks(strategy, asked, _current_plan())
 
 
 def enumerate_chunks(original: Callable, iterator: Any) -> Iterator[tuple]:
     """Yields `(first step, last step, chunk)` for an epoch."""
     chunks = getattr(iterator, "_conflux_chunks", None)
     steps = original(iterator)
-    return steps if chunks is None else chunks.of(steps, iterator.num_batches)
+    if chunks is None:
+        return steps
+    running = chunks.of(steps, iterator.num_batches)
+    _current_plan().running.append(running)
+    return running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +125,8 @@ class _Chunks:
     def __init__(
         self, strategy: ReplicatedStrategy, asked: int, plan: Plan
     ) -> None:
-        self._device = strategy.devices[0]
+        memory = _tensorflow.memory_of(strategy.devices[0]) * MEMORY
+        self._room = int(memory) * len(strategy.devices)
         self._split = Splitter(strategy, plan.stacks)
         self._asked = asked
         self._free = plan.free and asked == 1
@@ -122,7 +136,7 @@ class _Chunks:
 
     def of(
         self, steps: Iterator[tuple], number: int | None
-    ) -> Iterator[tuple[int, int, Chunk]]:
+    ) -> Generator[tuple[int, int, Chunk], None, None]:
         """Yields `(first step, last step, chunk)` for an epoch.
 
         Args:
@@ -147,7 +161,6 @@ class _Chunks:
                 most *= _GROWTH if self._free else 1
                 if not drawn.pieces:
                     raise drawn.error
-                self._set_limit(drawn.pieces[0])
                 left -= drawn.count
                 following = self._ahead(
                     pool, source, min(left, most), drawn.error
@@ -162,9 +175,15 @@ class _Chunks:
     def _draw(self, source: Any, most: int) -> _Drawn:
         batches: list[Any] = []
         error = None
+        room = self._room
         try:
             for _ in range(min(self._size, most)):
                 batches.append(next(source))
+                size = size_in_bytes(batches[-1])
+                self._set_limit(size)
+                room -= size
+                if self._free and room < size:
+                    break  # another one like it has no room
         except StopIteration:
             # A generator cannot raise this; Keras takes the other for it.
             error = tf.errors.OutOfRangeError(None, None, "End of the data.")
@@ -187,10 +206,9 @@ class _Chunks:
             return pool.submit(self._draw, source, most).result
         return functools.partial(self._draw, source, most)
 
-    def _set_limit(self, piece: Batch | Stack) -> None:
+    def _set_limit(self, size: int) -> None:
         if self._limit is None:
-            memory = int(_tensorflow.memory_of(self._device) * MEMORY)
-            fitting = memory // max(piece.bytes, 1)
+            fitting = self._room // max(size, 1)
             self._limit = _power_of_two(min(MOST_STEPS, fitting))
 
     def _learn(self, count: int, seconds: float) -> None:

@@ -47,7 +47,7 @@ class GraphProgram:
             if batch.signature not in self._traced:
                 self._traced[batch.signature] = self._trace(batch)
             result = self._watch.call(
-                1, self._traced[batch.signature], batch.parts, sizes
+                self._traced[batch.signature], batch.parts, sizes
             )
         return result
 

@@ -90,7 +90,7 @@ class _Runner:
         self._model = model
         self._strategy = strategy
         self._graph = GraphProgram(replicas_do, strategy, model.run_eagerly)
-        self._xla = XlaProgram(replicas_do, strategy)
+        self._xla = XlaProgram(replicas_do, strategy, model.steps_per_execution)
         self._may_compile = compiles(model, strategy)
         self.split = Splitter(strategy, stacks=self._may_compile)
         self._is_first = True

@@ -27,11 +27,16 @@ class Watch:
     Args:
         devices: One a replica.
         name: What the program runs, for the error.
+        steps: How many steps a call has that the user asked for. Where the
+            engine chooses, a call of many lasts seconds.
     """
 
-    def __init__(self, devices: Sequence[Device], name: str) -> None:
+    def __init__(
+        self, devices: Sequence[Device], name: str, steps: int = 1
+    ) -> None:
         self._devices = devices
         self._name = name
+        self._steps = steps
         with tf.init_scope(), tf.device("CPU:0"):
             self._ended = [
                 tf.Variable(tf.zeros((), tf.int64), trainable=False)
@@ -52,11 +57,10 @@ class Watch:
                 expand_composites=True,
             )
 
-    def call(self, steps: int, program: Callable, *arguments: Any) -> Any:
+    def call(self, program: Callable, *arguments: Any) -> Any:
         """Returns what the program returns, or raises what it raises.
 
         Args:
-            steps: How many steps the program runs.
             program: A traced function.
             arguments: What it takes.
 
@@ -65,31 +69,49 @@ class Watch:
                 be stopped; the process has to be.
         """
         outcome: dict[str, Any] = {}
+        # Not `Thread.join`: interrupted once, it holds in Python 3.11 that
+        # the thread has ended (python/cpython#90882).
+        ended = threading.Event()
 
         def run() -> None:
             try:
                 outcome["result"] = program(*arguments)
             except BaseException as error:
                 outcome["error"] = error
+            finally:
+                ended.set()
 
-        seconds = steps * float(os.environ.get("CONFLUX_STEP_TIMEOUT", SECONDS))
-        before = [int(ended.numpy()) for ended in self._ended]
+        limit = float(os.environ.get("CONFLUX_STEP_TIMEOUT", SECONDS))
+        seconds = min(self._steps * limit, threading.TIMEOUT_MAX)
+        before = [int(count.numpy()) for count in self._ended]
         # A daemon: one that hangs must not keep Python from ending.
         work = _tensorflow.with_this_threads_summaries(
             _keras.with_this_threads_state(run)
         )
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
+        threading.Thread(target=work, daemon=True).start()
         try:
-            thread.join(seconds)
+            ended.wait(seconds)
         except KeyboardInterrupt:
-            thread.join(seconds)  # replicas must not be left half-way
+            self._end_after_interrupt(ended, seconds, before)
             raise
-        if thread.is_alive():
+        if not ended.is_set():
             raise self._timeout(seconds, before)
         if "error" in outcome:
             raise outcome["error"]
         return outcome["result"]
+
+    def _end_after_interrupt(
+        self, ended: threading.Event, seconds: float, before: list[int]
+    ) -> None:
+        """Waits for the call, so that replicas are not left half-way.
+
+        A second interrupt ends the waiting, with what a timeout raises: the
+        program still runs.
+        """
+        try:
+            ended.wait(seconds)
+        except KeyboardInterrupt:
+            raise self._timeout(seconds, before) from None
 
     def _timeout(self, seconds: float, before: list[int]) -> StepTimeoutError:
         waiting = [

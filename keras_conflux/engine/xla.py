@@ -29,12 +29,15 @@ class XlaProgram:
         work: What the replicas do.
         strategy: What replicates the model: one device, or GPUs. XLA has no
             collectives for several CPU devices in TensorFlow 2.21.
+        steps: How many steps a call the user has asked for.
     """
 
-    def __init__(self, work: Work, strategy: ReplicatedStrategy) -> None:
+    def __init__(
+        self, work: Work, strategy: ReplicatedStrategy, steps: int
+    ) -> None:
         self._work = work
         self._strategy = strategy
-        self._watch = Watch(strategy.devices, work.name)
+        self._watch = Watch(strategy.devices, work.name, steps)
         self._traced: dict[Any, Callable] = {}
 
     def __call__(self, stack: Stack, limit: int) -> Tree:
@@ -55,7 +58,7 @@ class XlaProgram:
             )
         ]
         return self._watch.call(
-            stack.count, self._traced[key], tf.constant(stack.count), parts
+            self._traced[key], tf.constant(stack.count), parts
         )
 
     def _trace(self, parts: list[Tree], limit: int) -> Callable:
