@@ -13,6 +13,7 @@ from keras_conflux.bench import report
 def test_bench(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     options = "--steps 4 --epochs 2 --kib 4 --ops max --how keras conflux"
+    options += " --breakdown"
     bench.main([*options.split(), "--out", str(tmp_path)])
     found = json.loads((tmp_path / "bench.json").read_text())
     runs = [(run["how"], run["devices"]) for run in found["training"]]
@@ -22,9 +23,12 @@ def test_bench(tmp_path, capsys):
         assert all(ms > 0 for ms in run["ms_a_step"])
     assert {run["op"] for run in found["collectives"]} == {"max"}
     assert found["machine"]["keras"]
+    for run in found["training"][1:]:
+        assert run["breakdown"]["alone_ms"] > 0
     shown = capsys.readouterr().out
     assert "model.fit" in shown
     assert "allreduce" in shown
+    assert "communication" in shown
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 
@@ -35,6 +39,7 @@ def test_efficiency_is_over_single_devices():
             "how": "conflux",
             "devices": devices,
             "batch": 8,
+            "jit": "auto",
             "ms_a_step": ms,
             "units_a_step": 8 * devices,
         }
@@ -43,3 +48,4 @@ def test_efficiency_is_over_single_devices():
     assert report.throughput(one) == 800
     assert report.efficiency(four, [one, four]) == pytest.approx(0.8)
     assert report.efficiency(four, [four]) is None
+    assert report.efficiency(four | {"jit": "off"}, [one, four]) is None

@@ -6,6 +6,7 @@ their memory would disturb each other.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="samples a device")
     parser.add_argument("--steps", type=int, default=64, help="in an epoch")
     parser.add_argument("--epochs", type=int, default=4, help="that are timed")
+    parser.add_argument(
+        "--breakdown", action="store_true", help="where a step's time goes"
+    )
     parser.add_argument("--kib", type=int, nargs="*", default=[4, 65536])
     parser.add_argument("--ops", nargs="+", default=["sum", "mean", "max"])
     parser.add_argument("--out", type=Path, default=Path("bench"))
@@ -53,6 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
                         continue
                     extra = [f"--steps={options.steps}", f"--jit={jit}"]
                     extra += [f"--epochs={options.epochs}"]
+                    if options.breakdown:
+                        extra += ["--breakdown"]
                     if options.batch:
                         extra += [f"--batch={options.batch}"]
                     training += _run("train", model, how, str(count), *extra)
@@ -79,6 +85,11 @@ def _run(module: str, *arguments: str) -> list[dict]:
         capture_output=True,
         text=True,
         check=False,
+        env={
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            **os.environ,
+        },
     )
     if done.returncode != 0:
         rich.print(f"[red]failed[/red]: {done.stderr.strip()[-500:]}")

@@ -8,11 +8,14 @@ so what is timed is one after another, without the call itself.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+
+import tensorflow as tf
+
+import keras_conflux as kc
 
 FORMS = {"flat": (1, 20), "list of 160": (160, 4)}
 """By name, how many tensors, and how many reductions a call has."""
@@ -32,10 +35,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def measure(options: argparse.Namespace) -> Iterator[dict]:
     """Yields one result an op, size, form and way to compile."""
-    import tensorflow as tf
-
-    import keras_conflux as kc
-
     devices = kc.devices(options.devices)
     compiled = [False, True] if devices[0].kind == "GPU" else [False]
     for kib in options.kib:
@@ -63,8 +62,6 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
 
 
 def _chain(op: str, devices: Any, jit_compile: bool, times: int) -> Any:
-    import keras_conflux as kc
-
     def chain(tensors: list) -> list:
         for _ in range(times):
             tensors = kc.allreduce(op, tensors)
@@ -81,17 +78,14 @@ def _time(chain: Any, copies: Any, repeats: int) -> list[float]:
         began = time.perf_counter()
         result = chain(copies)
         for each in result:
-            each[0].numpy()[:1]  # waits
+            tf.reshape(each[0], [-1])[:1].numpy()  # waits
         seconds.append(time.perf_counter() - began)
     return seconds[1:]
 
 
 def main() -> None:
     """Prints one line of JSON a result."""
-    options = parse(sys.argv[1:])
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    for result in measure(options):
+    for result in measure(parse(sys.argv[1:])):
         print(json.dumps(result), flush=True)
 
 

@@ -47,7 +47,9 @@ def efficiency(result: dict, results: list[dict]) -> float | None:
         if (
             other["devices"] == 1
             and other["how"] == "conflux"
-            and all(other[key] == result[key] for key in ("model", "batch"))
+            and all(
+                other[key] == result[key] for key in ("model", "batch", "jit")
+            )
         ):
             return throughput(result) / throughput(other) / result["devices"]
     return None
@@ -75,6 +77,32 @@ def training_table(results: list[dict]) -> Table:
             f"{throughput(result):,.0f} {result['unit']}",
             "" if share is None else f"{share:.1%}",
             f"{peak:.1f}" if peak else "",
+        )
+    return table
+
+
+def breakdown_table(results: list[dict]) -> Table:
+    """One row a run of `fit` whose steps were broken down."""
+    table = Table(title="a step of fit, in ms")
+    for name in ("model", "devices", "jit"):
+        table.add_column(name)
+    for name in ("fit", "input", "call", "communication", "computation"):
+        table.add_column(name, justify="right")
+    for result in results:
+        parts = result["breakdown"]
+        fit = milliseconds(result)
+        times = (
+            fit,
+            fit - parts["program_ms"],
+            parts["call_ms"],
+            parts["program_ms"] - parts["call_ms"] - parts["alone_ms"],
+            parts["alone_ms"],
+        )
+        table.add_row(
+            result["model"],
+            str(result["devices"]),
+            result["jit"],
+            *(f"{ms:.2f}" for ms in times),
         )
     return table
 
@@ -110,6 +138,9 @@ def write(folder: Path, training: list[dict], collectives: list[dict]) -> None:
     (folder / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
     if training:
         rich.print(training_table(training))
+        broken_down = [result for result in training if "breakdown" in result]
+        if broken_down:
+            rich.print(breakdown_table(broken_down))
     if collectives:
         rich.print(collectives_table(collectives))
     try:
@@ -132,23 +163,20 @@ def plot(path: Path, results: list[dict]) -> None:
     )
     for axes, model in zip(all_axes[0], models, strict=True):
         mine = [result for result in results if result["model"] == model]
-        for how in ("conflux", "stock", "keras"):
-            points = sorted(
-                (result["devices"], throughput(result))
-                for result in mine
-                if result["how"] == how
+        for how, jit in sorted({(run["how"], run["jit"]) for run in mine}):
+            counts, speeds = zip(
+                *sorted(
+                    (result["devices"], throughput(result))
+                    for result in mine
+                    if (result["how"], result["jit"]) == (how, jit)
+                ),
+                strict=True,
             )
-            if points:
-                axes.plot(*zip(*points, strict=True), "o-", label=how)
-                if how == "conflux":
-                    counts = [count for count, _ in points]
-                    linear = points[0][1] / points[0][0]
-                    axes.plot(
-                        counts,
-                        [linear * n for n in counts],
-                        "k:",
-                        label="linear",
-                    )
+            label = how if jit == "auto" else f"{how}, XLA {jit}"
+            axes.plot(counts, speeds, "o-", label=label)
+            if how == "conflux":
+                linear = [speeds[0] / counts[0] * count for count in counts]
+                axes.plot(counts, linear, "k:")
         axes.set(
             title=model,
             xlabel="devices",

@@ -8,9 +8,32 @@ own `MirroredStrategy`; or `conflux`, a model that was given to `replicate`.
 
 import argparse
 import json
-import os
 import sys
 import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import keras_conflux as kc
+from keras_conflux.bench import breakdown
+from keras_conflux.bench.models import CASES
+
+
+class Clock(keras.callbacks.Callback):
+    """Takes the time of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts the clock."""
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Stops it."""
+        self.seconds.append(time.perf_counter() - self._began)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -25,33 +48,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=4, help="that are timed")
     parser.add_argument("--execution", type=int, default=1)
     parser.add_argument("--profile", help="a folder for a trace of 24 steps")
+    parser.add_argument(
+        "--breakdown", action="store_true", help="where a step's time goes"
+    )
     return parser.parse_args(arguments)
 
 
-def measure(options: argparse.Namespace) -> dict:
-    """Trains for one epoch that is not timed and some that are."""
-    import keras
-    import tensorflow as tf
-
-    import keras_conflux as kc
-    from keras_conflux.bench.models import CASES
-
-    class Clock(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seconds: list[float] = []
-
-        def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-            self._began = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-            self.seconds.append(time.perf_counter() - self._began)
-
+def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
+    """Returns the compiled model and a global batch of data."""
     case = CASES[options.model]
     devices = kc.devices(options.devices)
     keras.config.set_dtype_policy(case.dtype)
     keras.utils.set_random_seed(0)
-    batch = options.batch or case.batch_size
     with_scope = options.how == "stock" and options.devices > 1
     strategy = (
         tf.distribute.MirroredStrategy(list(devices))
@@ -68,7 +76,13 @@ def measure(options: argparse.Namespace) -> dict:
     )
     if options.how == "conflux":
         kc.replicate(model, devices)
-    data = case.data(batch * options.devices)
+    batch = options.batch or case.batch_size
+    return model, case.data(batch * options.devices)
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Trains for one epoch that is not timed and some that are."""
+    model, data = prepare(options)
     dataset = tf.data.Dataset.from_tensors(data).repeat(options.steps)
     clock = Clock()
     history = model.fit(
@@ -81,8 +95,11 @@ def measure(options: argparse.Namespace) -> dict:
         with tf.profiler.experimental.Profile(options.profile):
             model.fit(dataset.take(24), verbose=0)  # pyright: ignore[reportArgumentType]
     first, *timed = clock.seconds
+    case = CASES[options.model]
+    batch = options.batch or case.batch_size
+    devices = kc.devices(options.devices)
     on_gpu = devices[0].kind == "GPU"
-    return {
+    result = {
         "model": options.model,
         "how": options.how,
         "devices": options.devices,
@@ -101,16 +118,14 @@ def measure(options: argparse.Namespace) -> dict:
         else [],
         "loss": [float(loss) for loss in history.history["loss"]],
     }
+    if options.breakdown and options.how == "conflux":
+        result["breakdown"] = breakdown.of_program(model, data)
+    return result
 
 
 def main() -> None:
     """Prints one line of JSON."""
-    options = parse(sys.argv[1:])
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if options.devices == 1:
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    print(json.dumps(measure(options)), flush=True)
+    print(json.dumps(measure(parse(sys.argv[1:]))), flush=True)
 
 
 if __name__ == "__main__":
