@@ -17,6 +17,7 @@ from models import regression
 import keras_conflux as kc
 from keras_conflux import _tensorflow
 from keras_conflux.engine import epoch
+from keras_conflux.engine import step
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.watch import Watch
@@ -239,6 +240,20 @@ def test_an_error_in_the_data_comes_after_the_good_batches():
     assert int(model.optimizer.iterations) == 5
     model.fit(X, Y, **FIT)
     assert int(model.optimizer.iterations) == 5 + BATCHES
+
+
+def test_a_reason_is_what_the_compiler_says():
+    """TensorFlow wraps it, most of all where there are several replicas."""
+    text = """Graph execution error:
+Detected at node while defined at (most recent call last):
+<stack traces unavailable>
+3 root error(s) found.
+  (0) INVALID_ARGUMENT:  Input 1 to {{node Sum}} must be a constant.
+\t [[{{node Sum}}]]
+\ttf2xla conversion failed while converting while_body_12[]. Run with
+  (1) INVALID_ARGUMENT:  Input 1 to {{node Sum}} must be a constant."""
+    error = tf.errors.InvalidArgumentError(None, None, text)
+    assert step._reason(error) == "Input 1 to  must be a constant."
 
 
 def test_an_interrupt_leaves_the_model_usable():

@@ -176,9 +176,17 @@ def _is_of_compiler(error: tf.errors.OpError) -> bool:
     return isinstance(error, kinds) and any(s in str(error) for s in _SIGNS)
 
 
+_NOISE = re.compile(
+    r"Graph execution error|Detected at node|File |\d+ root error|"
+    r"Stack trace for|<stack traces|The op is created|tf2xla |$"
+)
+
+
 def _reason(error: tf.errors.OpError) -> str:
     """What TensorFlow's message says besides where the op was made."""
-    noise = r"Graph execution error|Detected at node|File |\(\d\) |$"
-    lines = [line.strip() for line in str(error.message).splitlines()]
-    telling = [line for line in lines if not re.match(noise, line)]
-    return re.sub("{{.*?}}", "", " ".join(telling)).strip()[:500]
+    lines = [
+        re.sub(r"^\(\d\) \w+: +|{{.*?}}|\[\[.*?\]\]", "", line.strip()).strip()
+        for line in str(error.message).splitlines()
+    ]
+    telling = [line for line in lines if not _NOISE.match(line)]
+    return " ".join(dict.fromkeys(telling))[:500]
