@@ -213,10 +213,12 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
     # Public `model.build` builds neither metrics nor the optimizer.
     try:
         model._symbolic_build(data_batch=spec)
-    except Exception:
-        # A step of the user's own may do without `call`, or take what `call`
-        # does not. It is asked first on one device, so it shall be here.
-        if not _has_own_step(model):
+    except Exception as error:
+        # Keras cannot trace some models by shapes alone. And a step of the
+        # user's own may do without `call`, or take what `call` does not. Both
+        # are built by their first step on one device, so they shall be here.
+        untraceable = "automatically build the model" in str(error)
+        if not untraceable and not _has_own_step(model):
             raise
 
 
