@@ -19,6 +19,7 @@ from keras_conflux.replicas import unreplicate as unreplicate
 from keras_conflux.run import Replica as Replica
 from keras_conflux.run import replica as replica
 from keras_conflux.run import withdevices as withdevices
+from keras_conflux.shards import shard as shard
 from keras_conflux.strategy import ReplicatedStrategy as ReplicatedStrategy
 from keras_conflux.synchronization import assert_in_sync as assert_in_sync
 from keras_conflux.synchronization import in_sync as in_sync

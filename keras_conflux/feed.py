@@ -35,7 +35,7 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
         ValueError: If the leaves have different numbers of samples.
     """
     strategy = current_strategy() if devices is None else strategy_for(devices)
-    _check(batch)
+    assert_has_samples(batch)
     if isinstance(batch, tuple):
         return tuple(_split(part, strategy) for part in batch)
     return _split(batch, strategy)
@@ -154,7 +154,8 @@ def length_of(leaf: Any) -> Any:
     return tf.shape(leaf, tf.int64)[0] if static is None else static
 
 
-def _check(batch: Tree) -> None:
+def assert_has_samples(batch: Tree) -> None:
+    """Raises unless all leaves are arrays of the same number of samples."""
     for path, leaf in trees.with_paths(batch):
         if leaf is not None and len(getattr(leaf, "shape", ())) == 0:
             raise ValueError(
