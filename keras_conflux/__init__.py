@@ -7,6 +7,9 @@ from keras_conflux.collectives import broadcast as broadcast
 from keras_conflux.collectives import reduce as reduce
 from keras_conflux.devices import Device as Device
 from keras_conflux.devices import devices as devices
+from keras_conflux.diagnostics import Statistics as Statistics
+from keras_conflux.diagnostics import assert_finite as assert_finite
+from keras_conflux.diagnostics import statistics as statistics
 from keras_conflux.errors import DeviceError as DeviceError
 from keras_conflux.errors import ReplicaMismatchError as ReplicaMismatchError
 from keras_conflux.errors import StepTimeoutError as StepTimeoutError
