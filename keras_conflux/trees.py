@@ -97,9 +97,18 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
             if not _leaves_alike(one, other):
                 raise ReplicaMismatchError(
                     f"{what}: at {path} replica 0 has {describe(one)}, "
-                    f"replica {index} has {describe(other)}. Shapes and "
-                    "dtypes must agree; use `allgather` for uneven sizes."
+                    f"replica {index} has {describe(other)}. "
+                    + _advice(one, other)
                 )
+
+
+def _advice(one: Leaf, other: Leaf) -> str:
+    if one is None or other is None:
+        return (
+            "A gradient is None where a variable is unused; "
+            "`tape.gradient(..., unconnected_gradients='zero')` gives zeros."
+        )
+    return "Shapes and dtypes must agree; use `allgather` for uneven sizes."
 
 
 def _leaves_alike(one: Leaf, other: Leaf) -> bool:

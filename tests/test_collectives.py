@@ -9,6 +9,9 @@ from conftest import DEVICES
 from conftest import MANY
 from hypothesis import given
 from hypothesis import strategies as st
+from models import assert_same_training
+from models import dense
+from models import regression
 
 import keras_conflux as kc
 from keras_conflux.buckets import map_buckets
@@ -211,6 +214,47 @@ def test_reduce_changes_the_root_alone(count):
         assert float(value) == expected
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_mean_to_one_replica(count, inside):
+    root = count - 1
+    trees = [{"w": np.float32(i), "none": None} for i in range(count)]
+
+    def mean(tree):
+        return kc.reduce("mean", tree, root=root)
+
+    run = kc.withdevices(mean) if inside else mean
+    result = run(kc.Replicas(trees, count))
+    assert [float(each["w"]) for each in result[:root]] == list(range(root))
+    assert float(result[root]["w"]) == sum(range(count)) / count
+    assert result[root]["none"] is None
+
+
+def test_one_replica_updates_and_sends_what_it_has(count):
+    x, y = regression(4 * count)
+    one, many = dense("adam"), kc.replicate(dense("adam"), count)
+    for model in (one, many):
+        model.optimizer.build(model.trainable_variables)
+
+    def gradients_of(model, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    @kc.withdevices
+    def step(x, y):
+        gradients = kc.reduce("mean", gradients_of(many, x, y))
+        if kc.replica().index == 0:
+            many.optimizer.apply(gradients, many.trainable_variables)
+        kc.broadcast(many.trainable_variables)
+
+    for _ in range(3):
+        gradients = gradients_of(one, x, y)
+        one.optimizer.apply(gradients, one.trainable_variables)
+        step(*kc.split((x, y), count))
+    assert_same_training(one, many)
+    kc.assert_in_sync(many.trainable_variables)
+
+
 def test_a_result_that_one_replica_ignores(count):
     @kc.withdevices(devices=count)
     def run():
@@ -379,3 +423,45 @@ def test_in_place_on_variables():
 
     double()
     np.testing.assert_allclose(variable.numpy(), [(MANY - 1) / 2 * MANY, MANY])
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_a_variable_that_one_replica_alone_does_not_use():
+    @kc.withdevices(devices=MANY)
+    def step(x, **options):
+        weights = {"used": tf.constant([1.0, 2.0]), "some": tf.constant(3.0)}
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_sum(weights["used"] * x)
+            if kc.replica().index == 0:
+                loss += weights["some"]
+        return kc.allreduce("sum", tape.gradient(loss, weights, **options))
+
+    with pytest.raises(
+        kc.ReplicaMismatchError,
+        match=r"\['some'\] replica 0 has float32\(\), replica 1 has None.*"
+        "unconnected_gradients='zero'",
+    ):
+        step(1.0)
+    for gradients in step(1.0, unconnected_gradients="zero"):
+        np.testing.assert_array_equal(gradients["used"], [MANY, MANY])
+        assert float(gradients["some"]) == 1.0
+
+
+def test_a_variable_that_no_replica_uses_is_left_alone(count):
+    model = kc.replicate(dense("sgd"), count)
+    unused = model.layers[1].kernel
+    before = unused.numpy()
+
+    @kc.withdevices(devices=count)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model.layers[0](x) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = kc.allreduce("mean", gradients)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return [gradient is None for gradient in gradients]
+
+    assert step(tf.ones((2, 8)))[0] == [False, False, True, True]
+    np.testing.assert_array_equal(unused.numpy(), before)
+    kc.assert_in_sync(model)
