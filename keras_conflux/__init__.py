@@ -16,6 +16,9 @@ from keras_conflux.errors import StepTimeoutError as StepTimeoutError
 from keras_conflux.errors import StrategyError as StrategyError
 from keras_conflux.feed import distribute as distribute
 from keras_conflux.feed import split as split
+from keras_conflux.out_of_memory import (
+    skip_out_of_memory as skip_out_of_memory,
+)
 from keras_conflux.replicas import Replicas as Replicas
 from keras_conflux.replicas import replicate as replicate
 from keras_conflux.replicas import unreplicate as unreplicate

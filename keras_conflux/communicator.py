@@ -110,6 +110,10 @@ class Communicator:
         traced = not tf.executing_eagerly()
         return traced and getattr(self._local, "inside_xla", False)
 
+    def calls(self, index: int) -> int:
+        """Returns how many calls of a replica have been traced so far."""
+        return self._calls[index]
+
     def assert_same_call(
         self, index: int, signature: Any, check: Callable[[Any, Any, int], None]
     ) -> None:
