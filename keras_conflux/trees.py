@@ -105,8 +105,8 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
 def _advice(one: Leaf, other: Leaf) -> str:
     if one is None or other is None:
         return (
-            "A gradient is None where a variable is unused; "
-            "`tape.gradient(..., unconnected_gradients='zero')` gives zeros."
+            "A gradient is None where its variable is unused: put "
+            "`tf.zeros_like(variable)` there, or reduce without it."
         )
     return "Shapes and dtypes must agree; use `allgather` for uneven sizes."
 
