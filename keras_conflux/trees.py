@@ -98,7 +98,7 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
                 raise ReplicaMismatchError(
                     f"{what}: at {path} replica 0 has {describe(one)}, "
                     f"replica {index} has {describe(other)}. "
-                    + _advice(one, other)
+                    f"{_advice(one, other)}"
                 )
 
 
