@@ -1,6 +1,7 @@
 """Keras 3 models on several devices, with the result of one."""
 
 from keras_conflux import _requirements  # noqa: F401, I001  says what is missing
+from keras_conflux.claim import claim as claim
 from keras_conflux.collectives import allgather as allgather
 from keras_conflux.collectives import allreduce as allreduce
 from keras_conflux.collectives import broadcast as broadcast
@@ -10,6 +11,7 @@ from keras_conflux.devices import devices as devices
 from keras_conflux.diagnostics import Statistics as Statistics
 from keras_conflux.diagnostics import assert_finite as assert_finite
 from keras_conflux.diagnostics import statistics as statistics
+from keras_conflux.devices import list_devices as list_devices
 from keras_conflux.errors import DeviceError as DeviceError
 from keras_conflux.errors import ReplicaMismatchError as ReplicaMismatchError
 from keras_conflux.errors import StepTimeoutError as StepTimeoutError

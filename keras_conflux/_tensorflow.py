@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import mirrored_strategy
+from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import summary_ops_v2
 
@@ -152,11 +153,19 @@ def in_replica_loop() -> bool:
     return False
 
 
+def has_started() -> bool:
+    """Whether TensorFlow has taken its devices and their settings are fixed."""
+    # Everything in tf.config that could tell starts it.
+    return context.context()._initialized
+
+
 @functools.cache
 def memory_of(device: str) -> int:
     """Returns how many bytes TensorFlow may take of a device's memory."""
-    # tf.config tells only what is in use.
-    for found in device_lib.list_local_devices():
+    # tf.config tells only what is in use. Without the running configuration
+    # this would make devices of all GPUs, also of those that are hidden.
+    configuration = context.context().config
+    for found in device_lib.list_local_devices(configuration):
         if found.name.endswith(f":{device}"):
             return found.memory_limit
     return 0

@@ -1,16 +1,20 @@
 """Lists devices, and turns what a user writes into a list of them."""
 
+import os
+import platform
 import re
+import sys
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
 
+from keras_conflux import _tensorflow
 from keras_conflux.errors import DeviceError
 
 DevicesLike: TypeAlias = "int | str | Sequence[int | str] | None"
-"""What stands for devices: `None` or `"all"`, a count, `"0,2"`, `[0, 2]`, or
-names such as `["GPU:0", "GPU:1"]`."""
+"""What stands for devices: `None` or `"all"`, `"gpu"`, `"cpu"`, a count,
+`"0,2"`, `[0, 2]`, or names such as `["GPU:0", "GPU:1"]`."""
 
 _NAME = re.compile(r"(?:^|[/:])(CPU|GPU):(\d+)$", re.IGNORECASE)
 
@@ -30,18 +34,48 @@ class Device(str):
         """Position among the devices of its kind."""
         return int(self.split(":")[1])
 
+    @property
+    def name(self) -> str:
+        """What the device is, such as `"NVIDIA H200"` or `"x86_64"`."""
+        details = tf.config.experimental.get_device_details(physical(self))
+        return details.get("device_name") or platform.machine()
+
+    @property
+    def memory(self) -> int | None:
+        """How many bytes TensorFlow may use: a GPU's own, the host's for a CPU.
+
+        `None` for a GPU before TensorFlow has started, as it tells only of
+        GPUs that it has taken, and for a CPU where the system does not tell.
+        """
+        if self.kind == "GPU":
+            started = _tensorflow.has_started()
+            return _tensorflow.memory_of(self) if started else None
+        if sys.platform == "win32":
+            return None
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def list_devices() -> tuple[Device, ...]:
+    """Returns all devices that TensorFlow sees, GPUs first, then CPUs.
+
+    `keras_conflux.devices()` has those that `replicate` uses.
+    """
+    return _existing("GPU") + _existing("CPU")
+
 
 def devices(which: DevicesLike = None) -> tuple[Device, ...]:
     """Returns the devices that `which` stands for, in its order.
 
     A number means a GPU, or a CPU device on a machine without GPUs. There, a
     count above the number of CPU devices makes as many logical ones, which
-    is possible only before TensorFlow has started.
+    is possible only before TensorFlow has started. To ask does not start it,
+    so GPUs are not taken yet: see `keras_conflux.claim`.
 
     Args:
         which: `None` or `"all"` for all GPUs, or all CPU devices where there
-            is no GPU; a count for the first so many; indices as `"0,2"` or
-            `[0, 2]`; or names as `"GPU:0"`. `CUDA_VISIBLE_DEVICES` and
+            is no GPU; `"gpu"` or `"cpu"` for all of that kind; a count for
+            the first so many; indices as `"0,2"` or `[0, 2]`; or names as
+            `"GPU:0"`. `CUDA_VISIBLE_DEVICES` and
             `tf.config.set_visible_devices` have already been applied.
 
     Raises:
@@ -52,6 +86,8 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
     kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if which is None or (isinstance(which, str) and which == "all"):
         return _existing(kind)
+    if isinstance(which, str) and which.upper() in ("GPU", "CPU"):
+        return _all_of(which.upper())
     if isinstance(which, bool):
         raise DeviceError(f"`devices` must not be a bool. Received: {which}")
     if isinstance(which, int):
@@ -64,8 +100,41 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
 
 
 def _existing(kind: str) -> tuple[Device, ...]:
-    names = tf.config.list_logical_devices(kind)
-    return tuple(Device(f"{kind}:{index}") for index in range(len(names)))
+    count = len(_physical_of_each(kind))
+    return tuple(Device(f"{kind}:{index}") for index in range(count))
+
+
+def _physical_of_each(kind: str) -> list[tf.config.PhysicalDevice]:
+    # `list_logical_devices` would tell how many there are, and take all GPUs.
+    # TensorFlow counts in the order of its list, not in that of visible ones.
+    visible = tf.config.get_visible_devices(kind)
+    return [
+        device
+        for device in tf.config.list_physical_devices(kind)
+        if device in visible
+        for _ in tf.config.get_logical_device_configuration(device) or [None]
+    ]
+
+
+def physical(device: Device) -> tf.config.PhysicalDevice:
+    """Returns what TensorFlow calls the physical device of a logical one.
+
+    Raises:
+        DeviceError: If the device does not exist.
+    """
+    _check([device])
+    return _physical_of_each(device.kind)[device.index]
+
+
+def _all_of(kind: str) -> tuple[Device, ...]:
+    existing = _existing(kind)
+    if not existing:
+        raise DeviceError(
+            f"All devices of kind {kind} were asked for, and TensorFlow sees "
+            "none. Leave `devices` out to use GPUs where there are some and "
+            "CPU devices elsewhere."
+        )
+    return existing
 
 
 def _first(kind: str, count: int) -> tuple[Device, ...]:

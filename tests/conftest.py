@@ -16,6 +16,7 @@ import keras_conflux as kc
 
 ON_GPU = bool(tf.config.list_physical_devices("GPU"))
 DEVICES = kc.devices(None if ON_GPU else 4)
+tf.config.list_logical_devices()  # starts TensorFlow; there are no more now
 COUNTS = [count for count in (1, 2, 3, 4) if count <= len(DEVICES)]
 MANY = COUNTS[-1]
 
