@@ -84,6 +84,14 @@ class Replicas(Sequence):
         return f"Replicas of {what} on {', '.join(self.devices)}"
 
 
+def as_replicas(leaf: Any) -> Any:
+    """Makes a `Replicas` of a `tf.distribute` value that is no variable."""
+    per_replica = isinstance(leaf, tf.distribute.DistributedValues)
+    if per_replica and not isinstance(leaf, tf.Variable):
+        return Replicas.from_distributed(leaf)
+    return leaf
+
+
 def _short(leaf: Any) -> str:
     return trees.describe(leaf) if hasattr(leaf, "shape") else repr(leaf)
 

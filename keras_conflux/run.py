@@ -17,6 +17,7 @@ from keras_conflux.devices import DevicesLike
 from keras_conflux.errors import StrategyError
 from keras_conflux.replicas import Replicas
 from keras_conflux.replicas import adopt
+from keras_conflux.replicas import as_replicas
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import current_strategy
 from keras_conflux.strategy import in_replica
@@ -198,19 +199,12 @@ def select(tree: Tree, index: int) -> Tree:
     """Returns what replica `index` gets of arguments, some of them split."""
     return keras.tree.map_structure(
         lambda leaf: leaf[index] if _is_split(leaf) else leaf,
-        keras.tree.map_structure(_as_replicas, tree),
+        keras.tree.map_structure(as_replicas, tree),
     )
 
 
 def _is_split(leaf: Any) -> bool:
     return isinstance(leaf, Replicas)
-
-
-def _as_replicas(leaf: Any) -> Any:
-    per_replica = isinstance(leaf, tf.distribute.DistributedValues)
-    if per_replica and not isinstance(leaf, tf.Variable):
-        return Replicas.from_distributed(leaf)
-    return leaf
 
 
 def _store(outputs: dict[int, Any], index: int, output: Any) -> None:
