@@ -24,6 +24,7 @@ from keras_conflux.out_of_memory import (
 from keras_conflux.movement import device_of as device_of
 from keras_conflux.movement import to_cpu as to_cpu
 from keras_conflux.movement import to_device as to_device
+from keras_conflux.prefetch import prefetch as prefetch
 from keras_conflux.replicas import Replicas as Replicas
 from keras_conflux.replicas import replicate as replicate
 from keras_conflux.replicas import unreplicate as unreplicate

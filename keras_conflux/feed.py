@@ -7,9 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux import trees
+from keras_conflux.devices import Device
 from keras_conflux.devices import DevicesLike
+from keras_conflux.movement import device_of_leaf
+from keras_conflux.movement import place
+from keras_conflux.prefetch import run_ahead
 from keras_conflux.replicas import Replicas
-from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import current_strategy
 from keras_conflux.strategy import strategy_for
 from keras_conflux.trees import Tree
@@ -34,32 +37,57 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
     Raises:
         ValueError: If the leaves have different numbers of samples.
     """
-    strategy = current_strategy() if devices is None else strategy_for(devices)
-    assert_has_samples(batch)
-    if isinstance(batch, tuple):
-        return tuple(_split(part, strategy) for part in batch)
-    return _split(batch, strategy)
+    return _split(batch, _devices(devices))
 
 
 def distribute(
-    dataset: Iterable[Any], devices: DevicesLike = None
+    dataset: Iterable[Any], devices: DevicesLike = None, *, ahead: int = 0
 ) -> Iterator[Any]:
     """Yields the batches of `dataset`, each split by `split`.
 
     Args:
         dataset: A batched `tf.data.Dataset` or any iterable of batches.
         devices: See `split`.
+        ahead: How many batches may wait on the devices, drawn and split by a
+            thread as in `keras_conflux.prefetch`. With 0 there is no thread,
+            and each batch is drawn when it is asked for.
+
+    Raises:
+        ValueError: If `ahead` is negative, and what `split` raises.
     """
-    for batch in dataset:
-        yield split(batch, devices)
+    chosen = _devices(devices)
+    if ahead == 0:
+        return map(lambda batch: _split(batch, chosen), dataset)
+    return run_ahead(
+        dataset, lambda batch: _split(batch, chosen, at_once=True), ahead
+    )
 
 
-def _split(batch: Tree, strategy: ReplicatedStrategy) -> Replicas:
-    parts = []
-    for index, device in enumerate(strategy.devices):
-        with tf.device(device):
-            parts.append(part_of(batch, index, len(strategy.devices)))
-    return Replicas(parts, strategy.devices)
+def _devices(devices: DevicesLike) -> tuple[Device, ...]:
+    strategy = current_strategy() if devices is None else strategy_for(devices)
+    return strategy.devices
+
+
+def _split(
+    batch: Tree, devices: tuple[Device, ...], *, at_once: bool = False
+) -> Any:
+    assert_has_samples(batch)
+    cut = [_cut(batch, index, len(devices)) for index in range(len(devices))]
+    parts = place(cut, devices, at_once=at_once)
+    if isinstance(batch, tuple):
+        return tuple(
+            Replicas(part, devices) for part in zip(*parts, strict=True)
+        )
+    return Replicas(parts, devices)
+
+
+def _cut(batch: Tree, index: int, count: int) -> Tree:
+    def cut(leaf: Any) -> Any:
+        # Where it is, so that only this replica's rows travel.
+        with tf.device(device_of_leaf(leaf) or "CPU:0"):
+            return part_of(leaf, index, count)
+
+    return trees.map_leaves(cut, batch)
 
 
 def part_of(
