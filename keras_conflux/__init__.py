@@ -8,22 +8,22 @@ from keras_conflux.collectives import broadcast as broadcast
 from keras_conflux.collectives import reduce as reduce
 from keras_conflux.devices import Device as Device
 from keras_conflux.devices import devices as devices
+from keras_conflux.devices import list_devices as list_devices
 from keras_conflux.diagnostics import Statistics as Statistics
 from keras_conflux.diagnostics import assert_finite as assert_finite
 from keras_conflux.diagnostics import statistics as statistics
-from keras_conflux.devices import list_devices as list_devices
 from keras_conflux.errors import DeviceError as DeviceError
 from keras_conflux.errors import ReplicaMismatchError as ReplicaMismatchError
 from keras_conflux.errors import StepTimeoutError as StepTimeoutError
 from keras_conflux.errors import StrategyError as StrategyError
 from keras_conflux.feed import distribute as distribute
 from keras_conflux.feed import split as split
-from keras_conflux.out_of_memory import (
-    skip_out_of_memory as skip_out_of_memory,
-)
 from keras_conflux.movement import device_of as device_of
 from keras_conflux.movement import to_cpu as to_cpu
 from keras_conflux.movement import to_device as to_device
+from keras_conflux.out_of_memory import (
+    skip_out_of_memory as skip_out_of_memory,
+)
 from keras_conflux.prefetch import prefetch as prefetch
 from keras_conflux.replicas import Replicas as Replicas
 from keras_conflux.replicas import replicate as replicate
