@@ -89,7 +89,7 @@ class Communicator:
             return tf.identity(tensor)
         if self.is_inside_xla:
             self._calls[index] += 1
-            return self._xla(tensor, op)
+            return self._xla(tensor, index, op)
         if tf.executing_eagerly():
             return self._eager_all_reduce(tensor, op)
         return self._traced_all_reduce(tensor, index, op)
@@ -240,7 +240,18 @@ class Communicator:
         _tensorflow.must_run(reduced)
         return tf.cast(reduced, dtype)
 
-    def _xla(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+    def _xla(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
+        if op in ("sum", "product"):
+            return self._lowered(tensor, op)
+        # TensorFlow 2.21 lowers sums and products alone. So all tensors are
+        # gathered by a sum of blocks, of which each replica fills its own.
+        blocks = [tf.zeros_like(tensor)] * self.size
+        blocks[index] = tensor
+        gathered = self._lowered(tf.stack(blocks), "sum")
+        reduce = tf.reduce_min if op == "min" else tf.reduce_max
+        return reduce(gathered, axis=0)
+
+    def _lowered(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
         # XLA matches collectives by their order in the programs of the group.
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,

@@ -7,6 +7,7 @@ import tensorflow as tf
 from conftest import COUNTS
 from conftest import DEVICES
 from conftest import MANY
+from conftest import ON_GPU
 from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_training
@@ -15,6 +16,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux.buckets import map_buckets
+from keras_conflux.communicator import Communicator
 
 OPS = {
     "sum": np.sum,
@@ -188,6 +190,32 @@ def test_many_tensors_travel_in_buckets(count):
     for result in kc.allreduce("sum", kc.Replicas(trees, count)):
         for leaf, mine in zip(result, trees[0], strict=True):
             np.testing.assert_array_equal(leaf, mine * sum(range(1, count + 1)))
+
+
+@pytest.mark.skipif(ON_GPU, reason="stands in for XLA on CPU devices")
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_extremes_inside_xla(count, op, dtype, monkeypatch):
+    """XLA has sums and products, of which extremes are made."""
+
+    def lowered(self, tensor, op):
+        assert op == "sum"
+        return self._cpu(tensor, kc.replica().index, op)
+
+    monkeypatch.setattr(Communicator, "_lowered", lowered)
+    values = np.arange(-6, 6).reshape(3, 4)[:, ::-1] * np.arange(1, 5)
+    parts = kc.Replicas(
+        [(values * (-1) ** i).astype(dtype) for i in range(count)], count
+    )
+
+    @kc.withdevices
+    def run(x):
+        with tf.distribute.get_strategy().communicator.inside_xla():
+            return kc.allreduce(op, x)
+
+    expected = OPS[op](np.stack(list(parts)), axis=0)
+    for result in run(parts):
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_buckets_in_order_wait_for_each_other():

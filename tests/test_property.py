@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from keras import layers
 from keras import optimizers
 from models import assert_same_training
+from models import state
 
 import keras_conflux as kc
 
@@ -74,20 +75,6 @@ def runs(draw):
     }
 
 
-def tolerance(run) -> float:
-    """Returns how far from one device a run may end.
-
-    Two samples are normalized to 1 and -1, whatever they are, and gradients
-    become differences of nearly equal numbers. There one device itself moves
-    by 1e-4 to 6e-4 when its inputs move by one rounding.
-    """
-    sizes = {
-        min(run["batch_size"], run["samples"]),
-        run["samples"] % run["batch_size"],
-    }
-    return 1e-3 if run["body"] == "normalized" and 2 in sizes else 3e-5
-
-
 def build(run) -> keras.Model:
     keras.utils.set_random_seed(run["seed"])
     body = BODIES[run["body"]]()
@@ -126,5 +113,27 @@ def test_any_run_equals_one_device(run):
     }
     one, many = build(run), kc.replicate(build(run), run["count"])
     expected, got = one.fit(x, y, **fit), many.fit(x, y, **fit)
-    assert_same_training(one, many, expected, got, rtol=tolerance(run))
     kc.assert_in_sync(many)
+    try:
+        assert_same_training(one, many, expected, got, rtol=3e-5)
+    except AssertionError:
+        # Training may diverge, or divide by next to nothing. It is not to be
+        # told from one device whose inputs move by a rounding.
+        rtol = 4 * moved_by_a_rounding(run, one, x, y, fit)
+        assert_same_training(one, many, expected, got, rtol)
+
+
+def moved_by_a_rounding(run, one, x, y, fit) -> float:
+    """Returns how far one device ends from where it ended, for other inputs.
+
+    Each input is the next or the previous float32 of what it was. The result
+    is relative to the largest entry of a variable, the largest of three runs.
+    """
+    gaps = []
+    for seed in range(3):
+        up = np.random.default_rng(seed).random(x.shape) < 0.5
+        moved = build(run)
+        moved.fit(np.nextafter(x, np.where(up, x + 1, x - 1)), y, **fit)
+        for old, new in zip(state(one), state(moved), strict=True):
+            gaps.append(np.abs(new - old).max() / max(np.abs(old).max(), 1))
+    return max(gaps)
