@@ -156,7 +156,8 @@ def in_replica_loop() -> bool:
 def has_started() -> bool:
     """Whether TensorFlow has taken its devices and their settings are fixed."""
     # Everything in tf.config that could tell starts it.
-    return context.context()._initialized
+    running: Any = context.context()
+    return running._initialized
 
 
 @functools.cache
@@ -164,8 +165,8 @@ def memory_of(device: str) -> int:
     """Returns how many bytes TensorFlow may take of a device's memory."""
     # tf.config tells only what is in use. Without the running configuration
     # this would make devices of all GPUs, also of those that are hidden.
-    configuration = context.context().config
-    for found in device_lib.list_local_devices(configuration):
+    running: Any = context.context()
+    for found in device_lib.list_local_devices(running.config):
         if found.name.endswith(f":{device}"):
             return found.memory_limit
     return 0

@@ -45,6 +45,8 @@ def distribute(
 ) -> Iterator[Any]:
     """Yields the batches of `dataset`, each split by `split`.
 
+    For another epoch, call this again.
+
     Args:
         dataset: A batched `tf.data.Dataset` or any iterable of batches.
         devices: See `split`.

@@ -120,6 +120,7 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
       be built or not, compiled or not, trained or not: `fit`, `evaluate`,
       `predict` and `export` work on. A metric's copies count what their
       replica sees, and reading it adds them up;
+    * a tree of these: each of them;
     * an array, tensor, variable, or a tree of them: returns a `Replicas` with
       one copy on each device. A variable becomes one variable a device;
     * any other callable: calls it in the strategy's scope and returns what it
@@ -127,9 +128,10 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
 
     Args:
         target: See above.
-        devices: See `keras_conflux.devices`. By default the devices of the
-            open scope, else of `keras.distribution`, else those last given to
-            `replicate`, else all.
+        devices: See `keras_conflux.devices`. By default all for a strategy;
+            for all else the devices of the open scope, else of
+            `keras.distribution`, else those last given to `replicate`, else
+            all.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
@@ -142,6 +144,10 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
     use(strategy)
     if target is None:
         return strategy
+    _check_target(target)
+    held = [isinstance(leaf, _InPlace) for leaf in trees.flatten(target)]
+    if all(held) and not isinstance(target, _InPlace):
+        return trees.map_leaves(lambda leaf: replicate(leaf, devices), target)
     if isinstance(target, _InPlace):
         return replicate_in_place(
             target, strategy if devices is not None else None
@@ -152,6 +158,35 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
         with strategy.scope():
             return target()
     return _replicate_tree(target, strategy)
+
+
+def _check_target(target: Any) -> None:
+    if isinstance(target, str | int) and not isinstance(target, bool):
+        raise TypeError(
+            f"`replicate` takes what is to be put on every device. Received: "
+            f"{target!r}. To choose devices, write "
+            f"`replicate(devices={target!r})`."
+        )
+    for path, leaf in trees.with_paths(target):
+        if isinstance(leaf, tf.data.Dataset | keras.losses.Loss):
+            raise TypeError(
+                f"`replicate` has no use for the {type(leaf).__name__} at "
+                f"{path}: a loss has no variables, and a dataset is given to "
+                "`fit` as it is, or to `keras_conflux.distribute`."
+            )
+        if isinstance(leaf, _InPlace) and leaf is not target:
+            others = [
+                each
+                for each in trees.flatten(target)
+                if not isinstance(each, _InPlace)
+            ]
+            if others:
+                raise TypeError(
+                    "`replicate` puts models in place and copies arrays, but "
+                    f"not both at once. Received at {path}: a "
+                    f"{type(leaf).__name__}, beside a "
+                    f"{type(others[0]).__name__}."
+                )
 
 
 def unreplicate(target: _Keras) -> _Keras:
@@ -213,7 +248,7 @@ def _attach(target: Any, strategy: ReplicatedStrategy | None) -> None:
             _keras.set_strategy(owner, strategy)
         if isinstance(owner, keras.optimizers.Optimizer):
             _keras.set_optimizer_strategy(
-                owner, strategy or tf.distribute.get_strategy()
+                owner, strategy or _keras.default_strategy()
             )
 
 

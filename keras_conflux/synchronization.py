@@ -20,7 +20,7 @@ def synchronize(target: Any, root: int = 0) -> None:
             A variable with a single copy is left as it is.
         root: The replica whose copies are kept.
     """
-    found = _mirrored(target)
+    found = _mirrored(target, "synchronize")
     variables.strategy_of(found)
     for variable in found:
         copies = variables.copies(variable)
@@ -64,7 +64,7 @@ def assert_in_sync(target: Any) -> None:
 def _first_difference(target: Any) -> str | None:
     if isinstance(target, Replicas):
         return _first_difference_of_trees(target)
-    for variable in _mirrored(target):
+    for variable in _mirrored(target, "in_sync"):
         copies = [copy.numpy() for copy in variables.copies(variable)]
         difference = _difference(variables.name_of(variable), copies)
         if difference is not None:
@@ -106,7 +106,8 @@ def _difference(name: str, copies: Sequence[np.ndarray]) -> str | None:
     return None
 
 
-def _mirrored(target: Any) -> list[Any]:
+def _mirrored(target: Any, call: str) -> list[Any]:
+    variables.assert_known(target, call)
     return [
         variable
         for variable in variables.variables_of(target)

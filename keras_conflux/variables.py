@@ -1,6 +1,7 @@
 """The variables of models, optimizers and metrics, and their copies."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -8,15 +9,16 @@ import tensorflow as tf
 
 from keras_conflux import _keras
 from keras_conflux import _tensorflow
+from keras_conflux import trees
 from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import is_replicated
 
 _OWNERS = (
-    keras.layers.Layer,
-    keras.optimizers.Optimizer,
-    keras.metrics.Metric,
-    keras.random.SeedGenerator,
+    keras.layers.Layer
+    | keras.optimizers.Optimizer
+    | keras.metrics.Metric
+    | keras.random.SeedGenerator
 )
 
 
@@ -42,11 +44,11 @@ def variables_of(target: Any) -> list[keras.Variable]:
     """Returns each variable once: weights, optimizer, metric and seed state.
 
     Args:
-        target: A Keras model, layer, optimizer, metric, variable, or a list
+        target: A Keras model, layer, optimizer, metric, variable, or a tree
             of them.
     """
     found: dict[int, keras.Variable] = {}
-    for variable in target if isinstance(target, list | tuple) else [target]:
+    for variable in trees.flatten(target):
         if isinstance(variable, keras.Variable):
             found[id(variable)] = variable
     for owner in owners(target):
@@ -58,6 +60,17 @@ def variables_of(target: Any) -> list[keras.Variable]:
                 state += owner.metrics_variables
         found.update((id(variable), variable) for variable in state)
     return list(found.values())
+
+
+def assert_known(target: Any, call: str) -> None:
+    """Raises if something in a tree is no Keras object with variables."""
+    for path, leaf in trees.with_paths(target):
+        if not isinstance(leaf, _OWNERS | keras.Variable):
+            raise TypeError(
+                f"`{call}` takes Keras models, layers, optimizers, metrics and "
+                f"variables, or a tree of them. Received at {path}: a "
+                f"{type(leaf).__name__}."
+            )
 
 
 def copies(variable: Any) -> tuple[tf.Variable, ...]:
@@ -167,8 +180,14 @@ def demote(variables: list[keras.Variable]) -> None:
         old = _keras.backing(variable)
         if not is_replicated(old):
             continue
-        with tf.init_scope(), tf.device(copies(old)[0].device):
-            # Reading from outside of the replicas adds up a metric's copies.
-            new = _keras.make_backing(variable, tf.convert_to_tensor(old))
+        # A strategy's scope may be open here, but not in another thread.
+        with ThreadPoolExecutor(1) as thread:
+            new = thread.submit(_single, variable, old).result()
         _tensorflow.keep_identity(copies(old)[0], new)
         _keras.set_backing(variable, new)
+
+
+def _single(variable: keras.Variable, old: Any) -> tf.Variable:
+    with tf.device(copies(old)[0].device):
+        # Reading from outside of the replicas adds up a metric's copies.
+        return _keras.make_backing(variable, tf.convert_to_tensor(old))

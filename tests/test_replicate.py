@@ -12,6 +12,7 @@ from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
 from models import dense
+from models import regression
 
 import keras_conflux as kc
 
@@ -194,3 +195,41 @@ def test_a_strategy_of_ones_own_is_that_of_its_devices():
     model = dense()
     kc.replicate(model, [DEVICES[1]])
     assert model.distribute_strategy is kc.replicate(devices=[DEVICES[1]])
+
+
+def test_models_of_a_tree_are_replicated_in_place():
+    target = {"model": dense(), "optimizer": keras.optimizers.SGD(0.1)}
+    assert kc.replicate(target, MANY).keys() == target.keys()
+    for each in (target["model"].weights[0], target["optimizer"].iterations):
+        assert len(kc.variables.copies(each)) == MANY
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: 2, r"devices=2"),
+        (lambda: "gpu", r"devices='gpu'"),
+        (lambda: tf.data.Dataset.range(3), r"given to\s+`fit`"),
+        (keras.losses.MeanSquaredError, "a loss has no variables"),
+        (lambda: [dense(), np.ones(2)], "not both at once"),
+    ],
+)
+def test_what_cannot_be_replicated(make, message):
+    with pytest.raises(TypeError, match=message):
+        kc.replicate(make(), MANY)
+
+
+@pytest.mark.parametrize("leave", ["scope", "unreplicate"])
+def test_a_scope_on_other_devices_than_before(leave):
+    """As in a notebook, where one tries one device and then more."""
+    x, y = regression(16)
+    first = kc.replicate(dense(), 1)
+    first.fit(x, y, verbose=0)
+    with kc.replicate(devices=MANY):
+        if leave == "unreplicate":
+            kc.unreplicate(first)
+        second = dense()
+    for model in (second, first):
+        model.fit(x, y, verbose=0)
+    assert len(kc.variables.copies(second.weights[0])) == MANY
+    assert len(kc.variables.copies(first.weights[0])) == 1

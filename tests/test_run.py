@@ -383,3 +383,15 @@ def test_many_steps_in_a_program_are_no_reason_to_warn(recwarn, caplog):
     for _ in range(8):
         kc.withdevices(lambda x: x + 1, devices=MANY)(tf.ones(2))
     assert "retracing" not in caplog.text
+
+
+def test_a_whole_step_runs_eagerly():
+    model = kc.replicate(dense(), MANY)
+    optimizer = kc.replicate(keras.optimizers.SGD(0.1), MANY)
+    tf.config.run_functions_eagerly(True)
+    try:
+        sgd_step(model, optimizer)(*kc.split(regression(16), MANY))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert int(optimizer.iterations) == 1
+    kc.assert_in_sync(model)

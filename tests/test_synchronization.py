@@ -3,8 +3,10 @@
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from models import dense
 
 import keras_conflux as kc
+from keras_conflux import variables
 
 NAN = float("nan")
 several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
@@ -22,3 +24,18 @@ def test_trees_of_replicas_are_compared():
     for trees in ([1.0, NAN], [{"a": 1.0}, {"b": 1.0}], [1.0, None]):
         assert not kc.in_sync(kc.Replicas(trees, 2))
     assert kc.in_sync(kc.Replicas([NAN, NAN], 2))
+
+
+def test_whatever_is_compared_is_looked_at():
+    model = kc.replicate(dense(), MANY)
+    variable = model.trainable_variables[0]
+    copies = variables.copies(variable)
+    copies[-1].assign_add(tf.ones_like(copies[-1]))
+    weights = model.trainable_variables, model.non_trainable_variables
+    for target in (model, [model], weights, {"w": model.weights}, variable):
+        assert kc.in_sync(target) == (MANY == 1)
+    for target in (5, "x", variable.value, [variable.value]):
+        with pytest.raises(TypeError, match="`in_sync` takes Keras models"):
+            kc.in_sync(target)
+    kc.synchronize({"weights": weights})
+    assert kc.in_sync(model)

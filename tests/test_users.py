@@ -44,6 +44,56 @@ def test_a_model_that_shares_layers_is_replicated_too():
     kc.assert_in_sync(many[0])
 
 
+class Counting(keras.layers.Layer):
+    """Counts steps and samples, and adds up what it sees, in several ways."""
+
+    def build(self, shape):
+        def weight(name, dtype="float32"):
+            return self.add_weight(
+                (), "zeros", dtype, trainable=False, name=name
+            )
+
+        self.samples = weight("samples", "int32")
+        self.steps = weight("steps")
+        self.integers = weight("integers", "int32")
+        self.taken = weight("taken")
+        self.set = weight("set", "int32")
+
+    def call(self, x):
+        self.samples.assign_add(keras.ops.shape(x)[0])
+        self.steps.assign_add(keras.ops.ones(()))
+        self.integers.assign_add(np.int32(1))
+        self.taken.assign_sub(keras.ops.sum(x))
+        self.set.assign(self.set + 1)
+        return x
+
+
+@pytest.mark.parametrize("kind", ["numpy", "whole batches", "batches"])
+def test_what_layers_count(kind, count):
+    x, y = X[:40], Y[:40]
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    fit = {
+        "numpy": dict(x=x, y=y, batch_size=10, shuffle=False),
+        "whole batches": dict(x=data.batch(10, drop_remainder=True)),
+        "batches": dict(x=data.batch(9)),
+    }[kind]
+
+    def train(replicas=None):
+        layer = Counting()
+        model = keras.Sequential([layer, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        if replicas:
+            kc.replicate(model, replicas)
+        model.fit(**fit, verbose=0)
+        return model, [float(w.numpy()) for w in layer.weights]
+
+    _, expected = train()
+    model, got = train(count)
+    assert expected[0] == 40
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    kc.assert_in_sync(model)
+
+
 def test_a_step_may_take_what_call_does_not():
     class Denoiser(keras.Sequential):
         def train_step(self, data):

@@ -174,7 +174,7 @@ class Splitter:
             spec = self._general(batch)
         return (
             tuple(end - begin for begin, end in limits),
-            [_part_spec(spec, index, count) for index in range(count)],
+            [_part_spec(spec, count)] * count,
         )
 
     def _general(self, batch: Tree) -> Tree:
@@ -257,15 +257,16 @@ def _is_distributed(batch: Tree) -> bool:
     return any(isinstance(leaf, kind) for leaf in trees.flatten(batch))
 
 
-def _part_spec(spec: Tree, index: int, count: int) -> Tree:
-    def part(leaf: Any) -> Any:
-        length = leaf.shape[0] if leaf.shape.rank else None
-        if length is not None:
-            begin, end = feed.bounds(length, index, count)
-            length = max(end - begin, 1)
-        return _of_length(length, leaf)
+def _part_spec(spec: Tree, count: int) -> Tree:
+    """The specs of a replica's part of batches of these specs.
 
-    return trees.map_leaves(part, spec)
+    How many samples it has is not fixed, even where the batch says so: a layer
+    that counts them would take the count for a number of its own, which is
+    the same on all replicas.
+    """
+    if count == 1:
+        return spec
+    return trees.map_leaves(lambda leaf: _of_length(None, leaf), spec)
 
 
 def _spec_of(batch: Tree) -> Tree:

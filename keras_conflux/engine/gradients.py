@@ -199,6 +199,8 @@ def _applying(pending: bool = False) -> Iterator[None]:
 def _warn_if_local(running: program.Program, grads: list[Any]) -> None:
     if "local gradients" in running.warned or reducer().count == 1:
         return
+    if tf.executing_eagerly():  # nothing tells where a tensor comes from
+        return
     if _descend(grads, running.reduced):
         return
     running.warned.add("local gradients")

@@ -70,6 +70,7 @@ def install() -> None:
         (_keras.loss_module, "apply_mask", losses.apply_mask),
         (_keras.KerasVariable, "assign", statistics.record_assign),
         (_keras.KerasVariable, "assign_add", statistics.record_add),
+        (_keras.KerasVariable, "assign_sub", statistics.record_add),
         (
             _keras.nn_module,
             "_compute_moments_sync",

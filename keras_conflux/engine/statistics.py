@@ -22,15 +22,22 @@ def record_assign(original: Callable, variable: Any, value: Any) -> Any:
 def record_add(original: Callable, variable: Any, value: Any) -> Any:
     """Remembers what a variable was before a step of `fit` added to it.
 
-    A Python number is the same on all replicas, so their copies stay equal
-    without help.
+    A constant is the same on all replicas, so their copies stay equal without
+    help.
     """
     running = program.current()
     if running is not None and running.share is not None:
         first = id(variable) not in running.assigned
-        if first and not isinstance(value, int | float):
+        if first and not _is_constant(value):
             running.before[id(variable)] = variable.value + 0
     return original(variable, value)
+
+
+def _is_constant(value: Any) -> bool:
+    if not tf.is_tensor(value):
+        return True
+    traced = not tf.executing_eagerly()
+    return traced and tf.get_static_value(value) is not None
 
 
 def reduce_states(model: keras.Model, running: program.Program) -> None:
@@ -39,7 +46,7 @@ def reduce_states(model: keras.Model, running: program.Program) -> None:
     These are the weights that are not trained and that the forward pass has
     written. What was added to one, such as a count, is added up over the
     replicas; all else, such as BatchNormalization's moving mean, is averaged,
-    weighted by the replicas' shares.
+    weighted by the replicas' shares; integers are those of replica 0.
     """
     if reducer().count == 1:
         return
@@ -47,12 +54,9 @@ def reduce_states(model: keras.Model, running: program.Program) -> None:
         w for w in model.non_trainable_weights if id(w) in running.assigned
     ]
     added = [w for w in written if id(w) in running.before]
-    set_anew = [
-        weight
-        for weight in written
-        if id(weight) not in running.before
-        and keras.backend.is_float_dtype(weight.dtype)
-    ]
+    set_anew = [w for w in written if id(w) not in running.before]
+    floats = [w for w in set_anew if keras.backend.is_float_dtype(w.dtype)]
+    others = [w for w in set_anew if not keras.backend.is_float_dtype(w.dtype)]
     before = [running.before[id(weight)] for weight in added]
     changes = [
         tf.where(running.share > 0, weight.value - old, 0)
@@ -61,10 +65,10 @@ def reduce_states(model: keras.Model, running: program.Program) -> None:
     totals = reducer().all_reduce("sum", changes)
     for weight, old, total in zip(added, before, totals, strict=True):
         weight.assign(old + total)
-    values = [weight.value for weight in set_anew]
-    means = reducer().weighted_sum(values, running.share)
-    for weight, mean in zip(set_anew, means, strict=True):
-        weight.assign(mean)
+    means = reducer().weighted_sum([w.value for w in floats], running.share)
+    firsts = reducer().broadcast([w.value for w in others], 0)
+    for weight, value in zip(floats + others, means + firsts, strict=True):
+        weight.assign(value)
 
 
 def update_mean(
