@@ -86,7 +86,7 @@ class TreeReducer:
         """Returns the tree times a weight, without reducing it."""
 
         def times(leaf: Any) -> Any:
-            if not isinstance(leaf, tf.IndexedSlices):
+            if not _is_sparse(leaf):
                 return _weighted(leaf, weight)
             values = _weighted(leaf.values, weight)
             return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
@@ -135,39 +135,43 @@ class TreeReducer:
     def _reduce_leaves(
         self, op: str, tree: Tree, leaves: list[Any], weight: Any
     ) -> Tree:
-        sparse = [isinstance(leaf, tf.IndexedSlices) for leaf in leaves]
-        if any(sparse) and op not in ("sum", "mean"):
+        if any(map(_is_sparse, leaves)) and op not in ("sum", "mean"):
             raise ValueError(
                 f"allreduce({op!r}) does not work on tf.IndexedSlices, only "
                 "'sum' and 'mean' do. Make them dense with "
                 "`tf.convert_to_tensor`."
             )
-        dense = [
-            _weighted(leaf, weight)
-            for leaf, is_sparse in zip(leaves, sparse, strict=True)
-            if not is_sparse
-        ]
-        kind = "sum" if op == "mean" else op
-        reduced = iter(self._reduce_each(kind, dense))
+        dense = [leaf for leaf in leaves if not _is_sparse(leaf)]
         count = (
             self._communicator.size if op == "mean" and weight is None else 1
         )
+        reduced = iter(self._reduce_each(op, dense, weight, count))
         results = [
             self._sparse_sum(leaf, weight, count)
-            if is_sparse
-            else _divided(next(reduced), count, op)
-            for leaf, is_sparse in zip(leaves, sparse, strict=True)
+            if _is_sparse(leaf)
+            else next(reduced)
+            for leaf in leaves
         ]
         return trees.refill(tree, results)
 
-    def _reduce_each(self, op: str, dense: list[Any]) -> list[Any]:
+    def _reduce_each(
+        self, op: str, dense: list[Any], weight: Any = None, count: int = 1
+    ) -> list[Any]:
+        kind = "sum" if op == "mean" else op
+
+        # Weights and counts act on whole buckets: a few kernels, not a few
+        # for each of some hundred gradients.
+        def reduce(flat: tf.Tensor) -> tf.Tensor:
+            total = self._reduce(kind, _weighted(flat, weight))
+            return _divided(total, count, op)
+
+        if self.count == 1:
+            return [reduce(leaf) for leaf in dense]
         # XLA runs collectives in the order in which the program's results
         # need them: by itself it would reduce the first variables' gradients
         # first, which are the last to be known.
         return map_buckets(
-            lambda flat: self._reduce(op, flat),
-            dense,
-            in_order=self._communicator.is_inside_xla,
+            reduce, dense, in_order=self._communicator.is_inside_xla
         )
 
     def _reduce(self, op: str, tensor: tf.Tensor) -> tf.Tensor:
@@ -244,8 +248,7 @@ class TreeReducer:
         unknown = [
             leaf
             for leaf in leaves
-            if not isinstance(leaf, tf.IndexedSlices)
-            and not leaf.shape.is_fully_defined()
+            if not _is_sparse(leaf) and not leaf.shape.is_fully_defined()
         ]
         if not unknown or self._communicator.size == 1:
             return
@@ -260,7 +263,7 @@ class TreeReducer:
         )
         if same is not None:
             for position, leaf in enumerate(leaves):
-                if isinstance(leaf, tf.IndexedSlices):
+                if _is_sparse(leaf):
                     continue
                 with tf.control_dependencies([same]):
                     leaves[position] = tf.identity(leaf)
@@ -296,6 +299,10 @@ def _as_tensor(verb: str, path: str, leaf: Any, dtypes: Any) -> Any:
             f"{names}. Cast it first."
         )
     return leaf
+
+
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, tf.IndexedSlices)
 
 
 def _weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
