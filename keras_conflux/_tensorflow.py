@@ -218,6 +218,14 @@ def must_run(tensor: tf.Tensor) -> None:
     tensor.graph.control_outputs.append(tensor.op)
 
 
+def uses_of(variable: tf.Variable) -> list[tf.Operation]:
+    """Returns what uses a variable in the graph that is being traced."""
+    # A graph knows a variable by a placeholder for its handle, which
+    # FuncGraph.capture makes at the first use and finds again.
+    graph: Any = tf.compat.v1.get_default_graph()
+    return graph.capture(variable.handle).consumers()
+
+
 def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
     """Makes dictionaries that know `old` by its key find `new` under it."""
     # Keras' optimizers index their state by `_unique_id`

@@ -24,6 +24,8 @@ class Program:
     """By id, the Keras variables that a step of `fit` has written."""
     before: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, what a variable was before a step of `fit` first added to it."""
+    averages: list[Any] = dataclasses.field(default_factory=list)
+    """The Keras variables that are to be averaged after the last step."""
     weighted: set[int] = dataclasses.field(default_factory=set)
     """The ids of the optimizers whose loss was multiplied by the share."""
 

@@ -68,12 +68,11 @@ class GraphProgram:
         @tf.autograph.experimental.do_not_convert
         def one_replica() -> None:
             index = replica_index()
-            outputs[index] = self._watch.note_end(
-                index,
-                self._work.on_replica(
-                    parts[index], weights[index], each[index]
-                ),
+            output = self._work.on_replica(
+                parts[index], weights[index], each[index]
             )
+            self._work.after_steps(weights[index])
+            outputs[index] = self._watch.note_end(index, output)
 
         self._strategy.run(one_replica)
         ordered = [outputs[index] for index in range(len(parts))]

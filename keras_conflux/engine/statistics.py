@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux import program
+from keras_conflux.engine.averages import is_moving_average
 from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import reducer
 
@@ -46,7 +47,8 @@ def reduce_states(model: keras.Model, running: program.Program) -> None:
     These are the weights that are not trained and that the forward pass has
     written. What was added to one, such as a count, is added up over the
     replicas; all else, such as BatchNormalization's moving mean, is averaged,
-    weighted by the replicas' shares; integers are those of replica 0.
+    weighted by the replicas' shares; integers are those of replica 0. Moving
+    averages are left for `average`.
     """
     if reducer().count == 1:
         return
@@ -55,6 +57,9 @@ def reduce_states(model: keras.Model, running: program.Program) -> None:
     ]
     added = [w for w in written if id(w) in running.before]
     set_anew = [w for w in written if id(w) not in running.before]
+    running.averages = [w for w in set_anew if is_moving_average(w)]
+    waiting = {id(weight) for weight in running.averages}
+    set_anew = [w for w in set_anew if id(w) not in waiting]
     floats = [w for w in set_anew if keras.backend.is_float_dtype(w.dtype)]
     others = [w for w in set_anew if not keras.backend.is_float_dtype(w.dtype)]
     before = [running.before[id(weight)] for weight in added]
@@ -65,10 +70,24 @@ def reduce_states(model: keras.Model, running: program.Program) -> None:
     totals = reducer().all_reduce("sum", changes)
     for weight, old, total in zip(added, before, totals, strict=True):
         weight.assign(old + total)
-    means = reducer().weighted_sum([w.value for w in floats], running.share)
+    _average(floats, running.share)
     firsts = reducer().broadcast([w.value for w in others], 0)
-    for weight, value in zip(floats + others, means + firsts, strict=True):
+    for weight, value in zip(others, firsts, strict=True):
         weight.assign(value)
+
+
+def average(running: program.Program, share: tf.Tensor) -> None:
+    """Makes the moving averages of a step equal on all replicas.
+
+    To be called after the last of several steps of the same shares.
+    """
+    _average(running.averages, share)
+
+
+def _average(weights: list[keras.Variable], share: tf.Tensor) -> None:
+    means = reducer().weighted_sum([w.value for w in weights], share)
+    for weight, mean in zip(weights, means, strict=True):
+        weight.assign(mean)
 
 
 def update_mean(

@@ -12,6 +12,7 @@ from keras_conflux import feed
 from keras_conflux import program
 from keras_conflux.engine import logs
 from keras_conflux.engine import statistics
+from keras_conflux.strategy import replica_index
 from keras_conflux.trees import Tree
 
 
@@ -31,6 +32,13 @@ class Work(Protocol):
         """
         ...
 
+    def after_steps(self, share: Any) -> None:
+        """Does what once after many steps of the same share will do.
+
+        Traced once a replica, after `on_replica`.
+        """
+        ...
+
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
         """Makes one result of what the replicas returned."""
         ...
@@ -43,12 +51,12 @@ class Step:
         self.name = model.name
         self._model = model
         self._step = step
-        self._latest = program.Program(self.name)
+        self._programs: dict[int, program.Program] = {}
 
     def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
         """See `Work`."""
         running = program.Program(self.name, share=share)
-        self._latest = running
+        self._programs[replica_index()] = running
         with program.running(running):
             before = logs.metric_state(self._model, size)
             output = self._step(part)
@@ -56,10 +64,15 @@ class Step:
             statistics.reduce_states(self._model, running)
         return output
 
+    def after_steps(self, share: Any) -> None:
+        """See `Work`."""
+        statistics.average(self._programs[replica_index()], share)
+
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
         """See `Work`."""
         del sizes
-        return logs.of_global_batch(self._model, outputs, shares, self._latest)
+        last = self._programs[len(outputs) - 1]
+        return logs.of_global_batch(self._model, outputs, shares, last)
 
 
 class Prediction:
@@ -73,6 +86,9 @@ class Prediction:
         """See `Work`."""
         with program.running(program.Program(self.name, share=share)):
             return self._model.predict_step(part)
+
+    def after_steps(self, share: Any) -> None:
+        """See `Work`."""
 
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
         """See `Work`."""

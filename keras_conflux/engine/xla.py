@@ -64,27 +64,20 @@ class XlaProgram:
     def _trace(self, parts: list[Tree], limit: int) -> Callable:
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)
-            each = shares([1] * count)
             outputs: dict[int, Tree] = {}
 
             def one_replica() -> None:
                 index = replica_index()
-                part = parts[index]
-
-                def one_step(*leaves: Any) -> Tree:
-                    with self._strategy.communicator.inside_xla():
-                        return self._work.on_replica(
-                            trees.refill(part, leaves), each[index], None
-                        )
-
+                program = self._program(parts[index], limit)
                 outputs[index] = self._watch.note_end(
-                    index,
-                    _compiled(one_step, part, limit)(steps, stacked[index]),
+                    index, program(steps, stacked[index])
                 )
 
             self._strategy.run(_as_it_is(one_replica))
             ordered = [outputs[index] for index in range(count)]
-            return self._work.merge(ordered, each, [None] * count)
+            return self._work.merge(
+                ordered, shares([1] * count), [None] * count
+            )
 
         specs = [
             [_stacked_spec(spec, limit) for spec in trees.present(part)]
@@ -93,11 +86,33 @@ class XlaProgram:
         signature = [tf.TensorSpec([], tf.int32), specs]
         return _tensorflow.graph_function(all_replicas, signature)
 
+    def _program(self, part: Tree, limit: int) -> Callable:
+        """Returns what a replica runs, on as many as `limit` batches.
+
+        Its share is written into it, so that XLA removes what is done for
+        batches that do not divide evenly.
+        """
+        share = 1 / len(self._strategy.devices)
+
+        def one_step(*leaves: Any) -> Tree:
+            with self._strategy.communicator.inside_xla():
+                return self._work.on_replica(
+                    trees.refill(part, leaves), tf.constant(share), None
+                )
+
+        def after_steps() -> None:
+            with self._strategy.communicator.inside_xla():
+                self._work.after_steps(tf.constant(share))
+
+        return _compiled(one_step, after_steps, part, limit)
+
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
-def _compiled(one_step: Callable, part: Tree, limit: int) -> Callable:
+def _compiled(
+    one_step: Callable, after_steps: Callable, part: Tree, limit: int
+) -> Callable:
     """Returns the XLA program that calls `one_step` for each batch."""
 
     def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
@@ -110,12 +125,14 @@ def _compiled(one_step: Callable, part: Tree, limit: int) -> Callable:
             return trees.present(step(*[leaf[position] for leaf in stacked]))
 
         if limit == 1:
-            return trees.refill(step.structured_outputs, run(0))
-        latest = tf.while_loop(
-            lambda position, _: position < steps,
-            lambda position, _: (position + 1, run(position)),
-            (tf.constant(0), _nothing_like(step.structured_outputs)),
-        )[1]
+            latest = run(0)
+        else:
+            latest = tf.while_loop(
+                lambda position, _: position < steps,
+                lambda position, _: (position + 1, run(position)),
+                (tf.constant(0), _nothing_like(step.structured_outputs)),
+            )[1]
+        after_steps()
         return trees.refill(step.structured_outputs, latest)
 
     return tf.function(_as_it_is(many_steps), jit_compile=True)

@@ -1,0 +1,48 @@
+"""Finds moving averages, which a step writes and otherwise ignores.
+
+A step that sets `v` to `a * v + b`, with a constant `a` and a `b` of its data,
+makes `v` a sum of such `b`, however many steps run. The mean of sums is the sum
+of means: so to average the replicas' copies once after many steps gives what
+averaging them after each one does, up to rounding. The statistics that
+BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
+"""
+
+import keras
+import tensorflow as tf
+
+from keras_conflux import _tensorflow
+from keras_conflux import variables
+from keras_conflux.strategy import replica_index
+
+
+def is_moving_average(variable: keras.Variable) -> bool:
+    """Whether all that a replica's step does with a variable is as above.
+
+    To be asked where the step has been traced, before anything else is done
+    with the variable there. Eagerly nobody can tell.
+    """
+    if tf.executing_eagerly():
+        return False
+    copy = variables.copies(variable)[replica_index()]
+    uses = _tensorflow.uses_of(copy)
+    if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
+        return False
+    read, write = uses
+    scaled = _only_user(read)
+    if scaled is None or scaled.type != "Mul" or not _has_constant(scaled):
+        return False
+    added = _only_user(scaled)
+    return (
+        added is not None
+        and added.type == "AddV2"
+        and _only_user(added) is write
+    )
+
+
+def _only_user(operation: tf.Operation) -> tf.Operation | None:
+    users = operation.outputs[0].consumers()
+    return users[0] if len(users) == 1 else None
+
+
+def _has_constant(operation: tf.Operation) -> bool:
+    return any(tf.get_static_value(x) is not None for x in operation.inputs)

@@ -1,0 +1,161 @@
+"""Moving averages are averaged after many steps as well as after each."""
+
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from conftest import ON_GPU
+
+import keras_conflux as kc
+from keras_conflux.communicator import Communicator
+from keras_conflux.engine import statistics
+
+
+class Keeps(keras.layers.Layer):
+    """Keeps something of its data in `kept`."""
+
+    def __init__(self, update, look=None):
+        super().__init__()
+        self.update, self.look = update, look
+
+    def build(self, shape):
+        self.kept = self.add_weight(
+            shape=shape[1:], initializer="ones", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        mean = keras.ops.mean(x, axis=0)
+        if self.look == "before":
+            x = x + self.kept
+        self.update(self.kept, mean)
+        if self.look == "after":
+            x = x + self.kept
+        return x
+
+
+def _usual(kept, mean):
+    kept.assign(kept * 0.9 + mean * 0.1)
+
+
+def _turned_round(kept, mean):
+    kept.assign(0.1 * mean + 0.9 * kept)
+
+
+def _squares(kept, mean):
+    kept.assign(kept * kept + mean)
+
+
+def _uses_itself_twice(kept, mean):
+    kept.assign(kept * 0.9 + kept * mean)
+
+
+def _varies(kept, mean):
+    kept.assign(kept * mean + mean)
+
+
+def _twice(kept, mean):
+    kept.assign(kept * 0.9 + mean * 0.1)
+    kept.assign(kept * 0.9 + mean * 0.1)
+
+
+def _replaces(kept, mean):
+    kept.assign(mean)
+
+
+def _in_a_branch(kept, mean):
+    tf.cond(
+        tf.reduce_sum(mean) > 0,
+        lambda: kept.assign(kept * 0.9 + mean * 0.1),
+        lambda: kept.assign(kept * 0.9),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (keras.layers.BatchNormalization(), 2),
+        (keras.layers.BatchNormalization(synchronized=True), 2),
+        (keras.layers.BatchNormalization(renorm=True), None),
+        (Keeps(_usual), 1),
+        (Keeps(_turned_round), 1),
+        (Keeps(_usual, "before"), 0),
+        (Keeps(_usual, "after"), 0),
+        (Keeps(_squares), 0),
+        (Keeps(_uses_itself_twice), 0),
+        (Keeps(_varies), 0),
+        (Keeps(_twice), 0),
+        (Keeps(_replaces), 0),
+        (Keeps(_in_a_branch), 0),
+    ],
+)
+def test_what_is_a_moving_average(layer, expected, monkeypatch):
+    found = []
+    original = statistics.average
+    monkeypatch.setattr(
+        statistics,
+        "average",
+        lambda running, share: (
+            found.append(len(running.averages)),
+            original(running, share),
+        ),
+    )
+    model = keras.Sequential([layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    kc.replicate(model, MANY)
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    assert set(found) == {expected} or expected is None
+    kc.assert_in_sync(model)
+
+
+class Forward(keras.Sequential):
+    """Trains by looking."""
+
+    def train_step(self, data):
+        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        self(x, training=True)
+        return {}
+
+
+@pytest.mark.skipif(ON_GPU, reason="test_equal has it through XLA there")
+def test_once_after_many_steps_is_as_after_each():
+    def trained(steps):
+        keras.utils.set_random_seed(1)
+        model = Forward(
+            [
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(3),
+                keras.layers.BatchNormalization(momentum=0.5),
+            ]
+        )
+        model.build((None, 3))
+        model.compile("sgd", jit_compile=True, steps_per_execution=steps)
+        kc.replicate(model, MANY)
+        model.fit(x, batch_size=4 * MANY, shuffle=False, verbose=0)
+        kc.assert_in_sync(model)
+        return model.get_weights()
+
+    x = np.random.default_rng(0).normal(size=(8 * 4 * MANY, 3))
+    expected = trained(1)
+    # A loop of steps that reduce nothing needs no XLA on CPU devices. If they
+    # did reduce, this would raise.
+    function = tf.function
+    with (
+        mock.patch.object(Communicator, "takes_xla", True),
+        mock.patch.object(Communicator, "is_inside_xla", False),
+        mock.patch.object(
+            tf,
+            "function",
+            lambda *args, jit_compile=None, **options: function(
+                *args, **options
+            ),
+        ),
+    ):
+        got = trained(8)
+    for one, other in zip(expected, got, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
