@@ -29,9 +29,9 @@ from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.batches import size_in_bytes
 from keras_conflux.strategy import ReplicatedStrategy
 
-MOST_STEPS = 64
+MOST_STEPS = 256
 """At most so many steps a call."""
-SECONDS = 2.5
+SECONDS = 4.0
 """How long a call of several steps may last, so that the progress bar moves
 and an interrupt is heard."""
 MEMORY = 1 / 32
