@@ -8,6 +8,11 @@ import tensorflow as tf
 BUCKET_BYTES = 32 << 20
 """A bucket is reduced as soon as it is full, while later ones are computed."""
 
+MOST_IN_ORDER = 4
+"""About as many buckets wait for each other. XLA computes the gradients of a
+bucket right before its reduction, so many small ones hide no more than few, and
+cost more (docs/performance.md, round 5)."""
+
 
 def plan(
     tensors: Sequence[tf.Tensor], bucket_bytes: int = BUCKET_BYTES
@@ -32,7 +37,7 @@ def plan(
         if not bucket:
             buckets.append(bucket)
         bucket.append(position)
-        used += (tensor.shape.num_elements() or 0) * tensor.dtype.size
+        used += _bytes(tensor)
         open_buckets[tensor.dtype] = (
             ([], 0) if used >= bucket_bytes else (bucket, used)
         )
@@ -52,11 +57,14 @@ def map_buckets(
         tensors: Dense tensors of any dtypes and shapes.
         bucket_bytes: See `plan`.
         in_order: Whether each bucket waits for the one before. It then takes
-            along an element of that one's result.
+            along an element of that one's result, and there are few.
 
     Returns:
         The results in the order and with the shapes of `tensors`.
     """
+    if in_order:
+        total = sum(map(_bytes, tensors))
+        bucket_bytes = max(bucket_bytes, total // MOST_IN_ORDER)
     results: list[tf.Tensor] = list(tensors)
     before = None
     for bucket in plan(tensors, bucket_bytes):
@@ -76,6 +84,10 @@ def map_buckets(
             dynamic = shape if shape.is_fully_defined() else tf.shape(part)
             results[position] = tf.reshape(piece, dynamic)
     return results
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _size(tensor: tf.Tensor) -> int | tf.Tensor:

@@ -22,6 +22,7 @@ from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.watch import Watch
 from keras_conflux.engine.xla import XlaProgram
+from keras_conflux.reduction import TreeReducer
 
 BATCHES = 42
 X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller
@@ -213,6 +214,25 @@ def test_an_endless_generator():
     expected = one.fit(generate(), **options)
     assert_same_training(one, many, expected, many.fit(generate(), **options))
     assert int(many.optimizer.iterations) == 3 * 17
+
+
+def test_gradients_have_the_shapes_of_their_variables(monkeypatch):
+    shapes = []
+    original = TreeReducer.weighted_sum
+
+    def weighted_sum(self, tree, weight):
+        shapes.extend(leaf.shape for leaf in tree)
+        return original(self, tree, weight)
+
+    monkeypatch.setattr(TreeReducer, "weighted_sum", weighted_sum)
+    model = keras.Sequential([keras.Input((3, 4)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    kc.replicate(model, MANY)
+    # TensorFlow does not know that of a Dense layer of such inputs.
+    x = np.ones((8, 3, 4), "float32")
+    model.fit(x, x[..., :2], batch_size=8, verbose=0)
+    assert (4, 2) in shapes
+    assert all(shape.is_fully_defined() for shape in shapes)
 
 
 def test_no_data_at_all(count):

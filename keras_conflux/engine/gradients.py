@@ -49,6 +49,8 @@ def apply(
     _check_replicated(optimizer, given)
     trainable_variables = given
     grads = _repeatable(list(grads))
+    if given is not None and len(given) == len(grads):
+        grads = _of_known_shape(grads, given)
     accumulating = False
     if running is None:
         grads = reducer().all_reduce("sum", grads)
@@ -92,6 +94,20 @@ def _repeatable(grads: list[Any]) -> list[Any]:
     return [
         tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
         for g in grads
+    ]
+
+
+def _of_known_shape(grads: list[Any], trained: list[Any]) -> list[Any]:
+    """Tells TensorFlow that gradients have the shapes of their variables.
+
+    It often cannot know where the number of samples is open. Then buckets
+    would be of unknown sizes, and these be compared in each step.
+    """
+    return [
+        tf.ensure_shape(g, v.shape)
+        if tf.is_tensor(g) and not g.shape.is_fully_defined()
+        else g
+        for g, v in zip(grads, trained, strict=True)
     ]
 
 
