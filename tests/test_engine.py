@@ -16,6 +16,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux import _tensorflow
+from keras_conflux.communicator import Communicator
 from keras_conflux.engine import epoch
 from keras_conflux.engine import step
 from keras_conflux.engine.batches import Splitter
@@ -443,3 +444,21 @@ def test_withdevices_through_xla(count, jit_compile):
     assert len(losses) == count
     assert_same_training(one, many)
     kc.assert_in_sync(many)
+
+
+@pytest.mark.filterwarnings("ignore:.*no `allreduce` has touched")
+def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
+    # On CPU devices XLA compiles what exchanges nothing.
+    monkeypatch.setattr(Communicator, "takes_xla", True)
+    model = kc.replicate(dense("adam"), count)
+    assert not model.optimizer.built
+
+    @kc.withdevices(jit_compile=True)
+    def step():
+        trained = model.trainable_variables
+        model.optimizer.apply([tf.ones_like(v) for v in trained], trained)
+
+    step()
+    step()
+    assert int(model.optimizer.iterations) == 2
+    kc.assert_in_sync(model)

@@ -47,6 +47,7 @@ def apply(
     running = program.current()
     given = None if trainable_variables is None else list(trainable_variables)
     _check_replicated(optimizer, given)
+    _build(optimizer, given)
     trainable_variables = given
     grads = _repeatable(list(grads))
     if given is not None and len(given) == len(grads):
@@ -61,6 +62,16 @@ def apply(
         _warn_if_local(running, grads)
     with _applying(pending=accumulating):
         return original(optimizer, grads, trainable_variables)
+
+
+def _build(optimizer: Any, trained: list[Any] | None) -> None:
+    """Makes an optimizer's variables outside of the graph that is traced.
+
+    XLA programs cannot make any.
+    """
+    if trained and not optimizer.built and not tf.executing_eagerly():
+        with tf.init_scope():
+            optimizer.build(trained)
 
 
 def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
