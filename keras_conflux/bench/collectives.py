@@ -3,22 +3,26 @@
     python -m keras_conflux.bench.collectives DEVICES [options]
 
 Reductions are chained in one `withdevices` call, each of the former's result,
-so what is timed is one after another, without the call itself.
+so they run one after another. Two such calls, of few and of many, tell what a
+reduction takes and what the call does.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import keras_conflux as kc
 
-FORMS = {"flat": (1, 20), "list of 160": (160, 4)}
-"""By name, how many tensors, and how many reductions a call has."""
+FORMS = {"flat": (1, 10, 40), "list of 160": (160, 2, 18)}
+"""By name, how many tensors, and how many reductions the two calls have."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -39,17 +43,24 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
     compiled = [False, True] if devices[0].kind == "GPU" else [False]
     for kib in options.kib:
         for op in options.ops:
-            for form, (count, times) in FORMS.items():
+            for form, (count, few, many) in FORMS.items():
+                length = max(1, kib * 256 // count)
+                values = [_values(op, length) for _ in range(count)]
+                copies = kc.replicate(values, devices)
+                moved = 4 * length * count * 2 * (1 - 1 / len(devices))
                 for jit_compile in compiled:
-                    length = max(1, kib * 256 // count)
-                    tensors = [tf.ones(length) for _ in range(count)]
-                    copies = kc.replicate(tensors, devices)
-                    chain = _chain(op, devices, jit_compile, times)
-                    seconds = [
-                        took / times
-                        for took in _time(chain, copies, options.repeats)
-                    ]
-                    moved = 4 * length * count * 2 * (1 - 1 / len(devices))
+                    short, long = (
+                        _time(
+                            _chain(op, devices, jit_compile, times),
+                            copies,
+                            options.repeats,
+                        )
+                        for times in (few, many)
+                    )
+                    fastest = min(short)
+                    seconds = [(t - fastest) / (many - few) for t in long]
+                    middle = statistics.median(seconds)
+                    call = fastest - few * middle
                     yield {
                         "devices": len(devices),
                         "kib": kib,
@@ -57,22 +68,29 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
                         "form": form,
                         "jit": jit_compile,
                         "us": [round(s * 1e6, 1) for s in seconds],
-                        "busbw_gb_s": round(moved / min(seconds) / 1e9, 2),
+                        "busbw_gb_s": round(moved / middle / 1e9, 2),
+                        "call_us": round(call * 1e6, 1),
                     }
 
 
-def _chain(op: str, devices: Any, jit_compile: bool, times: int) -> Any:
+def _values(op: str, length: int) -> tf.Tensor:
+    """Returns what stays finite however often it is reduced, and is not 0."""
+    drawn = np.random.default_rng(0).standard_normal(length, np.float32)
+    if op == "product":
+        drawn = np.sign(drawn)
+    return tf.constant(drawn * 1e-30 if op == "sum" else drawn)
+
+
+def _chain(op: str, devices: Any, jit_compile: bool, times: int) -> Callable:
     def chain(tensors: list) -> list:
         for _ in range(times):
             tensors = kc.allreduce(op, tensors)
-            if op == "sum":  # or they would grow without end
-                tensors = [tensor * (1 / len(devices)) for tensor in tensors]
         return tensors
 
     return kc.withdevices(chain, devices=devices, jit_compile=jit_compile)
 
 
-def _time(chain: Any, copies: Any, repeats: int) -> list[float]:
+def _time(chain: Callable, copies: Any, repeats: int) -> list[float]:
     seconds = []
     for _ in range(repeats + 1):
         began = time.perf_counter()

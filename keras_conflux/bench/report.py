@@ -112,7 +112,7 @@ def collectives_table(results: list[dict]) -> Table:
     table = Table(title="allreduce")
     for name in ("devices", "KiB", "op", "form", "XLA"):
         table.add_column(name)
-    for name in ("us", "bus GB/s"):
+    for name in ("us", "bus GB/s", "us a call"):
         table.add_column(name, justify="right")
     for result in results:
         table.add_row(
@@ -123,6 +123,7 @@ def collectives_table(results: list[dict]) -> Table:
             "yes" if result["jit"] else "no",
             f"{statistics.median(result['us']):.1f}",
             f"{result['busbw_gb_s']:.1f}",
+            f"{result['call_us']:.0f}",
         )
     return table
 
