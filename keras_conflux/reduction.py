@@ -6,9 +6,9 @@ twice what a special op would, and there is one path to trust.
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from keras_conflux import operands
 from keras_conflux import trees
 from keras_conflux.buckets import map_buckets
 from keras_conflux.communicator import Communicator
@@ -17,13 +17,6 @@ from keras_conflux.trees import Tree
 
 OPS = ("sum", "mean", "product", "min", "max")
 _SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
-_DTYPES = (
-    tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64,
-)  # fmt: skip
-# What can only be copied travels in a wider dtype that can be added.
-_CARRIERS = dict.fromkeys(
-    (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32
-)
 
 
 def standardize_op(op: str) -> str:
@@ -70,7 +63,7 @@ class TreeReducer:
             weight: For `"mean"`, a scalar that says how much this replica
                 counts. With 0, nothing of its tree counts, NaN included.
         """
-        leaves = self._leaves(f"allreduce({op!r})", tree, _DTYPES)
+        leaves = self._leaves(f"allreduce({op!r})", tree, operands.REDUCED)
         if weight is not None:
             weight = tf.cast(weight, tf.float32)
             total = self._reduce("sum", weight)
@@ -79,26 +72,26 @@ class TreeReducer:
 
     def weighted_sum(self, tree: Tree, weight: tf.Tensor) -> Tree:
         """Sums trees times weights. Of weight 0, NaN counts nothing either."""
-        leaves = self._leaves("allreduce('mean')", tree, _DTYPES)
+        leaves = self._leaves("allreduce('mean')", tree, operands.REDUCED)
         return self._reduce_leaves("mean", tree, leaves, weight)
 
     def weighted(self, tree: Tree, weight: tf.Tensor) -> Tree:
         """Returns the tree times a weight, without reducing it."""
 
         def times(leaf: Any) -> Any:
-            if not _is_sparse(leaf):
-                return _weighted(leaf, weight)
-            values = _weighted(leaf.values, weight)
+            if not operands.is_sparse(leaf):
+                return operands.weighted(leaf, weight)
+            values = operands.weighted(leaf.values, weight)
             return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
 
         return trees.map_leaves(times, tree)
 
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root`."""
-        leaves = self._leaves("broadcast", tree, (*_DTYPES, *_CARRIERS))
+        leaves = self._leaves("broadcast", tree, operands.COPIED)
         mine = [
-            leaf if self._index == root else _nothing_like(leaf)
-            for leaf in map(_carried, leaves)
+            leaf if self._index == root else operands.nothing_like(leaf)
+            for leaf in map(operands.carried, leaves)
         ]
         copies = self._reduce_each("sum", mine)
         return trees.refill(
@@ -111,9 +104,7 @@ class TreeReducer:
 
     def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Joins the replicas' leaves along `axis`, where sizes may differ."""
-        leaves = self._leaves(
-            "allgather", tree, (*_DTYPES, *_CARRIERS), compare=False
-        )
+        leaves = self._leaves("allgather", tree, operands.COPIED, compare=False)
         return trees.refill(tree, [self._gather(leaf, axis) for leaf in leaves])
 
     def _leaves(
@@ -123,7 +114,7 @@ class TreeReducer:
         for path, leaf in trees.with_paths(tree):
             if leaf is None:
                 continue
-            leaves.append(_as_tensor(verb, path, leaf, dtypes))
+            leaves.append(operands.as_tensor(verb, path, leaf, dtypes))
         signature = trees.refill(tree, leaves)
         if compare:
             self._communicator.assert_same_call(
@@ -135,20 +126,20 @@ class TreeReducer:
     def _reduce_leaves(
         self, op: str, tree: Tree, leaves: list[Any], weight: Any
     ) -> Tree:
-        if any(map(_is_sparse, leaves)) and op not in ("sum", "mean"):
+        if any(map(operands.is_sparse, leaves)) and op not in ("sum", "mean"):
             raise ValueError(
                 f"allreduce({op!r}) does not work on tf.IndexedSlices, only "
                 "'sum' and 'mean' do. Make them dense with "
                 "`tf.convert_to_tensor`."
             )
-        dense = [leaf for leaf in leaves if not _is_sparse(leaf)]
+        dense = [leaf for leaf in leaves if not operands.is_sparse(leaf)]
         count = (
             self._communicator.size if op == "mean" and weight is None else 1
         )
         reduced = iter(self._reduce_each(op, dense, weight, count))
         results = [
             self._sparse_sum(leaf, weight, count)
-            if _is_sparse(leaf)
+            if operands.is_sparse(leaf)
             else next(reduced)
             for leaf in leaves
         ]
@@ -162,8 +153,8 @@ class TreeReducer:
         # Weights and counts act on whole buckets: a few kernels, not a few
         # for each of some hundred gradients.
         def reduce(flat: tf.Tensor) -> tf.Tensor:
-            total = self._reduce(kind, _weighted(flat, weight))
-            return _divided(total, count, op)
+            total = self._reduce(kind, operands.weighted(flat, weight))
+            return operands.divided(total, count, op)
 
         if self.count == 1:
             return [reduce(leaf) for leaf in dense]
@@ -222,16 +213,18 @@ class TreeReducer:
         padding = tf.pad(
             [[before, after]], [[axis % rank, rank - 1 - axis % rank], [0, 0]]
         )
-        carried = _carried(leaf)
-        placed = tf.pad(carried, padding, constant_values=_nothing(carried))
+        carried = operands.carried(leaf)
+        placed = tf.pad(
+            carried, padding, constant_values=operands.nothing(carried)
+        )
         return tf.cast(self._reduce("sum", placed), leaf.dtype)
 
     def _sparse_sum(
         self, leaf: tf.IndexedSlices, weight: Any, count: int
     ) -> tf.IndexedSlices:
-        values = _weighted(leaf.values, weight)
+        values = operands.weighted(leaf.values, weight)
         return tf.IndexedSlices(
-            values=_divided(self._gather(values, 0), count, "mean"),
+            values=operands.divided(self._gather(values, 0), count, "mean"),
             indices=self._gather(leaf.indices, 0),
             dense_shape=leaf.dense_shape,
         )
@@ -248,7 +241,8 @@ class TreeReducer:
         unknown = [
             leaf
             for leaf in leaves
-            if not _is_sparse(leaf) and not leaf.shape.is_fully_defined()
+            if not operands.is_sparse(leaf)
+            and not leaf.shape.is_fully_defined()
         ]
         if not unknown or self._communicator.size == 1:
             return
@@ -263,7 +257,7 @@ class TreeReducer:
         )
         if same is not None:
             for position, leaf in enumerate(leaves):
-                if _is_sparse(leaf):
+                if operands.is_sparse(leaf):
                     continue
                 with tf.control_dependencies([same]):
                     leaves[position] = tf.identity(leaf)
@@ -279,57 +273,3 @@ def _check_call(
             "order."
         )
     trees.assert_alike({0: first[1], index: other[1]}, first[0])
-
-
-def _as_tensor(verb: str, path: str, leaf: Any, dtypes: Any) -> Any:
-    if isinstance(leaf, keras.Variable):
-        leaf = leaf.value
-    if not isinstance(leaf, tf.IndexedSlices):
-        try:
-            leaf = tf.convert_to_tensor(leaf)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{verb}: the leaf at {path} is a {type(leaf).__name__}, not "
-                "something numeric. Leave it out of the tree, or put None."
-            ) from error
-    if leaf.dtype not in dtypes:
-        names = ", ".join(dtype.name for dtype in dtypes)
-        raise TypeError(
-            f"{verb}: the leaf at {path} is {leaf.dtype.name}; this op takes "
-            f"{names}. Cast it first."
-        )
-    return leaf
-
-
-def _is_sparse(leaf: Any) -> bool:
-    return isinstance(leaf, tf.IndexedSlices)
-
-
-def _weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-    if weight is None:
-        return leaf
-    if not leaf.dtype.is_floating:
-        leaf = tf.cast(leaf, keras.config.floatx())
-    # 0 * NaN is NaN, but a replica of weight 0 must not be heard.
-    heard = tf.where(weight > 0, leaf, tf.zeros_like(leaf))
-    return heard * tf.cast(weight, leaf.dtype)
-
-
-def _divided(leaf: tf.Tensor, count: int, op: str) -> tf.Tensor:
-    if op == "mean" and not leaf.dtype.is_floating:
-        exact = tf.cast(leaf, tf.float64) / count
-        return tf.cast(exact, keras.config.floatx())
-    return leaf / tf.cast(count, leaf.dtype) if count > 1 else leaf
-
-
-def _carried(leaf: tf.Tensor) -> tf.Tensor:
-    return tf.cast(leaf, _CARRIERS.get(leaf.dtype, leaf.dtype))
-
-
-def _nothing(leaf: tf.Tensor) -> tf.Tensor:
-    # -0.0 is what leaves every float as it is when added, -0.0 included.
-    return tf.constant(-0.0 if leaf.dtype.is_floating else 0, leaf.dtype)
-
-
-def _nothing_like(leaf: tf.Tensor) -> tf.Tensor:
-    return tf.fill(tf.shape(leaf), _nothing(leaf))
