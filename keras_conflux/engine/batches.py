@@ -13,6 +13,10 @@ import tensorflow as tf
 from keras_conflux import _tensorflow
 from keras_conflux import feed
 from keras_conflux import trees
+from keras_conflux.engine.specs import Specs
+from keras_conflux.engine.specs import loose_spec
+from keras_conflux.engine.specs import specs_of
+from keras_conflux.engine.specs import specs_of_part
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.trees import Tree
 
@@ -79,7 +83,7 @@ class Splitter:
         self._strategy = strategy
         self._stacks = stacks
         self._moves: dict[Any, Callable] = {}
-        self._seen: dict[str, Tree] = {}
+        self._specs = Specs()
 
     def __call__(
         self, drawn: Sequence[Tree], spec: Tree = None
@@ -138,7 +142,7 @@ class Splitter:
             return _move(batches, *options)
         # In a graph all leaves travel at once. One after another, each would
         # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
-        describe = tf.type_spec_from_value if stack else _loose
+        describe = tf.type_spec_from_value if stack else loose_spec
         specs = [[describe(leaf) for leaf in leaves] for leaves in batches]
         key = str((specs[0], len(batches), homes, stack))
         if key not in self._moves:
@@ -160,7 +164,7 @@ class Splitter:
         return Batch(
             [trees.present(part) for part in parts],
             tuple(feed.sample_count(part) for part in parts),
-            [_spec_of(part) for part in parts],
+            [specs_of(part) for part in parts],
         )
 
     def _sizes_and_specs(
@@ -169,30 +173,8 @@ class Splitter:
         count = len(self._strategy.devices)
         total = feed.sample_count(batch)
         limits = [feed.bounds(total, index, count) for index in range(count)]
-        spec = None if spec is None else _present(spec, batch)
-        if spec is None or not all(map(_has_rank, trees.present(spec))):
-            spec = self._general(batch)
-        return (
-            tuple(end - begin for begin, end in limits),
-            [_part_spec(spec, count)] * count,
-        )
-
-    def _general(self, batch: Tree) -> Tree:
-        """Returns specs that fit the batches of before, too, if there are any.
-
-        So a step is traced for two sequence lengths at most, not for each.
-        """
-        spec = _spec_of(batch)
-        key = str([(p, leaf is None) for p, leaf in trees.with_paths(batch)])
-        new, old = map(trees.present, (spec, self._seen.get(key, spec)))
-        common = [
-            one.most_specific_common_supertype([other])
-            for one, other in zip(new, old, strict=True)
-        ]
-        if all(map(_of_one_rank, new, common)):
-            spec = trees.refill(spec, common)
-        self._seen[key] = spec
-        return spec
+        part = specs_of_part(self._specs(batch, spec), count)
+        return tuple(end - begin for begin, end in limits), [part] * count
 
 
 def size_in_bytes(batch: Tree) -> int:
@@ -241,13 +223,6 @@ def _home(leaf: Any) -> str:
     return (_is_plain(leaf) and leaf.device) or "CPU:0"
 
 
-def _loose(leaf: Any) -> Any:
-    """The spec of leaves of any sizes."""
-    if isinstance(leaf, tf.Tensor):
-        return tf.TensorSpec([None] * leaf.shape.rank, leaf.dtype)
-    return _of_length(None, tf.type_spec_from_value(leaf))
-
-
 def _is_plain(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string
 
@@ -255,50 +230,6 @@ def _is_plain(leaf: Any) -> bool:
 def _is_distributed(batch: Tree) -> bool:
     kind = tf.distribute.DistributedValues
     return any(isinstance(leaf, kind) for leaf in trees.flatten(batch))
-
-
-def _part_spec(spec: Tree, count: int) -> Tree:
-    """The specs of a replica's part of batches of these specs.
-
-    How many samples it has is not fixed, even where the batch says so: a layer
-    that counts them would take the count for a number of its own, which is
-    the same on all replicas.
-    """
-    if count == 1:
-        return spec
-    return trees.map_leaves(lambda leaf: _of_length(None, leaf), spec)
-
-
-def _spec_of(batch: Tree) -> Tree:
-    """The specs of batches like this one, of any number of samples."""
-    return trees.map_leaves(
-        lambda leaf: _of_length(None, tf.type_spec_from_value(leaf)), batch
-    )
-
-
-def _of_length(length: int | None, spec: Any) -> Any:
-    if not spec.shape.rank:
-        return spec
-    shape = [length, *spec.shape[1:]]
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(
-            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
-        )
-    return type(spec)(shape, spec.dtype)
-
-
-def _has_rank(spec: Any) -> bool:
-    return spec.shape.rank is not None
-
-
-def _of_one_rank(one: Any, other: Any) -> bool:
-    return other is not None and one.shape.rank == other.shape.rank
-
-
-def _present(spec: Tree, batch: Tree) -> Tree:
-    return keras.tree.map_structure(
-        lambda leaf, spec: None if leaf is None else spec, batch, spec
-    )
 
 
 def _standardized(batch: Tree) -> Tree:
