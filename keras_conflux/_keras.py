@@ -125,10 +125,13 @@ def make_backing(
     aggregation = "sum" if summed else variable.aggregation
     if synchronization != "on_read":
         aggregation = "none"
+    # Freezing a Keras variable leaves TensorFlow's watched by gradient tapes;
+    # what is made while it is frozen must be as well.
+    old = backing(variable)
     return tf.Variable(
         lambda: value,
         dtype=value.dtype,
-        trainable=variable.trainable,
+        trainable=variable.trainable if old is None else old.trainable,
         name=variable.name,
         aggregation=variable._map_aggregation(aggregation),
         synchronization=variable._map_synchronization(synchronization),
