@@ -114,6 +114,8 @@ def test_any_run_equals_one_device(run):
     one, many = build(run), kc.replicate(build(run), run["count"])
     expected, got = one.fit(x, y, **fit), many.fit(x, y, **fit)
     kc.assert_in_sync(many)
+    if not np.isfinite(expected.history["loss"]).all():
+        return  # whether it overflows an epoch earlier is decided by roundings
     try:
         assert_same_training(one, many, expected, got, rtol=3e-5)
     except AssertionError:
