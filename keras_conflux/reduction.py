@@ -65,7 +65,7 @@ class TreeReducer:
         """
         leaves = self._leaves(f"allreduce({op!r})", tree, operands.REDUCED)
         if weight is not None:
-            weight = tf.cast(weight, tf.float32)
+            weight = tf.cast(weight, tf.float64)
             total = self._reduce("sum", weight)
             weight = tf.math.divide_no_nan(weight, total)
         return self._reduce_leaves(op, tree, leaves, weight)
