@@ -18,6 +18,10 @@ class Program:
     share: Any = None
     """In a step of `fit`, a scalar: this replica's part of the global batch.
     All parts add up to one. `None` in `withdevices`, where the user reduces."""
+    graph: Any = None
+    """In a step of `fit`, the graph that it is traced to, if it is."""
+    applying: bool = False
+    """Whether an optimizer is at work."""
     reduced: list[Any] = dataclasses.field(default_factory=list)
     """The leaves that the user's `allreduce` returned."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -26,6 +30,10 @@ class Program:
     """By id, what a variable was before a step of `fit` first added to it."""
     averages: list[Any] = dataclasses.field(default_factory=list)
     """The Keras variables that are to be averaged after the last step."""
+    results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    """What the results of metrics were, each with its metric."""
+    named: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """By the names under which a step returns them, the metrics."""
     weighted: set[int] = dataclasses.field(default_factory=set)
     """The ids of the optimizers whose loss was multiplied by the share."""
 

@@ -7,11 +7,14 @@ averaging them after each one does, up to rounding. The statistics that
 BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
 """
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from keras_conflux import _tensorflow
 from keras_conflux import variables
+from keras_conflux.engine.ancestry import descends
 from keras_conflux.strategy import replica_index
 
 
@@ -37,6 +40,16 @@ def is_moving_average(variable: keras.Variable) -> bool:
         and added.type == "AddV2"
         and _only_user(added) is write
     )
+
+
+def is_computed_from(value: Any, variable: keras.Variable) -> bool:
+    """Whether a traced value depends on what a replica's copy was."""
+    copies = variables.copies(variable)
+    if tf.executing_eagerly() or not tf.is_tensor(value) or len(copies) == 1:
+        return False
+    uses = _tensorflow.uses_of(copies[replica_index()])
+    reads = [op for op in uses if op.type == "ReadVariableOp"]
+    return descends([value.op], reads)
 
 
 def _only_user(operation: tf.Operation) -> tf.Operation | None:

@@ -15,6 +15,7 @@ from keras_conflux import _keras
 from keras_conflux import program
 from keras_conflux import run
 from keras_conflux import variables
+from keras_conflux.engine.ancestry import descends
 from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import is_replicated
@@ -216,11 +217,12 @@ def no_second_reduction(
 @contextlib.contextmanager
 def _applying(pending: bool = False) -> Iterator[None]:
     # An optimizer may hold others, such as LossScaleOptimizer.
-    _local.applying, _local.pending = True, pending
+    running = program.current() or program.Program("")
+    _local.applying, _local.pending, running.applying = True, pending, True
     try:
         yield
     finally:
-        _local.applying = _local.pending = False
+        _local.applying = _local.pending = running.applying = False
 
 
 def _warn_if_local(running: program.Program, grads: list[Any]) -> None:
@@ -228,7 +230,8 @@ def _warn_if_local(running: program.Program, grads: list[Any]) -> None:
         return
     if tf.executing_eagerly():  # nothing tells where a tensor comes from
         return
-    if _descend(grads, running.reduced):
+    reduced = [op for leaf in running.reduced for op in _ops(leaf)]
+    if descends([op for leaf in grads for op in _ops(leaf)], reduced):
         return
     running.warned.add("local gradients")
     warnings.warn(
@@ -237,21 +240,6 @@ def _warn_if_local(running: program.Program, grads: list[Any]) -> None:
         "`gradients = keras_conflux.allreduce('mean', gradients)` before it.",
         stacklevel=2,
     )
-
-
-def _descend(grads: list[Any], reduced: list[Any]) -> bool:
-    """Whether a gradient was computed from something that was reduced."""
-    ends = {id(op) for leaf in reduced for op in _ops(leaf)}
-    waiting = [op for leaf in grads for op in _ops(leaf)]
-    seen: set[int] = set()
-    while waiting:
-        op = waiting.pop()
-        if id(op) in ends:
-            return True
-        if id(op) not in seen:
-            seen.add(id(op))
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return False
 
 
 def _ops(leaf: Any) -> list[tf.Operation]:

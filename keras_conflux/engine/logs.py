@@ -1,11 +1,15 @@
 """What callbacks and `History` are told: the numbers of the global batch."""
 
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_conflux import program
+from keras_conflux.trees import Tree
 
 
 def metric_state(model: keras.Model, size: Any) -> list[tuple]:
@@ -22,8 +26,50 @@ def metric_state(model: keras.Model, size: Any) -> list[tuple]:
 
 def restore(before: list[tuple], size: Any) -> None:
     """Puts the metrics of a replica without samples back."""
+    running = program.current()
     for variable, old in before:
-        variable.assign(tf.where(size > 0, variable.value, old))
+        if running is not None and id(variable) in running.assigned:
+            variable.assign(tf.where(size > 0, variable.value, old))
+
+
+@contextlib.contextmanager
+def noting_results(model: keras.Model) -> Iterator[None]:
+    """Notes what the results of the model's metrics are.
+
+    So a step may return one under another name than the metric's.
+    """
+    running = program.current()
+    metrics = [m for m in model.metrics if "result" not in vars(m)]
+
+    def noting(metric: keras.metrics.Metric) -> Callable:
+        original = metric.result
+
+        def result() -> Any:
+            value = original()
+            if running is not None:
+                running.results.append((value, metric))
+            return value
+
+        return result
+
+    for metric in metrics:
+        vars(metric)["result"] = noting(metric)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            vars(metric).pop("result", None)
+
+
+def note_names(output: Tree) -> None:
+    """Notes which of a step's outputs are results of metrics."""
+    running = program.current()
+    if running is None or not isinstance(output, dict):
+        return
+    for name, leaf in output.items():
+        for value, metric in running.results:
+            if leaf is value:
+                running.named[name] = metric
 
 
 def of_global_batch(
@@ -41,24 +87,32 @@ def of_global_batch(
         lambda *leaves: weighted_mean(leaves, shares), *logs
     )
     if isinstance(merged, dict):
+        results = _metric_results(model, running)
+        for name, metric in running.named.items():
+            if id(metric) in {id(m) for m in _written(model, running)}:
+                results.setdefault(name, metric.result())
         merged.update(
-            (name, value)
-            for name, value in _metric_results(model, running).items()
-            if name in merged
+            (name, value) for name, value in results.items() if name in merged
         )
     return merged
 
 
 def _metric_results(model: keras.Model, running: program.Program) -> dict:
     results: dict[str, Any] = {}
-    for metric in model.metrics:
-        if not any(id(v) in running.assigned for v in metric.variables):
-            continue
+    for metric in _written(model, running):
         result = metric.result()
         results.update(
             result if isinstance(result, dict) else {metric.name: result}
         )
     return results
+
+
+def _written(model: keras.Model, running: program.Program) -> list[Any]:
+    return [
+        metric
+        for metric in model.metrics
+        if any(id(v) in running.assigned for v in metric.variables)
+    ]
 
 
 def weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:

@@ -1,5 +1,6 @@
 """What layers keep of their data: the same on all replicas after a step."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,15 +8,19 @@ import keras
 import tensorflow as tf
 
 from keras_conflux import program
+from keras_conflux.engine.averages import is_computed_from
 from keras_conflux.engine.averages import is_moving_average
 from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import reducer
 
 
 def record_assign(original: Callable, variable: Any, value: Any) -> Any:
-    """Remembers which variables a step of `fit` has written."""
-    running = program.current()
-    if running is not None and running.share is not None:
+    """Remembers which variables a step of `fit` has written.
+
+    What an optimizer writes is the same on all replicas.
+    """
+    running = _recording()
+    if running is not None:
         running.assigned.setdefault(id(variable), variable)
     return original(variable, value)
 
@@ -24,14 +29,27 @@ def record_add(original: Callable, variable: Any, value: Any) -> Any:
     """Remembers what a variable was before a step of `fit` added to it.
 
     A constant is the same on all replicas, so their copies stay equal without
-    help.
+    help. What is computed from the variable itself moves it somewhere, as a
+    gradient moves a trained one; that is no count.
     """
-    running = program.current()
-    if running is not None and running.share is not None:
-        first = id(variable) not in running.assigned
-        if first and not _is_constant(value):
-            running.before[id(variable)] = variable.value + 0
+    running = _recording()
+    if running is not None and id(variable) not in running.assigned:
+        moves = variable.trainable or is_computed_from(value, variable)
+        if not moves and not _is_constant(value):
+            # Not in the graph of a branch, whose tensors are known there only.
+            with running.graph.as_default() if running.graph else _here():
+                running.before[id(variable)] = variable.value + 0
     return original(variable, value)
+
+
+def _recording() -> program.Program | None:
+    running = program.current()
+    if running is None or running.share is None or running.applying:
+        return None
+    return running
+
+
+_here = contextlib.nullcontext
 
 
 def _is_constant(value: Any) -> bool:
@@ -44,17 +62,15 @@ def _is_constant(value: Any) -> bool:
 def reduce_states(model: keras.Model, running: program.Program) -> None:
     """Makes what layers keep of their data equal on all replicas.
 
-    These are the weights that are not trained and that the forward pass has
-    written. What was added to one, such as a count, is added up over the
-    replicas; all else, such as BatchNormalization's moving mean, is averaged,
-    weighted by the replicas' shares; integers are those of replica 0. Moving
-    averages are left for `average`.
+    These are the weights that something else than an optimizer has written.
+    What was added to one, such as a count, is added up over the replicas; all
+    else, such as BatchNormalization's moving mean, is averaged, weighted by the
+    replicas' shares; integers are those of replica 0. Moving averages are left
+    for `average`.
     """
     if reducer().count == 1:
         return
-    written = [
-        w for w in model.non_trainable_weights if id(w) in running.assigned
-    ]
+    written = [w for w in model.weights if id(w) in running.assigned]
     added = [w for w in written if id(w) in running.before]
     set_anew = [w for w in written if id(w) not in running.before]
     running.averages = [w for w in set_anew if is_moving_average(w)]
@@ -127,10 +143,47 @@ def synchronized_moments(
     if running is not None and running.share is not None:
         # A replica without samples runs on a stand-in that does not count.
         sums = [tf.where(running.share > 0, part, 0) for part in sums]
+        sums = [_weighted_behind(part, running) for part in sums]
     total, squares, count = reducer().all_reduce("sum", sums)
+    if running is not None and running.share is not None:
+        total = _weighted_before(total, running)
+        squares = _weighted_before(squares, running)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
     variance = tf.maximum(variance, 0)
     if not keepdims:
         mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
     return mean, variance
+
+
+def _weighted_before(x: tf.Tensor, running: program.Program) -> tf.Tensor:
+    """Gives what flows back here the replica's weight, unless it has it.
+
+    It has if the `train_step` has called `scale_loss`. Else gradients get it
+    when they are applied, too late for what they owe to other replicas.
+    """
+
+    @tf.custom_gradient
+    def same(x: tf.Tensor) -> Any:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            share = tf.cast(running.share, dy.dtype)
+            return dy if running.weighted else dy * share
+
+        return tf.identity(x), gradient
+
+    return same(x)
+
+
+def _weighted_behind(x: tf.Tensor, running: program.Program) -> tf.Tensor:
+    """Takes the weight away again, as it will be given to the gradients."""
+
+    @tf.custom_gradient
+    def same(x: tf.Tensor) -> Any:
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
+            share = tf.cast(running.share, dy.dtype)
+            unweighted = tf.math.divide_no_nan(dy, share)
+            return dy if running.weighted else unweighted
+
+        return tf.identity(x), gradient
+
+    return same(x)

@@ -44,29 +44,47 @@ class Work(Protocol):
         ...
 
 
-class Step:
-    """A `train_step` or `test_step`, whose result is the logs."""
+class _OfModel:
+    """Runs something of a model, and sees to what its layers keep of it."""
 
-    def __init__(self, model: keras.Model, step: Callable) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.name = model.name
         self._model = model
-        self._step = step
         self._programs: dict[int, program.Program] = {}
 
     def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
         """See `Work`."""
-        running = program.Program(self.name, share=share)
+        eager = tf.executing_eagerly()
+        graph = None if eager else tf.compat.v1.get_default_graph()
+        running = program.Program(self.name, share=share, graph=graph)
         self._programs[replica_index()] = running
         with program.running(running):
-            before = logs.metric_state(self._model, size)
-            output = self._step(part)
-            logs.restore(before, size)
+            output = self._run(part, size)
             statistics.reduce_states(self._model, running)
         return output
+
+    def _run(self, part: Tree, size: Any) -> Tree:
+        raise NotImplementedError
 
     def after_steps(self, share: Any) -> None:
         """See `Work`."""
         statistics.average(self._programs[replica_index()], share)
+
+
+class Step(_OfModel):
+    """A `train_step` or `test_step`, whose result is the logs."""
+
+    def __init__(self, model: keras.Model, step: Callable) -> None:
+        super().__init__(model)
+        self._step = step
+
+    def _run(self, part: Tree, size: Any) -> Tree:
+        before = logs.metric_state(self._model, size)
+        with logs.noting_results(self._model):
+            output = self._step(part)
+            logs.note_names(output)
+        logs.restore(before, size)
+        return output
 
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
         """See `Work`."""
@@ -75,20 +93,12 @@ class Step:
         return logs.of_global_batch(self._model, outputs, shares, last)
 
 
-class Prediction:
+class Prediction(_OfModel):
     """A `predict_step`, whose result is the outputs for the global batch."""
 
-    def __init__(self, model: keras.Model) -> None:
-        self.name = model.name
-        self._model = model
-
-    def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
-        """See `Work`."""
-        with program.running(program.Program(self.name, share=share)):
-            return self._model.predict_step(part)
-
-    def after_steps(self, share: Any) -> None:
-        """See `Work`."""
+    def _run(self, part: Tree, size: Any) -> Tree:
+        del size
+        return self._model.predict_step(part)
 
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
         """See `Work`."""
