@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import keras_conflux as kc
 
-FORMS = {"flat": (1, 10, 40), "list of 160": (160, 2, 18)}
+FORMS = {"flat": (1, 10, 40), "list of 160": (160, 2, 10)}
 """By name, how many tensors, and how many reductions the two calls have."""
 
 
