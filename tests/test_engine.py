@@ -112,6 +112,16 @@ def test_which_callbacks_want_every_batch(callback, expected):
     assert epoch.wants_every_batch(callback) is expected
 
 
+def test_training_that_is_stopped_before_an_epoch_ends_after_a_step():
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    for model in (dense(), compiled()):
+        model.fit(X, Y, epochs=3, callbacks=[Stop()], **FIT)
+        assert int(model.optimizer.iterations) == BATCHES + 1
+
+
 def test_the_users_steps_per_execution_is_kept(calls):
     one, many = (
         dense("adam", steps_per_execution=5),

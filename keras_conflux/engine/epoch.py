@@ -63,6 +63,8 @@ class Plan:
     """Whether batches are stacked, for XLA."""
     free: bool = False
     """Whether a call may run more steps than the user has asked for."""
+    is_ending: Callable[[], bool] = lambda: False
+    """Whether the next call is to be the last."""
     running: list[Generator] = dataclasses.field(default_factory=list)
     """What draws the chunks. Keras leaves one half-way when it stops early."""
 
@@ -130,6 +132,7 @@ class _Chunks:
         self._split = Splitter(strategy, plan.stacks)
         self._asked = asked
         self._free = plan.free and asked == 1
+        self._is_ending = plan.is_ending
         self._limit = None if self._free else asked
         self._size = asked
         self._calls = 0
@@ -151,7 +154,8 @@ class _Chunks:
         )
         following = None
         # The first batches of an epoch are waited for.
-        most = _GROWTH if self._free else self._asked
+        several = self._free and not self._is_ending()
+        most = _GROWTH if several else self._asked
         with ThreadPoolExecutor(1, "conflux-batches") as pool:
             for first, last, source in steps:
                 if following is None:

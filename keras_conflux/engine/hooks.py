@@ -254,7 +254,12 @@ def _plan(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     free = original.__name__ != "predict" and not any(
         epoch.wants_every_batch(each) for each in keras.tree.flatten(callbacks)
     )
-    with epoch.planned(epoch.Plan(compiled, compiled and free)):
+    plan = epoch.Plan(
+        compiled,
+        compiled and free,
+        is_ending=lambda: getattr(model, "stop_training", False),
+    )
+    with epoch.planned(plan):
         result = original(model, *args, **kwargs)
     several = strategy.communicator.size > 1
     if compiled and several and original.__name__ == "fit":
