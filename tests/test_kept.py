@@ -172,6 +172,19 @@ class Tracking(Own):
         return {"g_loss": self.tracker.result()}
 
 
+class Clashing(Tracking):
+    """Returns it under the name of another metric, which it updates too."""
+
+    @property
+    def metrics(self):
+        return [self.tracker, *keras.Model.metrics.fget(self)]
+
+    def logs(self, loss):
+        self.tracker.update_state(loss)
+        self._loss_tracker.update_state(2 * loss)
+        return {"loss": self.tracker.result()}
+
+
 class ByHand(Own):
     """Descends without an optimizer."""
 
@@ -186,7 +199,7 @@ class ByHand(Own):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("kind", [Own, Tracking, ByHand])
+@pytest.mark.parametrize("kind", [Own, Tracking, Clashing, ByHand])
 @pytest.mark.parametrize(("samples", "batch_size"), [(16, 8), (22, 7)])
 def test_a_step_of_ones_own(kind, samples, batch_size):
     def build():

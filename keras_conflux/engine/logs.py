@@ -89,8 +89,8 @@ def of_global_batch(
     if isinstance(merged, dict):
         results = _metric_results(model, running)
         for name, metric in running.named.items():
-            if id(metric) in {id(m) for m in _written(model, running)}:
-                results.setdefault(name, metric.result())
+            if name not in results or name != metric.name:
+                results[name] = metric.result()
         merged.update(
             (name, value) for name, value in results.items() if name in merged
         )
@@ -99,20 +99,14 @@ def of_global_batch(
 
 def _metric_results(model: keras.Model, running: program.Program) -> dict:
     results: dict[str, Any] = {}
-    for metric in _written(model, running):
+    for metric in model.metrics:
+        if not any(id(v) in running.assigned for v in metric.variables):
+            continue
         result = metric.result()
         results.update(
             result if isinstance(result, dict) else {metric.name: result}
         )
     return results
-
-
-def _written(model: keras.Model, running: program.Program) -> list[Any]:
-    return [
-        metric
-        for metric in model.metrics
-        if any(id(v) in running.assigned for v in metric.variables)
-    ]
 
 
 def weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
