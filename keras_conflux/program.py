@@ -20,8 +20,6 @@ class Program:
     All parts add up to one. `None` in `withdevices`, where the user reduces."""
     graph: Any = None
     """In a step of `fit`, the graph that it is traced to, if it is."""
-    applying: bool = False
-    """Whether an optimizer is at work."""
     reduced: list[Any] = dataclasses.field(default_factory=list)
     """The leaves that the user's `allreduce` returned."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -30,8 +28,6 @@ class Program:
     """By id, what a variable was before a step of `fit` first added to it."""
     averages: list[Any] = dataclasses.field(default_factory=list)
     """The Keras variables that are to be averaged after the last step."""
-    results: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
-    """What the results of metrics were, each with its metric."""
     named: dict[str, Any] = dataclasses.field(default_factory=dict)
     """By the names under which a step returns them, the metrics."""
     weighted: set[int] = dataclasses.field(default_factory=set)
@@ -44,6 +40,12 @@ _running = threading.local()
 def current() -> Program | None:
     """Returns the program of this replica, if the package runs it."""
     return getattr(_running, "program", None)
+
+
+def current_step() -> Program | None:
+    """Returns the program of this replica if it is a step of `fit`."""
+    program = current()
+    return program if program and program.share is not None else None
 
 
 @contextlib.contextmanager

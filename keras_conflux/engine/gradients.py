@@ -43,7 +43,7 @@ def apply(
     """
     if not in_replica():
         return _outside(original, optimizer, grads, trainable_variables)
-    if getattr(_local, "applying", False):
+    if is_applying():
         return original(optimizer, grads, trainable_variables)
     running = program.current()
     given = None if trainable_variables is None else list(trainable_variables)
@@ -152,8 +152,8 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     `train_step` that does not call `scale_loss` has its gradients weighted
     when they are applied.
     """
-    running = program.current()
-    if running is not None and running.share is not None:
+    running = program.current_step()
+    if running is not None:
         loss = loss * tf.cast(running.share, loss.dtype)
         running.weighted.add(id(optimizer))
     return original(optimizer, loss)
@@ -214,15 +214,19 @@ def no_second_reduction(
     return original(optimizer, grads_and_vars)
 
 
+def is_applying() -> bool:
+    """Whether an optimizer is at work in this replica."""
+    return getattr(_local, "applying", False)
+
+
 @contextlib.contextmanager
 def _applying(pending: bool = False) -> Iterator[None]:
     # An optimizer may hold others, such as LossScaleOptimizer.
-    running = program.current() or program.Program("")
-    _local.applying, _local.pending, running.applying = True, pending, True
+    _local.applying, _local.pending = True, pending
     try:
         yield
     finally:
-        _local.applying = _local.pending = running.applying = False
+        _local.applying = _local.pending = False
 
 
 def _warn_if_local(running: program.Program, grads: list[Any]) -> None:

@@ -24,21 +24,20 @@ def metric_state(model: keras.Model, size: Any) -> list[tuple]:
     return [(v, v.value + 0) for v in model.metrics_variables]
 
 
-def restore(before: list[tuple], size: Any) -> None:
+def restore(before: list[tuple], size: Any, running: program.Program) -> None:
     """Puts the metrics of a replica without samples back."""
-    running = program.current()
     for variable, old in before:
-        if running is not None and id(variable) in running.assigned:
+        if id(variable) in running.assigned:
             variable.assign(tf.where(size > 0, variable.value, old))
 
 
 @contextlib.contextmanager
-def noting_results(model: keras.Model) -> Iterator[None]:
-    """Notes what the results of the model's metrics are.
+def noting_results(model: keras.Model) -> Iterator[list[tuple[Any, Any]]]:
+    """Notes what the results of the model's metrics are, with the metrics.
 
     So a step may return one under another name than the metric's.
     """
-    running = program.current()
+    noted: list[tuple[Any, Any]] = []
     metrics = [m for m in model.metrics if "result" not in vars(m)]
 
     def noting(metric: keras.metrics.Metric) -> Callable:
@@ -46,8 +45,7 @@ def noting_results(model: keras.Model) -> Iterator[None]:
 
         def result() -> Any:
             value = original()
-            if running is not None:
-                running.results.append((value, metric))
+            noted.append((value, metric))
             return value
 
         return result
@@ -55,21 +53,22 @@ def noting_results(model: keras.Model) -> Iterator[None]:
     for metric in metrics:
         vars(metric)["result"] = noting(metric)
     try:
-        yield
+        yield noted
     finally:
         for metric in metrics:
             vars(metric).pop("result", None)
 
 
-def note_names(output: Tree) -> None:
-    """Notes which of a step's outputs are results of metrics."""
-    running = program.current()
-    if running is None or not isinstance(output, dict):
-        return
-    for name, leaf in output.items():
-        for value, metric in running.results:
-            if leaf is value:
-                running.named[name] = metric
+def metrics_by_name(output: Tree, noted: list[tuple[Any, Any]]) -> dict:
+    """Returns by name the metrics whose results are among a step's outputs."""
+    if not isinstance(output, dict):
+        return {}
+    return {
+        name: metric
+        for name, leaf in output.items()
+        for value, metric in noted
+        if leaf is value
+    }
 
 
 def of_global_batch(

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_conflux import program
 from keras_conflux.engine.averages import is_computed_from
 from keras_conflux.engine.averages import is_moving_average
+from keras_conflux.engine.gradients import is_applying
 from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import reducer
 
@@ -37,19 +38,14 @@ def record_add(original: Callable, variable: Any, value: Any) -> Any:
         moves = variable.trainable or is_computed_from(value, variable)
         if not moves and not _is_constant(value):
             # Not in the graph of a branch, whose tensors are known there only.
-            with running.graph.as_default() if running.graph else _here():
+            graph = running.graph
+            with graph.as_default() if graph else contextlib.nullcontext():
                 running.before[id(variable)] = variable.value + 0
     return original(variable, value)
 
 
 def _recording() -> program.Program | None:
-    running = program.current()
-    if running is None or running.share is None or running.applying:
-        return None
-    return running
-
-
-_here = contextlib.nullcontext
+    return None if is_applying() else program.current_step()
 
 
 def _is_constant(value: Any) -> bool:
@@ -114,8 +110,8 @@ def update_mean(
     Then the replicas' updates together are the one update that a single device
     makes with the mean over the whole batch.
     """
-    running = program.current()
-    if running is not None and running.share is not None:
+    running = program.current_step()
+    if running is not None:
         values = keras.ops.convert_to_tensor(values)
         if len(values.shape) == 0 and sample_weight is None:
             sample_weight = running.share
@@ -135,19 +131,19 @@ def synchronized_moments(
     """
     if not in_replica():
         return original(x, axes, keepdims)
-    running = program.current()
+    running = program.current_step()
     sums = [
         tf.reduce_sum(part, axis=axes, keepdims=True)
         for part in (x, tf.square(x), tf.ones_like(x))
     ]
-    if running is not None and running.share is not None:
+    if running is not None:
         # A replica without samples runs on a stand-in that does not count.
         sums = [tf.where(running.share > 0, part, 0) for part in sums]
-        sums = [_weighted_behind(part, running) for part in sums]
+        sums = [_scaled_back(x, running, tf.math.divide_no_nan) for x in sums]
     total, squares, count = reducer().all_reduce("sum", sums)
-    if running is not None and running.share is not None:
-        total = _weighted_before(total, running)
-        squares = _weighted_before(squares, running)
+    if running is not None:
+        total = _scaled_back(total, running, tf.multiply)
+        squares = _scaled_back(squares, running, tf.multiply)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
     variance = tf.maximum(variance, 0)
@@ -156,33 +152,23 @@ def synchronized_moments(
     return mean, variance
 
 
-def _weighted_before(x: tf.Tensor, running: program.Program) -> tf.Tensor:
-    """Gives what flows back here the replica's weight, unless it has it.
+def _scaled_back(
+    x: tf.Tensor, running: program.Program, scale: Callable
+) -> tf.Tensor:
+    """Returns `x`; what flows back is scaled by the replica's share.
 
-    It has if the `train_step` has called `scale_loss`. Else gradients get it
-    when they are applied, too late for what they owe to other replicas.
+    A `train_step` that has not called `scale_loss` has its gradients weighted
+    when they are applied: too late for what flows to other replicas. So it
+    gets the weight on its way out of a replica, and where it has arrived loses
+    the weight that it will be given there. Else nothing is scaled.
     """
 
     @tf.custom_gradient
     def same(x: tf.Tensor) -> Any:
         def gradient(dy: tf.Tensor) -> tf.Tensor:
-            share = tf.cast(running.share, dy.dtype)
-            return dy if running.weighted else dy * share
-
-        return tf.identity(x), gradient
-
-    return same(x)
-
-
-def _weighted_behind(x: tf.Tensor, running: program.Program) -> tf.Tensor:
-    """Takes the weight away again, as it will be given to the gradients."""
-
-    @tf.custom_gradient
-    def same(x: tf.Tensor) -> Any:
-        def gradient(dy: tf.Tensor) -> tf.Tensor:
-            share = tf.cast(running.share, dy.dtype)
-            unweighted = tf.math.divide_no_nan(dy, share)
-            return dy if running.weighted else unweighted
+            if running.weighted:
+                return dy
+            return scale(dy, tf.cast(running.share, dy.dtype))
 
         return tf.identity(x), gradient
 

@@ -59,11 +59,11 @@ class _OfModel:
         running = program.Program(self.name, share=share, graph=graph)
         self._programs[replica_index()] = running
         with program.running(running):
-            output = self._run(part, size)
+            output = self._run(part, size, running)
             statistics.reduce_states(self._model, running)
         return output
 
-    def _run(self, part: Tree, size: Any) -> Tree:
+    def _run(self, part: Tree, size: Any, running: program.Program) -> Tree:
         raise NotImplementedError
 
     def after_steps(self, share: Any) -> None:
@@ -78,12 +78,12 @@ class Step(_OfModel):
         super().__init__(model)
         self._step = step
 
-    def _run(self, part: Tree, size: Any) -> Tree:
+    def _run(self, part: Tree, size: Any, running: program.Program) -> Tree:
         before = logs.metric_state(self._model, size)
-        with logs.noting_results(self._model):
+        with logs.noting_results(self._model) as noted:
             output = self._step(part)
-            logs.note_names(output)
-        logs.restore(before, size)
+        running.named = logs.metrics_by_name(output, noted)
+        logs.restore(before, size, running)
         return output
 
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
@@ -96,8 +96,8 @@ class Step(_OfModel):
 class Prediction(_OfModel):
     """A `predict_step`, whose result is the outputs for the global batch."""
 
-    def _run(self, part: Tree, size: Any) -> Tree:
-        del size
+    def _run(self, part: Tree, size: Any, running: program.Program) -> Tree:
+        del size, running
         return self._model.predict_step(part)
 
     def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
