@@ -14,12 +14,6 @@ from keras_conflux.replicas import Replicas
 from keras_conflux.strategy import in_replica
 from keras_conflux.strategy import replica_index
 
-_OWNERS = (
-    keras.layers.Layer,
-    keras.optimizers.Optimizer,
-    keras.metrics.Metric,
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
@@ -135,7 +129,7 @@ def _places(target: Any) -> Iterator[tuple[str, Any]]:
 def _leaves(target: Any) -> Iterator[tuple[str, Any]]:
     """Yields each leaf behind its path, models and such by their variables."""
     for path, leaf in trees.with_paths(target):
-        if isinstance(leaf, _OWNERS):
+        if isinstance(leaf, variables.OWNERS):
             for variable in variables.variables_of(leaf):
                 yield variables.name_of(variable), variable
         elif isinstance(leaf, keras.Variable | tf.Variable):

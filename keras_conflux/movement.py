@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_conflux import _keras
 from keras_conflux import trees
+from keras_conflux import variables
 from keras_conflux.devices import Device
 from keras_conflux.devices import devices as find_devices
 from keras_conflux.devices import short_name
@@ -24,12 +25,7 @@ from keras_conflux.trees import Leaf
 from keras_conflux.trees import Tree
 
 _COMPOSITE = tf.IndexedSlices | tf.RaggedTensor | tf.SparseTensor
-_STATEFUL = (
-    keras.layers.Layer
-    | keras.metrics.Metric
-    | keras.optimizers.Optimizer
-    | tf.Module
-)
+_STATEFUL = variables.OWNERS | tf.Module
 
 
 def to_device(tree: Tree, device: int | str) -> Tree:

@@ -174,19 +174,15 @@ def _check_target(target: Any) -> None:
                 f"{path}: a loss has no variables, and a dataset is given to "
                 "`fit` as it is, or to `keras_conflux.distribute`."
             )
-        if isinstance(leaf, _InPlace) and leaf is not target:
-            others = [
-                each
-                for each in trees.flatten(target)
-                if not isinstance(each, _InPlace)
-            ]
-            if others:
-                raise TypeError(
-                    "`replicate` puts models in place and copies arrays, but "
-                    f"not both at once. Received at {path}: a "
-                    f"{type(leaf).__name__}, beside a "
-                    f"{type(others[0]).__name__}."
-                )
+    leaves = trees.flatten(target)
+    models = [leaf for leaf in leaves if isinstance(leaf, _InPlace)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, _InPlace)]
+    if models and others:
+        raise TypeError(
+            "`replicate` puts models in place and copies arrays, but not both "
+            f"at once. Received: a {type(models[0]).__name__} beside a "
+            f"{type(others[0]).__name__}."
+        )
 
 
 def unreplicate(target: _Keras) -> _Keras:

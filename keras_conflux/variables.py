@@ -14,7 +14,7 @@ from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import is_replicated
 
-_OWNERS = (
+OWNERS = (
     keras.layers.Layer
     | keras.optimizers.Optimizer
     | keras.metrics.Metric
@@ -35,7 +35,7 @@ def owners(target: Any) -> Iterator[Any]:
             waiting.extend(item.values())
         elif isinstance(item, list | tuple | set):
             waiting.extend(item)
-        elif isinstance(item, _OWNERS):
+        elif isinstance(item, OWNERS):
             yield item
             waiting.extend(vars(item).values())
 
@@ -65,7 +65,7 @@ def variables_of(target: Any) -> list[keras.Variable]:
 def assert_known(target: Any, call: str) -> None:
     """Raises if something in a tree is no Keras object with variables."""
     for path, leaf in trees.with_paths(target):
-        if not isinstance(leaf, _OWNERS | keras.Variable):
+        if not isinstance(leaf, OWNERS | keras.Variable):
             raise TypeError(
                 f"`{call}` takes Keras models, layers, optimizers, metrics and "
                 f"variables, or a tree of them. Received at {path}: a "

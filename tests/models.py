@@ -27,6 +27,36 @@ def dense(optimizer="adam", **compile_options) -> keras.Model:
     return model
 
 
+class Keeps(keras.layers.Layer):
+    """Keeps something of its data in `kept`, and returns the data.
+
+    Args:
+        update: Called in training with `kept` and the data.
+        trainable_kept: Whether an optimizer would train it.
+        look: Whether what is returned has `kept` added, as it was `"before"`
+            the update or `"after"`.
+    """
+
+    def __init__(self, update, trainable_kept=False, look=None):
+        super().__init__()
+        self.update, self.look = update, look
+        self.trainable_kept = trainable_kept
+
+    def build(self, shape):
+        self.kept = self.add_weight(
+            shape=shape[1:],
+            initializer="zeros",
+            trainable=self.trainable_kept,
+        )
+
+    def call(self, x, training=False):
+        if training is False:
+            return x
+        y = x + self.kept if self.look == "before" else x
+        self.update(self.kept, x)
+        return x + self.kept if self.look == "after" else y
+
+
 def weights(model: keras.Model) -> np.ndarray:
     """Returns all weights as one vector."""
     return np.concatenate([w.ravel() for w in model.get_weights()])

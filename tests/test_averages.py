@@ -8,34 +8,17 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
+from models import Keeps
 
 import keras_conflux as kc
 from keras_conflux.communicator import Communicator
 from keras_conflux.engine import statistics
 
 
-class Keeps(keras.layers.Layer):
-    """Keeps something of its data in `kept`."""
-
-    def __init__(self, update, look=None):
-        super().__init__()
-        self.update, self.look = update, look
-
-    def build(self, shape):
-        self.kept = self.add_weight(
-            shape=shape[1:], initializer="ones", trainable=False
-        )
-
-    def call(self, x, training=False):
-        if not training:
-            return x
-        mean = keras.ops.mean(x, axis=0)
-        if self.look == "before":
-            x = x + self.kept
-        self.update(self.kept, mean)
-        if self.look == "after":
-            x = x + self.kept
-        return x
+def _keeps(update, look=None):
+    return Keeps(
+        lambda kept, x: update(kept, keras.ops.mean(x, axis=0)), look=look
+    )
 
 
 def _usual(kept, mean):
@@ -81,16 +64,16 @@ def _in_a_branch(kept, mean):
         (keras.layers.BatchNormalization(), 2),
         (keras.layers.BatchNormalization(synchronized=True), 2),
         (keras.layers.BatchNormalization(renorm=True), None),
-        (Keeps(_usual), 1),
-        (Keeps(_turned_round), 1),
-        (Keeps(_usual, "before"), 0),
-        (Keeps(_usual, "after"), 0),
-        (Keeps(_squares), 0),
-        (Keeps(_uses_itself_twice), 0),
-        (Keeps(_varies), 0),
-        (Keeps(_twice), 0),
-        (Keeps(_replaces), 0),
-        (Keeps(_in_a_branch), 0),
+        (_keeps(_usual), 1),
+        (_keeps(_turned_round), 1),
+        (_keeps(_usual, "before"), 0),
+        (_keeps(_usual, "after"), 0),
+        (_keeps(_squares), 0),
+        (_keeps(_uses_itself_twice), 0),
+        (_keeps(_varies), 0),
+        (_keeps(_twice), 0),
+        (_keeps(_replaces), 0),
+        (_keeps(_in_a_branch), 0),
     ],
 )
 def test_what_is_a_moving_average(layer, expected, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from keras import ops
+from models import Keeps
 from models import assert_same_training
 
 import keras_conflux as kc
@@ -13,26 +14,6 @@ import keras_conflux as kc
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 4)).astype("float32")
 Y = RNG.normal(size=(22, 1)).astype("float32")
-
-
-class Keeps(keras.layers.Layer):
-    """Keeps something of its data in `kept`."""
-
-    def __init__(self, update, trainable_kept=False):
-        super().__init__()
-        self.update, self.trainable_kept = update, trainable_kept
-
-    def build(self, shape):
-        self.kept = self.add_weight(
-            shape=shape[1:],
-            initializer="zeros",
-            trainable=self.trainable_kept,
-        )
-
-    def call(self, x, training=False):
-        if training is not False:
-            self.update(self.kept, x)
-        return x
 
 
 def _towards(kept, x):
