@@ -11,6 +11,7 @@ import tensorflow as tf
 
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import mirrored_strategy
@@ -208,6 +209,23 @@ def with_this_threads_summaries(fn: Callable) -> Callable:
         return fn()
 
     return run
+
+
+def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
+    """All-reduces inside an XLA program that runs on `count` devices.
+
+    Args:
+        tensor: float16, bfloat16, float32 or int32.
+        count: How many devices.
+        op: `"Add"`, `"Mul"`, `"Min"` or `"Max"`.
+    """
+    # tf.raw_ops leaves out what gen_xla_ops has. The mode "CrossReplica" gives
+    # each replica back its own tensor: TensorFlow compiles a program for each.
+    reduced = gen_xla_ops.xla_all_reduce(
+        tensor, [list(range(count))], op, "CrossReplicaAndPartition"
+    )
+    must_run(reduced)
+    return reduced
 
 
 def must_run(tensor: tf.Tensor) -> None:

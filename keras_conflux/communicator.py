@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux import _tensorflow
+from keras_conflux import extremes
 from keras_conflux.devices import Device
 from keras_conflux.errors import ReplicaMismatchError
 
@@ -87,11 +88,16 @@ class Communicator:
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tf.identity(tensor)
+        if tf.executing_eagerly():
+            return self._eager_all_reduce(tensor, op)
+        is_extreme = op in ("min", "max")
+        if self.on_gpu and is_extreme and tensor.dtype.is_floating:
+            integers = extremes.to_integers(tensor, op)
+            reduced = self.all_reduce(integers, index, op)
+            return extremes.to_floats(reduced, tensor.dtype)
         if self.is_inside_xla:
             self._calls[index] += 1
             return self._xla(tensor, index, op)
-        if tf.executing_eagerly():
-            return self._eager_all_reduce(tensor, op)
         return self._traced_all_reduce(tensor, index, op)
 
     @contextlib.contextmanager
@@ -243,8 +249,13 @@ class Communicator:
     def _xla(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
         if op in ("sum", "product"):
             return self._lowered(tensor, op)
-        # TensorFlow 2.21 lowers sums and products alone. So all tensors are
-        # gathered by a sum of blocks, of which each replica fills its own.
+        if tensor.dtype == tf.int32:
+            # Only CollectiveReduceV2 says which devices the program is for,
+            # and it knows sums and products alone. So it sums up nothing.
+            self._lowered(tf.zeros([0], tensor.dtype), "sum")
+            return _tensorflow.xla_all_reduce(tensor, self.size, _MERGE_OPS[op])
+        # That other op does not know int64. So all tensors are gathered by a
+        # sum of blocks, of which each replica fills its own.
         blocks = [tf.zeros_like(tensor)] * self.size
         blocks[index] = tensor
         gathered = self._lowered(tf.stack(blocks), "sum")

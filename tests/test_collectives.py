@@ -15,6 +15,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux import extremes
 from keras_conflux.buckets import map_buckets
 from keras_conflux.communicator import Communicator
 
@@ -192,30 +193,80 @@ def test_many_tensors_travel_in_buckets(count):
             np.testing.assert_array_equal(leaf, mine * sum(range(1, count + 1)))
 
 
-@pytest.mark.skipif(ON_GPU, reason="stands in for XLA on CPU devices")
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int64"])
 @pytest.mark.parametrize("op", ["min", "max"])
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_extremes_inside_xla(count, op, dtype, monkeypatch):
-    """XLA has sums and products, of which extremes are made."""
+def test_extremes(count, op, dtype, jit_compile):
+    if jit_compile and count > 1 and not ON_GPU:
+        pytest.skip("XLA has no collectives between CPU devices")
+    values = np.arange(12).reshape(4, 3)[:, ::-1] * [1, -1, 0] - 5
+    values = values.astype("int64")[:count]
+    if not dtype.startswith("int"):
+        # NaN on the first replica, on the last, on all and on none.
+        column = np.zeros((count, 4), "float32")
+        column[0, 0] = column[-1, 1] = column[:, 2] = np.nan
+        column[0, 3] = np.inf
+        column[-1, 3] = -np.inf
+        values = np.concatenate([values, column], 1)
+    replicas = kc.Replicas([tf.cast(row, dtype) for row in values], count)
+    reduce = kc.withdevices(
+        lambda x: kc.allreduce(op, x), devices=count, jit_compile=jit_compile
+    )
+    for result in reduce(replicas):
+        np.testing.assert_array_equal(
+            tf.cast(result, tf.float64), OPS[op](values, axis=0)
+        )
+
+
+@given(
+    st.sampled_from([tf.float16, tf.bfloat16, tf.float32, tf.float64]),
+    st.lists(st.floats(width=16), min_size=2),
+)
+def test_integers_are_in_the_order_of_floats(dtype, values):
+    x = tf.constant(values, dtype)
+    expected = tf.cast(x, tf.float64).numpy()
+    for op in ("min", "max"):
+        integers = extremes.to_integers(x, op)
+        back = tf.cast(extremes.to_floats(integers, dtype), tf.float64)
+        np.testing.assert_array_equal(back, expected)
+        chosen = tf.constant(OPS[op](integers.numpy()), integers.dtype)
+        np.testing.assert_array_equal(
+            tf.cast(extremes.to_floats(chosen, dtype), tf.float64),
+            OPS[op](expected),
+        )
+
+
+@pytest.mark.skipif(ON_GPU, reason="stands in for GPUs on CPU devices")
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):
+    """As on GPUs, in a graph and, for float64 and int64, inside XLA."""
+
+    def on_cpu(self, tensor, index, op):
+        assert not tensor.dtype.is_floating
+        return self._cpu(tensor, index, op)
 
     def lowered(self, tensor, op):
         assert op == "sum"
         return self._cpu(tensor, kc.replica().index, op)
 
+    strategy = kc.replicate(devices=count)
+    monkeypatch.setattr(strategy.communicator, "on_gpu", True)
+    monkeypatch.setattr(Communicator, "_nccl", on_cpu)
     monkeypatch.setattr(Communicator, "_lowered", lowered)
-    values = np.arange(-6, 6).reshape(3, 4)[:, ::-1] * np.arange(1, 5)
-    parts = kc.Replicas(
-        [(values * (-1) ** i).astype(dtype) for i in range(count)], count
-    )
+    values = np.array([[np.nan, 1, -2], [3, -1, -np.inf], [3, 0, 7]] * 2)
 
-    @kc.withdevices
-    def run(x):
-        with tf.distribute.get_strategy().communicator.inside_xla():
-            return kc.allreduce(op, x)
+    @kc.withdevices(devices=count)
+    def run():
+        x = tf.constant(values)[kc.replica().index]
+        reduced = kc.allreduce(op, [x, tf.cast(x, tf.float32)])
+        with strategy.communicator.inside_xla():
+            return [*reduced, kc.allreduce(op, x)]
 
-    expected = OPS[op](np.stack(list(parts)), axis=0)
-    for result in run(parts):
-        np.testing.assert_array_equal(result, expected)
+    for results in run():
+        for result in results:
+            np.testing.assert_array_equal(
+                result, OPS[op](values[:count], axis=0)
+            )
 
 
 def test_buckets_in_order_wait_for_each_other():
@@ -283,13 +334,18 @@ def test_one_replica_updates_and_sends_what_it_has(count):
     kc.assert_in_sync(many.trainable_variables)
 
 
-def test_a_result_that_one_replica_ignores(count):
-    @kc.withdevices(devices=count)
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("op", "expected"), [("sum", MANY), ("max", 1)])
+def test_a_result_that_one_replica_ignores(op, expected, jit_compile):
+    if jit_compile and not ON_GPU:
+        pytest.skip("XLA has no collectives between CPU devices")
+
+    @kc.withdevices(devices=MANY, jit_compile=jit_compile)
     def run():
-        total = kc.allreduce("sum", tf.ones(()))
+        total = kc.allreduce(op, tf.ones(()))
         return total if kc.replica().index == 0 else tf.zeros(())
 
-    assert [float(v) for v in run()] == [count] + [0] * (count - 1)
+    assert [float(v) for v in run()] == [expected] + [0] * (MANY - 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Floats as integers of the same order, for minima and maxima between GPUs.
+
+NCCL takes `fminf` and `fmaxf`, which drop NaN: where one replica has NaN, the
+result would be another's number. One device says NaN. Among integers NaN has a
+place, beyond all numbers.
+"""
+
+import tensorflow as tf
+
+_INTEGERS = {
+    tf.float16: tf.int32,
+    tf.bfloat16: tf.int32,
+    tf.float32: tf.int32,
+    tf.float64: tf.int64,
+}
+
+
+def to_integers(x: tf.Tensor, op: str) -> tf.Tensor:
+    """Returns integers that are in the order of `x`.
+
+    Args:
+        x: Floats of any shape.
+        op: `"min"`, which puts NaN below all numbers, or `"max"`, above.
+    """
+    integer = _INTEGERS[x.dtype]
+    # All bits set but the sign's: what the order below makes the extreme.
+    nan = integer.max if op == "max" else -1
+    x = tf.cast(x, _floats_of(integer))
+    x = tf.where(
+        tf.math.is_nan(x), tf.bitcast(tf.constant(nan, integer), x.dtype), x
+    )
+    return _turned(tf.bitcast(x, integer))
+
+
+def to_floats(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the floats of which `to_integers` made `x`."""
+    return tf.cast(tf.bitcast(_turned(x), _floats_of(x.dtype)), dtype)
+
+
+def _floats_of(integer: tf.DType) -> tf.DType:
+    return tf.float32 if integer == tf.int32 else tf.float64
+
+
+def _turned(bits: tf.Tensor) -> tf.Tensor:
+    """Turns the order of the negative ones round; its own inverse.
+
+    The bits of a float are its sign and then its size.
+    """
+    places = tf.constant(8 * bits.dtype.size - 1, bits.dtype)
+    if_negative = tf.bitwise.right_shift(bits, places)  # all bits, else none
+    return tf.bitwise.bitwise_xor(
+        bits,
+        tf.bitwise.bitwise_and(
+            if_negative, tf.constant(bits.dtype.max, bits.dtype)
+        ),
+    )
