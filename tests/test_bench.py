@@ -28,7 +28,7 @@ def test_bench(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "model.fit" in shown
     assert "allreduce" in shown
-    assert "communication" in shown
+    assert "exchange" in shown
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
 
 

@@ -1,6 +1,8 @@
 """Where the time of a step goes, by leaving parts of it out."""
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -24,21 +26,23 @@ def of_program(model: keras.Model, data: Any) -> dict[str, float]:
         data: A global batch.
 
     Returns:
-        Milliseconds a step: `program_ms`, on batches that lie on the devices
-        already, so what `fit` takes longer is the input; `call_ms`, the part
-        of it that a call takes however many steps it has; `alone_ms`, the rest
-        where replicas exchange nothing, so what is missing is communication
-        that nothing hid.
+        Milliseconds: `step_ms`, what each further step of a call takes, on
+        batches that lie on the devices already; `alone_ms`, the same where
+        replicas exchange nothing, so what is missing is communication that
+        nothing hid; `call_ms`, what a call takes besides its steps; `input_ms`,
+        what a batch takes to be split and to travel while nothing runs.
     """
     call, step = _seconds(model, data)
     with mock.patch.object(Communicator, "all_reduce", _nothing):
         _, alone = _seconds(model, data)
     model.make_train_function(force=True)
-    return {
-        "program_ms": (step + call / STEPS) * 1e3,
-        "call_ms": call / STEPS * 1e3,
-        "alone_ms": alone * 1e3,
+    seconds = {
+        "step_ms": step,
+        "alone_ms": alone,
+        "call_ms": call,
+        "input_ms": _input_seconds(model, data),
     }
+    return {name: round(s * 1e3, 3) for name, s in seconds.items()}
 
 
 def _nothing(_: Any, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
@@ -49,21 +53,41 @@ def _nothing(_: Any, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
 def _seconds(model: keras.Model, data: Any) -> tuple[float, float]:
     """Returns what a call takes, and what each of its steps."""
     model.make_train_function(force=True)
-    strategy = model.distribute_strategy
-    split = Splitter(strategy, stacks=compiles(model, strategy))
-    few, many = _fastest(
-        model.train_function,
-        [Chunk(split([data] * n), STEPS) for n in (STEPS // 2, STEPS)],
+    train: Any = model.train_function
+    split = _splitter(model)
+
+    def run(chunk: Chunk) -> None:
+        keras.tree.map_structure(float, train(chunk))
+
+    few, many = (
+        _fastest(functools.partial(run, Chunk(split([data] * n), STEPS)))
+        for n in (STEPS // 2, STEPS)
     )
     step = (many - few) / (STEPS // 2)
     return max(many - step * STEPS, 0.0), step
 
 
-def _fastest(function: Any, chunks: list[Chunk]) -> list[float]:
-    taken: list[list[float]] = [[] for _ in chunks]
-    for _ in range(REPEATS + 1):  # the first one compiles
-        for seconds, chunk in zip(taken, chunks, strict=True):
-            began = time.perf_counter()
-            keras.tree.map_structure(float, function(chunk))
-            seconds.append(time.perf_counter() - began)
-    return [min(seconds[1:]) for seconds in taken]
+def _input_seconds(model: keras.Model, data: Any) -> float:
+    split = _splitter(model)
+
+    def move() -> None:
+        for piece in split([data] * STEPS):
+            for part in piece.parts:
+                for leaf in part:
+                    tf.reshape(leaf, [-1])[:1].numpy()  # waits
+
+    return _fastest(move) / STEPS
+
+
+def _splitter(model: keras.Model) -> Splitter:
+    strategy = model.distribute_strategy
+    return Splitter(strategy, stacks=compiles(model, strategy))
+
+
+def _fastest(function: Callable[[], Any]) -> float:
+    seconds = []
+    for _ in range(REPEATS + 1):  # the first one traces or compiles
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
