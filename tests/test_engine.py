@@ -21,6 +21,7 @@ from keras_conflux.engine import epoch
 from keras_conflux.engine import step
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
+from keras_conflux.engine.callbacks import wants_every_batch
 from keras_conflux.engine.watch import Watch
 from keras_conflux.engine.xla import XlaProgram
 from keras_conflux.reduction import TreeReducer
@@ -109,7 +110,7 @@ def test_the_progress_bar_ends_at_the_last_batch(capsys):
     ids=lambda value: type(value).__name__,
 )
 def test_which_callbacks_want_every_batch(callback, expected):
-    assert epoch.wants_every_batch(callback) is expected
+    assert wants_every_batch(callback) is expected
 
 
 def test_training_that_is_stopped_before_an_epoch_ends_after_a_step():

@@ -23,6 +23,7 @@ from keras_conflux.engine import losses
 from keras_conflux.engine import randomness
 from keras_conflux.engine import statistics
 from keras_conflux.engine import step
+from keras_conflux.engine.callbacks import wants_every_batch
 from keras_conflux.errors import StrategyError
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.strategy import distribution_strategy
@@ -252,7 +253,7 @@ def _plan(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
         callbacks = callbacks.callbacks
     compiled = step.compiles(model, strategy)
     free = original.__name__ != "predict" and not any(
-        epoch.wants_every_batch(each) for each in keras.tree.flatten(callbacks)
+        wants_every_batch(each) for each in keras.tree.flatten(callbacks)
     )
     plan = epoch.Plan(
         compiled,
