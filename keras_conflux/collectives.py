@@ -36,7 +36,8 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
     Leaves are float16, bfloat16, float32, float64, int32 or int64; each keeps
     its shape and dtype, except that the mean of integers is of
     `keras.config.floatx()`. `None` leaves stay `None`. `tf.IndexedSlices` work
-    with sum and mean and stay sparse. The result can be differentiated.
+    with sum and mean and stay sparse. Where a replica has NaN, the result is
+    NaN, whatever the op. The result can be differentiated.
 
     Args:
         op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
