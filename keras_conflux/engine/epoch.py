@@ -9,6 +9,7 @@ runs, the next one is drawn.
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ from keras_conflux.engine.batches import Batch
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.batches import size_in_bytes
+from keras_conflux.engine.window import Window
+from keras_conflux.engine.window import power_of_two
 from keras_conflux.strategy import ReplicatedStrategy
 
 MOST_STEPS = 256
@@ -35,8 +38,8 @@ and an interrupt is heard."""
 MEMORY = 1 / 32
 """The part of a device's memory that the batches of a call may take."""
 
-
 _GROWTH = 4
+_ENDLESS = Window(steps=1, seconds=math.inf, moving=0.0)
 
 
 @dataclasses.dataclass
@@ -134,6 +137,10 @@ class _Chunks:
         self._limit = None if self._free else asked
         self._size = asked
         self._calls = 0
+        self._step_seconds = math.inf
+        self._move_seconds = 0.0
+        self._moved: set[int] = set()  # the first of each number is traced for
+        self._waiting: list[Any] = []
 
     def of(
         self, steps: Iterator[tuple], number: int | None
@@ -151,21 +158,27 @@ class _Chunks:
             -(-number // self._asked) * self._asked if number else sys.maxsize
         )
         following = None
+        self._waiting = []
         # The first batches of an epoch are waited for.
         several = self._free and not self._is_ending()
         most = _GROWTH if several else self._asked
         with ThreadPoolExecutor(1, "conflux-batches") as pool:
             for first, last, source in steps:
                 if following is None:
-                    drawn = self._draw(source, min(left, most))
+                    drawn = self._draw(source, min(left, most), _ENDLESS)
                 else:
                     drawn = following()
                 most *= _GROWTH if self._free else 1
                 if not drawn.pieces:
                     raise drawn.error
                 left -= drawn.count
+                window = Window(
+                    drawn.count,
+                    drawn.count * self._step_seconds,
+                    self._move_seconds,
+                )
                 following = self._ahead(
-                    pool, source, min(left, most), drawn.error
+                    pool, source, min(left, most), window, drawn.error
                 )
                 if self._asked == 1:
                     for _ in range(drawn.count - 1):
@@ -174,12 +187,14 @@ class _Chunks:
                 yield first, last, Chunk(drawn.pieces, self._limit or 1)
                 self._learn(drawn.count, time.monotonic() - began)
 
-    def _draw(self, source: Any, most: int) -> _Drawn:
-        batches: list[Any] = []
+    def _draw(self, source: Any, most: int, window: Window) -> _Drawn:
+        batches, self._waiting = self._waiting, []
         error = None
-        room = self._room
+        room = self._room - sum(map(size_in_bytes, batches))
         try:
-            for _ in range(min(self._size, most)):
+            while len(batches) < min(self._size, most):
+                if self._free and batches and window.is_over(len(batches)):
+                    break
                 batches.append(next(source))
                 size = size_in_bytes(batches[-1])
                 self._set_limit(size)
@@ -191,41 +206,46 @@ class _Chunks:
             error = tf.errors.OutOfRangeError(None, None, "End of the data.")
         except Exception as other:
             error = other
+        count = len(batches)
+        is_all = error is not None or (count == most and window.can_move(count))
+        if self._free and not is_all:
+            count = window.fitting(min(self._size, count))
+            batches, self._waiting = batches[:count], batches[count:]
+        began = time.monotonic()
         spec = getattr(source, "element_spec", None)
-        return _Drawn(self._split(batches, spec), len(batches), error)
+        pieces = self._split(batches, spec)
+        if count in self._moved:
+            seconds = time.monotonic() - began
+            self._move_seconds = seconds / max(count, 1)
+        self._moved.add(count)
+        return _Drawn(pieces, count, error)
 
     def _ahead(
         self,
         pool: ThreadPoolExecutor,
         source: Any,
         most: int,
+        window: Window,
         error: Exception | None,
     ) -> Callable[[], _Drawn]:
         """Returns what gives the next batches, which may be under way."""
         if error is not None or most < 1:
             return lambda: _Drawn([], 0, error)
         if isinstance(source, tf.data.Iterator):
-            return pool.submit(self._draw, source, most).result
-        return functools.partial(self._draw, source, most)
+            return pool.submit(self._draw, source, most, window).result
+        return functools.partial(self._draw, source, most, _ENDLESS)
 
     def _set_limit(self, size: int) -> None:
         if self._limit is None:
             fitting = self._room // max(size, 1)
-            self._limit = _power_of_two(min(MOST_STEPS, fitting))
+            self._limit = power_of_two(min(MOST_STEPS, fitting))
 
     def _learn(self, count: int, seconds: float) -> None:
         """Chooses how many steps the next call but one runs."""
         self._calls += 1
         # The first call compiles.
         if self._free and self._calls > 1:
+            self._step_seconds = seconds / count
             fitting = int(SECONDS * count / seconds)
             most = min(self._limit or 1, _GROWTH * count)
-            self._size = _power_of_two(min(most, fitting))
-
-
-def _power_of_two(most: int) -> int:
-    """The largest that is not above `most`, and at least 1.
-
-    How many batches are stacked is traced for, so it takes few values.
-    """
-    return 1 << max(0, most.bit_length() - 1)
+            self._size = power_of_two(min(most, fitting))

@@ -1,0 +1,88 @@
+"""Calls grow as fast as their batches can be there."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import keras_conflux as kc
+from keras_conflux.engine import epoch
+from keras_conflux.engine.window import Window
+from keras_conflux.engine.window import power_of_two
+
+
+class Clock:
+    """Tells the time of a story in which a step takes a second."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(epoch.time, "monotonic", lambda: self.now)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "moving", "most_waited"),
+    [(0.0, 0.0, 0), (0.0, 0.3, 2), (0.3, 0.1, 4), (0.7, 0.1, 12), (0.9, 0, 30)],
+)
+def test_devices_wait_little_for_longer_calls(
+    drawing, moving, most_waited, monkeypatch
+):
+    """By fours, whatever the batches take, they would wait for up to 50 s."""
+    clock = Clock(monkeypatch)
+
+    def draw():
+        while True:
+            clock.now += drawing
+            yield np.ones((8, 4), "float32")
+
+    def split(batches, spec):
+        clock.now += moving * len(batches)
+        return batches
+
+    strategy = kc.replicate(devices=1)
+    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
+    chunks._split, chunks._size = split, 64
+    chunks._moved.update(range(65))
+    source = draw()
+    counts = [chunks._draw(source, 4, epoch._ENDLESS).count]
+    waited = 0.0
+    while counts[-1] < 64:
+        running = counts[-1]
+        end = clock.now + running
+        window = Window(running, running, chunks._move_seconds)
+        most = min(4 * running, 64)
+        counts.append(chunks._draw(source, most, window).count)
+        waited += max(0.0, clock.now - end)
+        clock.now = max(clock.now, end)
+        assert sum(counts) < 1000
+    assert waited <= most_waited
+    assert counts == sorted(counts)
+
+
+def test_every_batch_is_run_once_and_in_order(monkeypatch):
+    clock = Clock(monkeypatch)
+    rng = np.random.default_rng(0)
+
+    def draw():
+        for position in range(100):
+            clock.now += rng.choice([0.0, 0.5, 5.0])
+            yield np.full((8, 4), position)
+
+    strategy = kc.replicate(devices=1)
+    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
+    chunks._split, chunks._size = lambda batches, spec: batches, 16
+    source, seen = draw(), []
+    drawn = chunks._draw(source, 4, epoch._ENDLESS)
+    while drawn.error is None:
+        seen += drawn.pieces
+        window = Window(drawn.count, float(drawn.count), 0.1)
+        clock.now += drawn.count
+        drawn = chunks._draw(source, sys.maxsize, window)
+    seen += drawn.pieces
+    assert [int(batch[0, 0]) for batch in seen] == list(range(100))
+
+
+def test_powers_of_two():
+    for most in range(1, 70):
+        power = power_of_two(most)
+        assert power <= most < 2 * power
+        assert bin(power).count("1") == 1
