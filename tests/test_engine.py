@@ -23,6 +23,7 @@ from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.callbacks import wants_every_batch
 from keras_conflux.engine.watch import Watch
+from keras_conflux.engine.window import ENDLESS
 from keras_conflux.engine.xla import XlaProgram
 from keras_conflux.reduction import TreeReducer
 
@@ -399,7 +400,7 @@ def test_long_batches_make_short_calls(monkeypatch):
     chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
     chunks._size = 8
     source = iter(rows)
-    counts = [chunks._draw(source, 8, epoch._ENDLESS).count for _ in range(2)]
+    counts = [chunks._draw(source, 8, ENDLESS).count for _ in range(2)]
     assert counts == [4, 1]  # 1 + 1 + 9 + 9 of 20; one more has no room
 
 

@@ -9,7 +9,6 @@ runs, the next one is drawn.
 import contextlib
 import dataclasses
 import functools
-import math
 import sys
 import threading
 import time
@@ -26,6 +25,8 @@ from keras_conflux.engine.batches import Batch
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.batches import size_in_bytes
+from keras_conflux.engine.window import ENDLESS
+from keras_conflux.engine.window import Pace
 from keras_conflux.engine.window import Window
 from keras_conflux.engine.window import power_of_two
 from keras_conflux.strategy import ReplicatedStrategy
@@ -39,7 +40,6 @@ MEMORY = 1 / 32
 """The part of a device's memory that the batches of a call may take."""
 
 _GROWTH = 4
-_ENDLESS = Window(steps=1, seconds=math.inf, moving=0.0)
 
 
 @dataclasses.dataclass
@@ -137,9 +137,7 @@ class _Chunks:
         self._limit = None if self._free else asked
         self._size = asked
         self._calls = 0
-        self._step_seconds = math.inf
-        self._move_seconds = 0.0
-        self._moved: set[int] = set()  # the first of each number is traced for
+        self._pace = Pace()
         self._waiting: list[Any] = []
 
     def of(
@@ -165,18 +163,14 @@ class _Chunks:
         with ThreadPoolExecutor(1, "conflux-batches") as pool:
             for first, last, source in steps:
                 if following is None:
-                    drawn = self._draw(source, min(left, most), _ENDLESS)
+                    drawn = self._draw(source, min(left, most), ENDLESS)
                 else:
                     drawn = following()
                 most *= _GROWTH if self._free else 1
                 if not drawn.pieces:
                     raise drawn.error
                 left -= drawn.count
-                window = Window(
-                    drawn.count,
-                    drawn.count * self._step_seconds,
-                    self._move_seconds,
-                )
+                window = self._pace.window(drawn.count)
                 following = self._ahead(
                     pool, source, min(left, most), window, drawn.error
                 )
@@ -214,10 +208,7 @@ class _Chunks:
         began = time.monotonic()
         spec = getattr(source, "element_spec", None)
         pieces = self._split(batches, spec)
-        if count in self._moved:
-            seconds = time.monotonic() - began
-            self._move_seconds = seconds / max(count, 1)
-        self._moved.add(count)
+        self._pace.note_move(count, time.monotonic() - began)
         return _Drawn(pieces, count, error)
 
     def _ahead(
@@ -233,7 +224,7 @@ class _Chunks:
             return lambda: _Drawn([], 0, error)
         if isinstance(source, tf.data.Iterator):
             return pool.submit(self._draw, source, most, window).result
-        return functools.partial(self._draw, source, most, _ENDLESS)
+        return functools.partial(self._draw, source, most, ENDLESS)
 
     def _set_limit(self, size: int) -> None:
         if self._limit is None:
@@ -245,7 +236,7 @@ class _Chunks:
         self._calls += 1
         # The first call compiles.
         if self._free and self._calls > 1:
-            self._step_seconds = seconds / count
+            self._pace.note_call(count, seconds)
             fitting = int(SECONDS * count / seconds)
             most = min(self._limit or 1, _GROWTH * count)
             self._size = power_of_two(min(most, fitting))

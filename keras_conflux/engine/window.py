@@ -6,10 +6,14 @@ runs. So a call gets what can be there in time, and what is drawn beyond that
 waits for the next one, which can then be longer.
 """
 
+import math
 import time
 
 _LATE = 0.1
 """The part of a call's time that devices may wait, for a longer call next."""
+_MOST_ALIKE = 3
+"""After so many calls of one length the next is longer even if devices wait.
+They would otherwise stay short where batches come as fast as steps."""
 
 
 class Window:
@@ -17,26 +21,33 @@ class Window:
 
     Args:
         steps: How many steps the running call has.
-        seconds: How long it will last.
+        least: How many the next one has at least.
+        seconds: How long the running one will last.
         moving: How many seconds a batch takes to be moved.
     """
 
-    def __init__(self, steps: int, seconds: float, moving: float) -> None:
+    def __init__(
+        self, steps: int, least: int, seconds: float, moving: float
+    ) -> None:
         self._steps = steps
+        self._least = least
         self._moving = moving
         self._end = time.monotonic() + seconds
         self._late = self._end + _LATE * seconds
 
     def is_over(self, drawn: int) -> bool:
         """Whether what is drawn must be moved now, and no more be drawn."""
-        if drawn >= 2 * self._steps:
-            return not self.can_move(power_of_two(drawn + 1))
-        return not self.can_move(min(self._steps, power_of_two(drawn)))
+        if drawn < self._least:
+            return False
+        longer = drawn >= 2 * self._steps
+        return not self.can_move(
+            power_of_two(drawn + 1) if longer else self._steps
+        )
 
     def fitting(self, drawn: int) -> int:
         """Returns how many of the batches that are drawn to move now."""
         count = power_of_two(drawn)
-        while count > self._steps and not self.can_move(count):
+        while count > self._least and not self.can_move(count):
             count //= 2
         return count
 
@@ -44,6 +55,41 @@ class Window:
         """Whether so many batches can be there in time."""
         end = self._late if count > self._steps else self._end
         return time.monotonic() + count * self._moving <= end
+
+
+ENDLESS = Window(steps=1, least=1, seconds=math.inf, moving=0.0)
+"""For batches that are waited for in any case."""
+
+
+class Pace:
+    """What steps and moves have taken, by which windows are reckoned."""
+
+    def __init__(self) -> None:
+        self._step_seconds = math.inf
+        self._move_seconds = math.inf
+        self._steps = 0
+        self._alike = 0
+
+    def note_call(self, steps: int, seconds: float) -> None:
+        """Takes down how long a call was."""
+        self._step_seconds = seconds / steps
+
+    def note_move(self, batches: int, seconds: float) -> None:
+        """Takes down what moving took: the least, as moves may wait too."""
+        if batches:
+            self._move_seconds = min(self._move_seconds, seconds / batches)
+
+    def window(self, steps: int) -> Window:
+        """Returns the window of a call that begins now."""
+        self._alike = self._alike + 1 if steps <= self._steps else 1
+        self._steps = steps
+        known = math.isfinite(self._move_seconds)
+        return Window(
+            steps,
+            2 * steps if self._alike >= _MOST_ALIKE else steps,
+            steps * self._step_seconds,
+            self._move_seconds if known else 0.0,
+        )
 
 
 def power_of_two(most: int) -> int:
