@@ -9,11 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-# The extended part of MirroredStrategy is where a strategy's behaviour lives,
-# and TensorFlow exports only the strategy around it.
+# tf.raw_ops leaves out the ops that gen_xla_ops has.
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
+
+# The extended part of MirroredStrategy is where a strategy's behaviour lives,
+# and TensorFlow exports only the strategy around it.
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps
@@ -219,8 +221,8 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
         count: How many devices.
         op: `"Add"`, `"Mul"`, `"Min"` or `"Max"`.
     """
-    # tf.raw_ops leaves out what gen_xla_ops has. The mode "CrossReplica" gives
-    # each replica back its own tensor: TensorFlow compiles a program for each.
+    # The mode "CrossReplica" gives each replica back its own tensor, as
+    # TensorFlow compiles a program for each.
     reduced = gen_xla_ops.xla_all_reduce(
         tensor, [list(range(count))], op, "CrossReplicaAndPartition"
     )
