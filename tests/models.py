@@ -45,7 +45,7 @@ class Keeps(keras.layers.Layer):
     def build(self, shape):
         self.kept = self.add_weight(
             shape=shape[1:],
-            initializer="zeros",
+            initializer="ones",
             trainable=self.trainable_kept,
         )
 

@@ -42,7 +42,8 @@ def train(optimizer, **options):
     if not stock:  # there `validation_data` is evaluated, and tracing is slow
         print(model.evaluate(x, y, verbose=0), int(model.optimizer.iterations))
 
-train(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1, use_ema=True),
+train(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1, use_ema=True))
+train(lambda: keras.optimizers.SGD(0.01),
       loss=keras.losses.MeanSquaredError(reduction="sum"))
 train(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
 if not stock:

@@ -11,6 +11,15 @@ from keras_conflux.engine.window import ENDLESS
 from keras_conflux.engine.window import power_of_two
 
 
+def chunks_of(most, split):
+    """Chunks of at most so many batches, which `split` takes instead."""
+    strategy = kc.replicate(devices=1)
+    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
+    chunks._split, chunks._size = split, most
+    chunks._pace.note_call(1, 1.0)
+    return chunks
+
+
 class Clock:
     """Tells the time of a story in which a step takes a second."""
 
@@ -38,12 +47,9 @@ def test_devices_wait_little_for_longer_calls(
         clock.now += moving * len(batches)
         return batches
 
-    strategy = kc.replicate(devices=1)
-    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
-    chunks._split, chunks._size = split, 64
+    chunks = chunks_of(64, split)
     source = draw()
     counts = [chunks._draw(source, 4, ENDLESS).count]
-    chunks._pace.note_call(1, 1.0)
     waited = 0.0
     while counts[-1] < 64:
         running = counts[-1]
@@ -67,10 +73,7 @@ def test_every_batch_is_run_once_and_in_order(monkeypatch):
             clock.now += rng.choice([0.0, 0.5, 5.0])
             yield np.full((8, 4), position)
 
-    strategy = kc.replicate(devices=1)
-    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
-    chunks._split, chunks._size = lambda batches, spec: batches, 16
-    chunks._pace.note_call(1, 1.0)
+    chunks = chunks_of(16, lambda batches, spec: batches)
     source, seen = draw(), []
     drawn = chunks._draw(source, 4, ENDLESS)
     while drawn.error is None:
