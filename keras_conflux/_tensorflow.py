@@ -233,8 +233,9 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
 def must_run(tensor: tf.Tensor) -> None:
     """Keeps the op of `tensor` in the graph even if nothing uses its result."""
     # auto_control_deps.py leaves NcclAllReduce out of the ops that must run
-    # (ASYNC_STATEFUL_OPS). If one replica ignored the result, its op would be
-    # pruned, and the others would wait for it for ever.
+    # (ASYNC_STATEFUL_OPS), and XlaAllReduce is not stateful. If one replica
+    # ignored the result, its op would be pruned, and the others would wait for
+    # it for ever.
     tensor.graph.control_outputs.append(tensor.op)
 
 

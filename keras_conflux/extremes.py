@@ -7,12 +7,8 @@ place, beyond all numbers.
 
 import tensorflow as tf
 
-_INTEGERS = {
-    tf.float16: tf.int32,
-    tf.bfloat16: tf.int32,
-    tf.float32: tf.int32,
-    tf.float64: tf.int64,
-}
+_INTEGERS = {tf.float32: tf.int32, tf.float64: tf.int64}
+_FLOATS = {integer: floats for floats, integer in _INTEGERS.items()}
 
 
 def to_integers(x: tf.Tensor, op: str) -> tf.Tensor:
@@ -22,23 +18,18 @@ def to_integers(x: tf.Tensor, op: str) -> tf.Tensor:
         x: Floats of any shape.
         op: `"min"`, which puts NaN below all numbers, or `"max"`, above.
     """
+    if x.dtype not in _INTEGERS:  # of 16 bits, which no collective counts in
+        x = tf.cast(x, tf.float32)
     integer = _INTEGERS[x.dtype]
-    # All bits set but the sign's: what the order below makes the extreme.
-    nan = integer.max if op == "max" else -1
-    x = tf.cast(x, _floats_of(integer))
-    x = tf.where(
-        tf.math.is_nan(x), tf.bitcast(tf.constant(nan, integer), x.dtype), x
-    )
+    # The NaN beyond all others: all bits set, for "max" but the sign's.
+    bits = tf.constant(integer.max if op == "max" else -1, integer)
+    x = tf.where(tf.math.is_nan(x), tf.bitcast(bits, x.dtype), x)
     return _turned(tf.bitcast(x, integer))
 
 
 def to_floats(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the floats of which `to_integers` made `x`."""
-    return tf.cast(tf.bitcast(_turned(x), _floats_of(x.dtype)), dtype)
-
-
-def _floats_of(integer: tf.DType) -> tf.DType:
-    return tf.float32 if integer == tf.int32 else tf.float64
+    return tf.cast(tf.bitcast(_turned(x), _FLOATS[x.dtype]), dtype)
 
 
 def _turned(bits: tf.Tensor) -> tf.Tensor:

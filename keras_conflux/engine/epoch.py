@@ -182,8 +182,24 @@ class _Chunks:
                 self._learn(drawn.count, time.monotonic() - began)
 
     def _draw(self, source: Any, most: int, window: Window) -> _Drawn:
+        """Draws batches until it is time, and moves those of the next call."""
+        batches, error = self._next_batches(source, most, window)
+        count = len(batches)
+        is_all = error is not None or (count == most and window.can_move(count))
+        if self._free and not is_all:
+            count = window.fitting(min(self._size, count))
+            batches, self._waiting = batches[:count], batches[count:]
+        began = time.monotonic()
+        spec = getattr(source, "element_spec", None)
+        pieces = self._split(batches, spec)
+        self._pace.note_move(count, time.monotonic() - began)
+        return _Drawn(pieces, count, error)
+
+    def _next_batches(
+        self, source: Any, most: int, window: Window
+    ) -> tuple[list[Any], Exception | None]:
+        """Returns what has waited and what is drawn, and why it ended early."""
         batches, self._waiting = self._waiting, []
-        error = None
         room = self._room - sum(map(size_in_bytes, batches))
         try:
             while len(batches) < min(self._size, most):
@@ -197,19 +213,11 @@ class _Chunks:
                     break  # another one like it has no room
         except StopIteration:
             # A generator cannot raise this; Keras takes the other for it.
-            error = tf.errors.OutOfRangeError(None, None, "End of the data.")
-        except Exception as other:
-            error = other
-        count = len(batches)
-        is_all = error is not None or (count == most and window.can_move(count))
-        if self._free and not is_all:
-            count = window.fitting(min(self._size, count))
-            batches, self._waiting = batches[:count], batches[count:]
-        began = time.monotonic()
-        spec = getattr(source, "element_spec", None)
-        pieces = self._split(batches, spec)
-        self._pace.note_move(count, time.monotonic() - began)
-        return _Drawn(pieces, count, error)
+            end = tf.errors.OutOfRangeError(None, None, "End of the data.")
+            return batches, end
+        except Exception as error:
+            return batches, error
+        return batches, None
 
     def _ahead(
         self,
