@@ -155,7 +155,9 @@ class Communicator:
                     f"collective call(s) than replica {few} and would wait "
                     "for it for ever. Call `allreduce` and its kin on every "
                     "replica, in the same order, not under "
-                    "`if replica().index == ...`."
+                    "`if replica().index == ...`. If a `tf.function` that the "
+                    "step calls makes variables, build the model before: "
+                    "TensorFlow traces such a function twice."
                 )
             return result
         finally:

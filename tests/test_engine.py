@@ -464,13 +464,16 @@ def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
     monkeypatch.setattr(Communicator, "takes_xla", True)
     model = kc.replicate(dense("adam"), count)
     assert not model.optimizer.built
+    traced = []
 
     @kc.withdevices(jit_compile=True)
     def step():
+        traced.append(kc.replica().index)
         trained = model.trainable_variables
         model.optimizer.apply([tf.ones_like(v) for v in trained], trained)
 
     step()
     step()
+    assert traced == list(range(count))
     assert int(model.optimizer.iterations) == 2
     kc.assert_in_sync(model)

@@ -156,6 +156,24 @@ def test_a_bare_strategy_run_sums_as_keras_documents():
     assert_same_training(one, many)
 
 
+def test_an_optimizer_may_be_built_in_a_function_of_its_own():
+    one, many = dense("adam"), kc.replicate(dense("adam"), MANY)
+
+    @tf.function
+    def inner(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((many(x) - y) ** 2)
+        grads = tape.gradient(loss, many.trainable_variables)
+        grads = kc.allreduce("mean", grads)
+        many.optimizer.apply(grads, many.trainable_variables)
+
+    step = kc.withdevices(lambda x, y: inner(x, y), devices=MANY)
+    for _ in range(2):
+        step(*kc.split((X, Y), MANY))
+        one.train_on_batch(X, Y)
+    assert_same_training(one, many)
+
+
 @several
 def test_an_exception_names_its_replica():
     class Odd(Exception):

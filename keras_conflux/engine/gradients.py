@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -66,13 +67,20 @@ def apply(
 
 
 def _build(optimizer: Any, trained: list[Any] | None) -> None:
-    """Makes an optimizer's variables outside of the graph that is traced.
+    """Makes an optimizer's variables outside of all graphs that are traced.
 
-    XLA programs cannot make any.
+    XLA programs cannot make any, and TensorFlow traces a function twice that
+    has made some. Another thread traces nothing.
     """
     if trained and not optimizer.built and not tf.executing_eagerly():
-        with tf.init_scope():
-            optimizer.build(trained)
+        strategy = tf.distribute.get_strategy()
+
+        def build() -> None:
+            with strategy.scope():
+                optimizer.build(trained)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(build).result()
 
 
 def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
