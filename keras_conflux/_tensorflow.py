@@ -177,9 +177,24 @@ def memory_of(device: str) -> int:
 
 def graph_function(function: Callable, signature: Any) -> Callable:
     """Returns `function` as a graph, with its control flow as it is."""
-    return quiet(
+    traced = quiet(
         tf.function(function, input_signature=signature, autograph=False)
     )
+    concrete: list[Callable] = []
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        # Only a first call can make variables, and only the `tf.function` does
+        # that; but it hashes all variables of all replicas in each call.
+        eager = tf.config.functions_run_eagerly()
+        if concrete and not eager:
+            return concrete[0](*arguments)
+        result = traced(*arguments)
+        if not eager:
+            concrete.append(traced.get_concrete_function())
+        return result
+
+    return call
 
 
 def quiet(function: Any) -> Any:

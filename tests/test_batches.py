@@ -8,6 +8,7 @@ from conftest import MANY
 from models import dense
 
 import keras_conflux as kc
+from keras_conflux.engine import batches
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.strategy import strategy_for
 
@@ -87,6 +88,36 @@ def test_each_length_is_not_traced_anew():
         x = np.ones((8, length), "float32")
         assert model.predict_on_batch(x).shape == x.shape
     assert len(traced) <= 3 * MANY  # symbolic build, first length, any length
+
+
+@pytest.mark.parametrize("staged", [1, 3 * 8 * 4 * 4, 2**20])
+def test_a_stack_is_moved_in_groups(staged, monkeypatch):
+    monkeypatch.setattr(batches, "STAGED", staged)
+    split = Splitter(strategy_for(MANY), stacks=True)
+    whole = np.arange(7 * 8 * MANY * 4, dtype="float32")
+    drawn = whole.reshape(7, 8 * MANY, 4)
+    ids = np.arange(7 * 8 * MANY, dtype="int32").reshape(7, -1)
+    (stack,) = split(
+        [{"x": x, "id": i} for x, i in zip(drawn, ids, strict=True)]
+    )
+    assert stack.count == 7
+    for index, (got_ids, got) in enumerate(stack.parts):
+        rows = slice(8 * index, 8 * (index + 1))
+        np.testing.assert_array_equal(got, drawn[:, rows])
+        np.testing.assert_array_equal(got_ids, ids[:, rows])
+        assert got.device.endswith(strategy_for(MANY).devices[index])
+
+
+def test_another_fit_traces_no_moves_again(monkeypatch):
+    strategy = strategy_for(MANY)
+    monkeypatch.setattr(strategy.communicator, "on_gpu", True)
+    drawn = [tf.zeros((8 * MANY, 5))] * 3
+    Splitter(strategy, stacks=True)(drawn)
+    before = batches._mover.cache_info()
+    Splitter(strategy, stacks=True)(drawn)
+    after = batches._mover.cache_info()
+    assert after.misses == before.misses
+    assert after.hits > before.hits
 
 
 def test_specs_become_general():

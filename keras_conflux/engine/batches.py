@@ -1,6 +1,7 @@
 """Cuts global batches into the replicas' parts and moves them there."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -17,8 +18,13 @@ from keras_conflux.engine.specs import Specs
 from keras_conflux.engine.specs import loose_spec
 from keras_conflux.engine.specs import specs_of
 from keras_conflux.engine.specs import specs_of_part
+from keras_conflux.engine.window import power_of_two
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.trees import Tree
+
+STAGED = 512 * 2**20
+"""So many bytes a device are stacked on the host at once. It is memory that
+GPUs can read directly, and a second is needed to lock a gigabyte of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +88,6 @@ class Splitter:
     def __init__(self, strategy: ReplicatedStrategy, stacks: bool) -> None:
         self._strategy = strategy
         self._stacks = stacks
-        self._moves: dict[Any, Callable] = {}
         self._specs = Specs()
 
     def __call__(
@@ -130,26 +135,39 @@ class Splitter:
 
     def _several(self, batches: list[Tree], spec: Tree) -> Stack:
         leaves = [trees.present(batch) for batch in batches]
-        parts = self._move(leaves, stack=True)
+        room = STAGED * len(self._strategy.devices)
+        most = power_of_two(room // max(size_in_bytes(batches[0]), 1))
+        groups = [
+            self._move(leaves[first : first + most], stack=True)
+            for first in range(0, len(leaves), most)
+        ]
         sizes, specs = self._sizes_and_specs(batches[0], spec)
-        return Stack(parts, sizes, specs, len(batches))
+        return Stack(self._joined(groups), sizes, specs, len(batches))
 
     def _move(self, batches: list[list[Any]], stack: bool) -> list[list[Any]]:
         """Returns each replica's leaves, on its device."""
-        homes = [_home(leaf) for leaf in batches[0]]
+        homes = tuple(_home(leaf) for leaf in batches[0])
         options = homes, self._strategy.devices, stack
         if not self._strategy.communicator.on_gpu:
             return _move(batches, *options)
         # In a graph all leaves travel at once. One after another, each would
         # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
         describe = tf.type_spec_from_value if stack else loose_spec
-        specs = [[describe(leaf) for leaf in leaves] for leaves in batches]
-        key = str((specs[0], len(batches), homes, stack))
-        if key not in self._moves:
-            self._moves[key] = _tensorflow.graph_function(
-                lambda batches: _move(batches, *options), [specs]
-            )
-        return self._moves[key](batches)
+        specs = tuple(map(describe, batches[0]))
+        return _mover(specs, len(batches), *options)(batches)
+
+    def _joined(self, groups: list[list[list[Any]]]) -> list[list[Any]]:
+        """Returns each replica's leaves of all groups, on its device."""
+        if len(groups) == 1:
+            return groups[0]
+        parts = []
+        for device, *pieces in zip(
+            self._strategy.devices, *groups, strict=True
+        ):
+            with tf.device(device):
+                joined = [tf.concat(x, 0) for x in zip(*pieces, strict=True)]
+            parts.append(joined)
+        return parts
 
     def _as_given(self, batch: Tree) -> Batch:
         parts = [
@@ -195,9 +213,16 @@ def shares(sizes: Any) -> list[tf.Tensor]:
     return [tf.math.divide_no_nan(size, total) for size in floats]
 
 
+@functools.lru_cache(maxsize=256)  # so that the next `fit` traces nothing
+def _mover(specs: tuple, number: int, *options: Any) -> Callable:
+    return _tensorflow.graph_function(
+        lambda batches: _move(batches, *options), [[list(specs)] * number]
+    )
+
+
 def _move(
     batches: list[list[Any]],
-    homes: list[str],
+    homes: Sequence[str],
     devices: Sequence[str],
     stack: bool,
 ) -> list[list[Any]]:

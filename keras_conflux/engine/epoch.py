@@ -192,7 +192,8 @@ class _Chunks:
         began = time.monotonic()
         spec = getattr(source, "element_spec", None)
         pieces = self._split(batches, spec)
-        self._pace.note_move(count, time.monotonic() - began)
+        if window is not ENDLESS:
+            self._pace.note_move(count, time.monotonic() - began)
         return _Drawn(pieces, count, error)
 
     def _next_batches(

@@ -75,7 +75,10 @@ class Pace:
         self._step_seconds = seconds / steps
 
     def note_move(self, batches: int, seconds: float) -> None:
-        """Takes down what moving took: the least, as moves may wait too."""
+        """Takes down what moving took while a call ran.
+
+        It may wait for the step that runs, so the least a batch counts.
+        """
         if batches:
             self._move_seconds = min(self._move_seconds, seconds / batches)
 
