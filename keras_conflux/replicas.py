@@ -206,8 +206,9 @@ def adopt(target: Any, strategy: ReplicatedStrategy) -> None:
     seeds = _keras.global_seed_generator()
     if variables.replicated_by([seeds.state]) not in (None, strategy):
         variables.demote([seeds.state])
-    variables.promote([target, seeds], strategy)
-    for owner in variables.owners(target):
+    owners = list(variables.owners([target, seeds]))
+    variables.promote(owners, strategy)
+    for owner in owners:
         if isinstance(owner, keras.optimizers.Optimizer):
             _keras.set_optimizer_strategy(owner, strategy)
 
@@ -233,7 +234,7 @@ def replicate_in_place(target: Any, wanted: ReplicatedStrategy | None) -> Any:
             "`keras_conflux.unreplicate` on it first."
         )
     strategy = present or wanted or current_strategy()
-    variables.promote(target, strategy)
+    variables.promote(list(variables.owners(target)), strategy)
     _attach(target, strategy)
     return target
 

@@ -1,6 +1,8 @@
 """The variables of models, optimizers and metrics, and their copies."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,7 +53,13 @@ def variables_of(target: Any) -> list[keras.Variable]:
     for variable in trees.flatten(target):
         if isinstance(variable, keras.Variable):
             found[id(variable)] = variable
-    for owner in owners(target):
+    found |= _state_of(owners(target))
+    return list(found.values())
+
+
+def _state_of(owned_by: Iterable[Any]) -> dict[int, keras.Variable]:
+    found: dict[int, keras.Variable] = {}
+    for owner in owned_by:
         if isinstance(owner, keras.random.SeedGenerator):
             state = [owner.state]
         else:
@@ -59,7 +67,7 @@ def variables_of(target: Any) -> list[keras.Variable]:
             if isinstance(owner, keras.Model):
                 state += owner.metrics_variables
         found.update((id(variable), variable) for variable in state)
-    return list(found.values())
+    return found
 
 
 def assert_known(target: Any, call: str) -> None:
@@ -132,20 +140,20 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     return found
 
 
-def promote(target: Any, strategy: ReplicatedStrategy) -> None:
-    """Gives each variable of `target` one copy a device, in place.
+def promote(owned_by: Sequence[Any], strategy: ReplicatedStrategy) -> None:
+    """Gives each variable of some `owners` one copy a device, in place.
 
     A variable that has its copies already, or no value yet, is left alone.
     """
     # Between updates each replica accumulates the gradient of its samples.
     summed = {
         id(variable)
-        for owner in owners(target)
+        for owner in owned_by
         for variable in _keras.accumulators(owner)
     }
     waiting = [
         variable
-        for variable in variables_of(target)
+        for variable in _state_of(owned_by).values()
         if _is_to_promote(variable, id(variable) in summed)
     ]
     if waiting:

@@ -220,7 +220,6 @@ def _build(
     strategy = _strategy(model)
     if strategy is None:
         return original(model, iterator, data_batch)
-    replicas.adopt(model, strategy)
     spec = data_batch if iterator is None else _keras.batch_spec(iterator)
     with strategy.scope():
         _keras.symbolic_build(model, spec)
