@@ -8,7 +8,7 @@ from conftest import MANY
 from models import dense
 
 import keras_conflux as kc
-from keras_conflux.engine import batches
+from keras_conflux.engine import moves
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.strategy import strategy_for
 
@@ -92,7 +92,7 @@ def test_each_length_is_not_traced_anew():
 
 @pytest.mark.parametrize("staged", [1, 3 * 8 * 4 * 4, 2**20])
 def test_a_stack_is_moved_in_groups(staged, monkeypatch):
-    monkeypatch.setattr(batches, "STAGED", staged)
+    monkeypatch.setattr(moves, "STAGED", staged)
     split = Splitter(strategy_for(MANY), stacks=True)
     whole = np.arange(7 * 8 * MANY * 4, dtype="float32")
     drawn = whole.reshape(7, 8 * MANY, 4)
@@ -105,7 +105,20 @@ def test_a_stack_is_moved_in_groups(staged, monkeypatch):
         rows = slice(8 * index, 8 * (index + 1))
         np.testing.assert_array_equal(got, drawn[:, rows])
         np.testing.assert_array_equal(got_ids, ids[:, rows])
-        assert got.device.endswith(strategy_for(MANY).devices[index])
+        assert got.backing_device.endswith(strategy_for(MANY).devices[index])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "bool", "int32"])
+@pytest.mark.parametrize("shape", [(2, 3), (4, 0), (3, 8), (2,)])
+def test_pieces_are_concatenated(dtype, shape):
+    rng = np.random.default_rng(0)
+    pieces = [
+        rng.integers(-128, 128, (rows, *shape)).astype(dtype)
+        for rows in (2, 1, 4)
+    ]
+    got = moves.concatenated(*map(tf.convert_to_tensor, pieces))
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, np.concatenate(pieces))
 
 
 def test_another_fit_traces_no_moves_again(monkeypatch):
@@ -113,9 +126,9 @@ def test_another_fit_traces_no_moves_again(monkeypatch):
     monkeypatch.setattr(strategy.communicator, "on_gpu", True)
     drawn = [tf.zeros((8 * MANY, 5))] * 3
     Splitter(strategy, stacks=True)(drawn)
-    before = batches._mover.cache_info()
+    before = moves._graph.cache_info()
     Splitter(strategy, stacks=True)(drawn)
-    after = batches._mover.cache_info()
+    after = moves._graph.cache_info()
     assert after.misses == before.misses
     assert after.hits > before.hits
 

@@ -1,5 +1,6 @@
 """The engine under `fit`: many steps a call, XLA, batches drawn ahead."""
 
+import queue
 import signal
 import threading
 import time
@@ -52,7 +53,9 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("count", COMPILED)
-def test_many_steps_a_call_change_nothing(count, calls):
+def test_many_steps_a_call_change_nothing(count, calls, monkeypatch):
+    # How fast calls grow is otherwise up to how fast this machine is.
+    monkeypatch.setattr(epoch.Pace, "window", lambda *_: ENDLESS)
     one, many = dense("adam"), compiled(count)
     options = dict(epochs=3, validation_data=(X, Y), **FIT)
     expected, got = one.fit(X, Y, **options), many.fit(X, Y, **options)
@@ -402,6 +405,27 @@ def test_long_batches_make_short_calls(monkeypatch):
     source = iter(rows)
     counts = [chunks._draw(source, 8, ENDLESS).count for _ in range(2)]
     assert counts == [4, 1]  # 1 + 1 + 9 + 9 of 20; one more has no room
+
+
+def test_an_epoch_does_not_wait_for_the_end_of_its_iterator():
+    dropped = queue.Queue()
+
+    class Source:
+        def __next__(self):
+            return X[:8], Y[:8]
+
+        def __del__(self):
+            dropped.put(threading.current_thread())
+
+    def steps():
+        source = Source()
+        for position in range(6):
+            yield position, position, source
+
+    plan = epoch.Plan(stacks=True, free=True)
+    chunks = epoch._Chunks(kc.replicate(devices=1), 1, plan)
+    list(chunks.of(steps(), 6))
+    assert dropped.get(timeout=60) is not threading.current_thread()
 
 
 def test_no_thread_is_left_of_training_that_failed():

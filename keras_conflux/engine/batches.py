@@ -1,9 +1,7 @@
-"""Cuts global batches into the replicas' parts and moves them there."""
+"""Cuts global batches into the replicas' parts."""
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -11,20 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux import _tensorflow
 from keras_conflux import feed
 from keras_conflux import trees
+from keras_conflux.engine import moves
 from keras_conflux.engine.specs import Specs
-from keras_conflux.engine.specs import loose_spec
 from keras_conflux.engine.specs import specs_of
 from keras_conflux.engine.specs import specs_of_part
-from keras_conflux.engine.window import power_of_two
 from keras_conflux.strategy import ReplicatedStrategy
 from keras_conflux.trees import Tree
-
-STAGED = 512 * 2**20
-"""So many bytes a device are stacked on the host at once. It is memory that
-GPUs can read directly, and a second is needed to lock a gigabyte of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +109,7 @@ class Splitter:
         """What the batches of a stack share, or `None`."""
         leaves = trees.present(batch)
         count = len(self._strategy.devices)
-        if not self._stacks or not all(map(_is_plain, leaves)):
+        if not self._stacks or not all(map(moves.is_plain, leaves)):
             return None
         lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
         length = lengths.pop()
@@ -130,44 +122,14 @@ class Splitter:
         if _is_distributed(batch):
             return self._as_given(batch)
         sizes, specs = self._sizes_and_specs(batch, spec)
-        parts = self._move([trees.present(batch)], stack=False)
+        parts = moves.move(trees.present(batch), self._strategy)
         return Batch(parts, sizes, specs)
 
     def _several(self, batches: list[Tree], spec: Tree) -> Stack:
         leaves = [trees.present(batch) for batch in batches]
-        room = STAGED * len(self._strategy.devices)
-        most = power_of_two(room // max(size_in_bytes(batches[0]), 1))
-        groups = [
-            self._move(leaves[first : first + most], stack=True)
-            for first in range(0, len(leaves), most)
-        ]
+        parts = moves.move_stacked(leaves, self._strategy)
         sizes, specs = self._sizes_and_specs(batches[0], spec)
-        return Stack(self._joined(groups), sizes, specs, len(batches))
-
-    def _move(self, batches: list[list[Any]], stack: bool) -> list[list[Any]]:
-        """Returns each replica's leaves, on its device."""
-        homes = tuple(_home(leaf) for leaf in batches[0])
-        options = homes, self._strategy.devices, stack
-        if not self._strategy.communicator.on_gpu:
-            return _move(batches, *options)
-        # In a graph all leaves travel at once. One after another, each would
-        # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
-        describe = tf.type_spec_from_value if stack else loose_spec
-        specs = tuple(map(describe, batches[0]))
-        return _mover(specs, len(batches), *options)(batches)
-
-    def _joined(self, groups: list[list[list[Any]]]) -> list[list[Any]]:
-        """Returns each replica's leaves of all groups, on its device."""
-        if len(groups) == 1:
-            return groups[0]
-        parts = []
-        for device, *pieces in zip(
-            self._strategy.devices, *groups, strict=True
-        ):
-            with tf.device(device):
-                joined = [tf.concat(x, 0) for x in zip(*pieces, strict=True)]
-            parts.append(joined)
-        return parts
+        return Stack(parts, sizes, specs, len(batches))
 
     def _as_given(self, batch: Tree) -> Batch:
         parts = [
@@ -195,61 +157,11 @@ class Splitter:
         return tuple(end - begin for begin, end in limits), [part] * count
 
 
-def size_in_bytes(batch: Tree) -> int:
-    """Returns what the arrays and tensors of a batch take in memory."""
-    leaves = tf.nest.flatten(batch, expand_composites=True)
-    return sum(
-        leaf.dtype.size * (leaf.shape.num_elements() or 0)
-        if isinstance(leaf, tf.Tensor)
-        else getattr(leaf, "nbytes", 0)
-        for leaf in leaves
-    )
-
-
 def shares(sizes: Any) -> list[tf.Tensor]:
     """Returns each replica's part of the samples; together they are one."""
     floats = [tf.cast(size, tf.float32) for size in sizes]
     total = tf.add_n(floats)
     return [tf.math.divide_no_nan(size, total) for size in floats]
-
-
-@functools.lru_cache(maxsize=256)  # so that the next `fit` traces nothing
-def _mover(specs: tuple, number: int, *options: Any) -> Callable:
-    return _tensorflow.graph_function(
-        lambda batches: _move(batches, *options), [[list(specs)] * number]
-    )
-
-
-def _move(
-    batches: list[list[Any]],
-    homes: Sequence[str],
-    devices: Sequence[str],
-    stack: bool,
-) -> list[list[Any]]:
-    count = len(devices)
-    parts = []
-    for index, device in enumerate(devices):
-        part = []
-        for home, *leaves in zip(homes, *batches, strict=True):
-            # Cut where it lies, so that only this replica's rows travel. What
-            # is stacked on the host is in memory that GPUs can read directly.
-            with tf.device(home):
-                rows = [feed.part_of(x, index, count, True) for x in leaves]
-                joined = tf.stack(rows) if stack else rows[0]
-            with tf.device(device):
-                part.append(
-                    tf.identity(joined) if _is_plain(joined) else joined
-                )
-        parts.append(part)
-    return parts
-
-
-def _home(leaf: Any) -> str:
-    return (_is_plain(leaf) and leaf.device) or "CPU:0"
-
-
-def _is_plain(leaf: Any) -> bool:
-    return isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string
 
 
 def _is_distributed(batch: Tree) -> bool:

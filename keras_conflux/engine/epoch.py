@@ -24,7 +24,7 @@ from keras_conflux import _tensorflow
 from keras_conflux.engine.batches import Batch
 from keras_conflux.engine.batches import Splitter
 from keras_conflux.engine.batches import Stack
-from keras_conflux.engine.batches import size_in_bytes
+from keras_conflux.engine.moves import size_in_bytes
 from keras_conflux.engine.window import ENDLESS
 from keras_conflux.engine.window import Pace
 from keras_conflux.engine.window import Window
@@ -155,7 +155,7 @@ class _Chunks:
         left = (
             -(-number // self._asked) * self._asked if number else sys.maxsize
         )
-        following = None
+        following = source = None
         self._waiting = []
         # The first batches of an epoch are waited for.
         several = self._free and not self._is_ending()
@@ -176,10 +176,15 @@ class _Chunks:
                 )
                 if self._asked == 1:
                     for _ in range(drawn.count - 1):
-                        _, last, _ = next(steps)
+                        last = next(steps)[1]
                 began = time.monotonic()
                 yield first, last, Chunk(drawn.pieces, self._limit or 1)
                 self._learn(drawn.count, time.monotonic() - began)
+        # The last reference to the data's iterator goes in another thread, as
+        # TensorFlow may be long in deleting it: what tunes its pipeline sleeps
+        # in ever longer turns and can miss its end (`ModelBase::OptimizeLoop`).
+        held, source = [source], None
+        threading.Thread(target=held.clear, name="conflux-end").start()
 
     def _draw(self, source: Any, most: int, window: Window) -> _Drawn:
         """Draws batches until it is time, and moves those of the next call."""

@@ -15,6 +15,7 @@ from keras_conflux import _tensorflow
 from keras_conflux import trees
 from keras_conflux.engine.batches import Stack
 from keras_conflux.engine.batches import shares
+from keras_conflux.engine.moves import concatenated
 from keras_conflux.engine.watch import Watch
 from keras_conflux.engine.work import Work
 from keras_conflux.strategy import ReplicatedStrategy
@@ -160,7 +161,7 @@ def _padded(
         return stacked
     with tf.device(device):
         shape = [missing, *stacked.shape[1:]]
-        return tf.concat([stacked, tf.zeros(shape, stacked.dtype)], 0)
+        return concatenated(stacked, tf.zeros(shape, stacked.dtype))
 
 
 def _stacked_spec(spec: tf.TensorSpec, limit: int) -> tf.TensorSpec:
