@@ -80,7 +80,7 @@ def _build(optimizer: Any, trained: list[Any] | None) -> None:
                 optimizer.build(trained)
 
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(build).result()
+            pool.submit(_keras.with_this_threads_state(build)).result()
 
 
 def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
