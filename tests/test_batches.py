@@ -121,9 +121,8 @@ def test_pieces_are_concatenated(dtype, shape):
     np.testing.assert_array_equal(got, np.concatenate(pieces))
 
 
-def test_another_fit_traces_no_moves_again(monkeypatch):
+def test_another_fit_traces_no_moves_again():
     strategy = strategy_for(MANY)
-    monkeypatch.setattr(strategy.communicator, "on_gpu", True)
     drawn = [tf.zeros((8 * MANY, 5))] * 3
     Splitter(strategy, stacks=True)(drawn)
     before = moves._graph.cache_info()

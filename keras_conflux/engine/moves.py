@@ -18,6 +18,9 @@ STAGED = 512 * 2**20
 """So many bytes a device are stacked on the host at once. It is memory that
 GPUs can read directly, and a second is needed to lock a gigabyte of it."""
 
+MOST_STACKED = 16
+"""So many batches are stacked at once, as each number is traced for."""
+
 
 def move(leaves: list[Any], strategy: ReplicatedStrategy) -> list[list[Any]]:
     """Moves one batch.
@@ -44,8 +47,9 @@ def move_stacked(
     Returns:
         Each replica's leaves, on its device, of shape `(batches, ...)`.
     """
-    room = STAGED * len(strategy.devices)
-    most = power_of_two(room // max(size_in_bytes(batches[0]), 1))
+    size = max(size_in_bytes(batches[0]), 1)
+    fitting = STAGED * len(strategy.devices) // size
+    most = power_of_two(min(MOST_STACKED, fitting))
     groups = [
         _moved(
             batches[first : first + most],
@@ -103,8 +107,6 @@ def _moved(
 ) -> list[list[Any]]:
     homes = tuple(map(_home, batches[0]))
     options = homes, strategy.devices, stack
-    if not strategy.communicator.on_gpu:
-        return _split(batches, *options)
     # In a graph all leaves travel at once. One after another, each would
     # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
     specs = tuple(map(describe, batches[0]))
