@@ -32,7 +32,7 @@ def move(leaves: list[Any], strategy: ReplicatedStrategy) -> list[list[Any]]:
     Returns:
         Each replica's leaves, on its device.
     """
-    return _moved([leaves], strategy, loose_spec, stack=False)
+    return _moved([leaves], strategy, stack=False)
 
 
 def move_stacked(
@@ -51,12 +51,7 @@ def move_stacked(
     fitting = STAGED * len(strategy.devices) // size
     most = power_of_two(min(MOST_STACKED, fitting))
     groups = [
-        _moved(
-            batches[first : first + most],
-            strategy,
-            tf.type_spec_from_value,
-            stack=True,
-        )
+        _moved(batches[first : first + most], strategy, stack=True)
         for first in range(0, len(batches), most)
     ]
     if len(groups) == 1:
@@ -100,15 +95,13 @@ def is_plain(leaf: Any) -> bool:
 
 
 def _moved(
-    batches: list[list[Any]],
-    strategy: ReplicatedStrategy,
-    describe: Callable[[Any], Any],
-    stack: bool,
+    batches: list[list[Any]], strategy: ReplicatedStrategy, stack: bool
 ) -> list[list[Any]]:
     homes = tuple(map(_home, batches[0]))
     options = homes, strategy.devices, stack
     # In a graph all leaves travel at once. One after another, each would
     # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
+    describe = tf.type_spec_from_value if stack else loose_spec
     specs = tuple(map(describe, batches[0]))
     return _graph(specs, len(batches), *options)(batches)
 

@@ -122,10 +122,10 @@ class Watch:
     def _timeout(self, seconds: float, before: list[int]) -> StepTimeoutError:
         waiting = [
             f"{index} ({device})"
-            for index, (device, count) in enumerate(
-                zip(self._devices, self._counts(), strict=True)
+            for index, (device, now, then) in enumerate(
+                zip(self._devices, self._counts(), before, strict=True)
             )
-            if count == before[index]
+            if now == then
         ]
         return StepTimeoutError(
             f"{self._name}: a call has not ended after {seconds:g} s. Waiting: "
