@@ -1,43 +1,79 @@
 """Keras 3 models on several devices, with the result of one."""
 
-from keras_conflux import _requirements  # noqa: F401, I001  says what is missing
-from keras_conflux.claim import claim as claim
-from keras_conflux.collectives import allgather as allgather
-from keras_conflux.collectives import allreduce as allreduce
-from keras_conflux.collectives import broadcast as broadcast
-from keras_conflux.collectives import reduce as reduce
-from keras_conflux.devices import Device as Device
-from keras_conflux.devices import devices as devices
-from keras_conflux.devices import list_devices as list_devices
-from keras_conflux.diagnostics import Statistics as Statistics
-from keras_conflux.diagnostics import assert_finite as assert_finite
-from keras_conflux.diagnostics import statistics as statistics
-from keras_conflux.errors import DeviceError as DeviceError
-from keras_conflux.errors import ReplicaMismatchError as ReplicaMismatchError
-from keras_conflux.errors import StepTimeoutError as StepTimeoutError
-from keras_conflux.errors import StrategyError as StrategyError
-from keras_conflux.feed import distribute as distribute
-from keras_conflux.feed import split as split
-from keras_conflux.movement import device_of as device_of
-from keras_conflux.movement import to_cpu as to_cpu
-from keras_conflux.movement import to_device as to_device
-from keras_conflux.out_of_memory import (
-    skip_out_of_memory as skip_out_of_memory,
-)
-from keras_conflux.prefetch import prefetch as prefetch
-from keras_conflux.replicas import Replicas as Replicas
-from keras_conflux.replicas import replicate as replicate
-from keras_conflux.replicas import unreplicate as unreplicate
-from keras_conflux.run import Replica as Replica
-from keras_conflux.run import replica as replica
-from keras_conflux.run import withdevices as withdevices
-from keras_conflux.shards import shard as shard
-from keras_conflux.strategy import ReplicatedStrategy as ReplicatedStrategy
-from keras_conflux.synchronization import assert_in_sync as assert_in_sync
-from keras_conflux.synchronization import in_sync as in_sync
-from keras_conflux.synchronization import synchronize as synchronize
-from keras_conflux.engine import hooks
+from keras_conflux._common.errors import DeviceError
+from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.errors import StepTimeoutError
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._custom_loops.collectives import allgather
+from keras_conflux._custom_loops.collectives import allreduce
+from keras_conflux._custom_loops.collectives import broadcast
+from keras_conflux._custom_loops.collectives import reduce
+from keras_conflux._custom_loops.out_of_memory import skip_out_of_memory
+from keras_conflux._custom_loops.spmd import Replica
+from keras_conflux._custom_loops.spmd import replica
+from keras_conflux._custom_loops.spmd import withdevices
+from keras_conflux._data.prefetcher import prefetch
+from keras_conflux._data.rows import distribute
+from keras_conflux._data.rows import split
+from keras_conflux._data.sharding import shard
+from keras_conflux._data.transfer import device_of
+from keras_conflux._data.transfer import to_cpu
+from keras_conflux._data.transfer import to_device
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import devices
+from keras_conflux._devices.device import list_devices
+from keras_conflux._devices.visibility import claim
+from keras_conflux._fit import patches as _patches
+from keras_conflux._replication.diagnostics import Statistics
+from keras_conflux._replication.diagnostics import assert_finite
+from keras_conflux._replication.diagnostics import statistics
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.replicas import replicate
+from keras_conflux._replication.replicas import unreplicate
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.synchronization import assert_in_sync
+from keras_conflux._replication.synchronization import in_sync
+from keras_conflux._replication.synchronization import synchronize
 
+__all__ = [
+    "Device",
+    "DeviceError",
+    "Replica",
+    "ReplicaMismatchError",
+    "Replicas",
+    "ReplicatedStrategy",
+    "Statistics",
+    "StepTimeoutError",
+    "StrategyError",
+    "allgather",
+    "allreduce",
+    "assert_finite",
+    "assert_in_sync",
+    "broadcast",
+    "claim",
+    "device_of",
+    "devices",
+    "distribute",
+    "in_sync",
+    "list_devices",
+    "prefetch",
+    "reduce",
+    "replica",
+    "replicate",
+    "shard",
+    "skip_out_of_memory",
+    "split",
+    "statistics",
+    "synchronize",
+    "to_cpu",
+    "to_device",
+    "unreplicate",
+    "withdevices",
+]
 __version__ = "0.1.0"
 
-hooks.install()
+_patches.install()
+
+
+def __dir__() -> list[str]:
+    return __all__

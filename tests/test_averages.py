@@ -11,8 +11,8 @@ from conftest import ON_GPU
 from models import Keeps
 
 import keras_conflux as kc
-from keras_conflux.communicator import Communicator
-from keras_conflux.engine import statistics
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._fit.numerics import layer_state
 
 
 def _keeps(update, look=None):
@@ -78,9 +78,9 @@ def _in_a_branch(kept, mean):
 )
 def test_what_is_a_moving_average(layer, expected, monkeypatch):
     found = []
-    original = statistics.average
+    original = layer_state.average
     monkeypatch.setattr(
-        statistics,
+        layer_state,
         "average",
         lambda running, share: (
             found.append(len(running.averages)),

@@ -8,9 +8,9 @@ from conftest import MANY
 from models import dense
 
 import keras_conflux as kc
-from keras_conflux.engine import moves
-from keras_conflux.engine.batches import Splitter
-from keras_conflux.strategy import strategy_for
+from keras_conflux._fit.input import host_to_device
+from keras_conflux._fit.input.batches import Splitter
+from keras_conflux._replication.strategy import strategy_for
 
 X = np.arange(40, dtype="float32").reshape(10, 4)
 
@@ -92,7 +92,7 @@ def test_each_length_is_not_traced_anew():
 
 @pytest.mark.parametrize("staged", [1, 3 * 8 * 4 * 4, 2**20])
 def test_a_stack_is_moved_in_groups(staged, monkeypatch):
-    monkeypatch.setattr(moves, "STAGED", staged)
+    monkeypatch.setattr(host_to_device, "STAGED", staged)
     split = Splitter(strategy_for(MANY), stacks=True)
     whole = np.arange(7 * 8 * MANY * 4, dtype="float32")
     drawn = whole.reshape(7, 8 * MANY, 4)
@@ -116,7 +116,7 @@ def test_pieces_are_concatenated(dtype, shape):
         rng.integers(-128, 128, (rows, *shape)).astype(dtype)
         for rows in (2, 1, 4)
     ]
-    got = moves.concatenated(*map(tf.convert_to_tensor, pieces))
+    got = host_to_device.concatenated(*map(tf.convert_to_tensor, pieces))
     assert got.dtype == dtype
     np.testing.assert_array_equal(got, np.concatenate(pieces))
 
@@ -125,9 +125,9 @@ def test_another_fit_traces_no_moves_again():
     strategy = strategy_for(MANY)
     drawn = [tf.zeros((8 * MANY, 5))] * 3
     Splitter(strategy, stacks=True)(drawn)
-    before = moves._graph.cache_info()
+    before = host_to_device._graph.cache_info()
     Splitter(strategy, stacks=True)(drawn)
-    after = moves._graph.cache_info()
+    after = host_to_device._graph.cache_info()
     assert after.misses == before.misses
     assert after.hits > before.hits
 

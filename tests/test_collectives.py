@@ -15,9 +15,9 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux import extremes
-from keras_conflux.buckets import map_buckets
-from keras_conflux.communicator import Communicator
+from keras_conflux._communication import float_order
+from keras_conflux._communication.buckets import map_buckets
+from keras_conflux._communication.communicator import Communicator
 
 OPS = {
     "sum": np.sum,
@@ -230,12 +230,12 @@ def test_integers_are_in_the_order_of_floats(dtype, values):
     x = tf.constant(values, dtype)
     expected = tf.cast(x, tf.float64).numpy()
     for op in ("min", "max"):
-        integers = extremes.to_integers(x, op)
-        back = tf.cast(extremes.to_floats(integers, dtype), tf.float64)
+        integers = float_order.to_integers(x, op)
+        back = tf.cast(float_order.to_floats(integers, dtype), tf.float64)
         np.testing.assert_array_equal(back, expected)
         chosen = tf.constant(OPS[op](integers.numpy()), integers.dtype)
         np.testing.assert_array_equal(
-            tf.cast(extremes.to_floats(chosen, dtype), tf.float64),
+            tf.cast(float_order.to_floats(chosen, dtype), tf.float64),
             OPS[op](expected),
         )
 

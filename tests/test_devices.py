@@ -11,7 +11,7 @@ from conftest import DEVICES
 from conftest import ON_GPU
 
 import keras_conflux as kc
-from keras_conflux import _tensorflow
+from keras_conflux._compat import tensorflow_internals
 
 
 def test_all_devices_are_listed_gpus_first():
@@ -57,7 +57,7 @@ def in_a_new_process(program: str) -> None:
 
 LOOKING = """
 import keras_conflux as kc
-from keras_conflux import _tensorflow
+from keras_conflux._compat import tensorflow_internals
 
 for device in kc.list_devices():
     print(device.kind, device.index, device.name, device.memory)
@@ -65,12 +65,12 @@ for device in kc.list_devices():
 kc.devices()
 kc.devices(1)
 kc.claim(1)
-assert not _tensorflow.has_started()
+assert not tensorflow_internals.has_started()
 if kc.devices()[0].kind == "CPU":
     kc.devices(2)
     assert len(kc.devices(3)) == 3
 assert kc.replicate() is kc.replicate()
-assert _tensorflow.has_started()
+assert tensorflow_internals.has_started()
 assert kc.devices()[0].memory
 assert kc.claim() == kc.devices()  # so it is already
 """
@@ -139,7 +139,9 @@ def machine(monkeypatch):
     }
     for name, function in replaced.items():
         monkeypatch.setattr(tf.config, name, function)
-    monkeypatch.setattr(_tensorflow, "has_started", lambda: made.started)
+    monkeypatch.setattr(
+        tensorflow_internals, "has_started", lambda: made.started
+    )
     return made
 
 

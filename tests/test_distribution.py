@@ -14,7 +14,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux import _keras
+from keras_conflux._compat import keras_internals
 
 KIND = DEVICES[0].kind.lower()
 NAMES = [f"{KIND}:{device.index}" for device in DEVICES]
@@ -39,7 +39,7 @@ def devices_of(model: keras.Model) -> tuple[kc.Device, ...]:
     if not isinstance(strategy, kc.ReplicatedStrategy):
         return ()
     for variable in [*model.weights, *model.metrics_variables]:
-        assert _keras.backing(variable).distribute_strategy is strategy
+        assert keras_internals.backing(variable).distribute_strategy is strategy
     return strategy.devices
 
 
@@ -168,7 +168,7 @@ def test_what_is_made_under_a_distribution_has_copies():
     assert devices_of(model) == DEVICES[:MANY]
     strategy = kc.replicate(devices=MANY)
     for each in (variable, optimizer.iterations):
-        assert _keras.backing(each).distribute_strategy is strategy
+        assert keras_internals.backing(each).distribute_strategy is strategy
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -231,7 +231,7 @@ def test_without_a_distribution_models_are_on_one_device():
     model = dense()
     model.fit(*regression(), **FIT)
     assert devices_of(model) == ()
-    assert isinstance(_keras.backing(model.weights[0]), tf.Variable)
+    assert isinstance(keras_internals.backing(model.weights[0]), tf.Variable)
     assert kc.strategy.distribution_strategy() is None
 
 

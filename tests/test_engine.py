@@ -16,17 +16,17 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux import _tensorflow
-from keras_conflux.communicator import Communicator
-from keras_conflux.engine import epoch
-from keras_conflux.engine import step
-from keras_conflux.engine.batches import Splitter
-from keras_conflux.engine.batches import Stack
-from keras_conflux.engine.callbacks import wants_every_batch
-from keras_conflux.engine.watch import Watch
-from keras_conflux.engine.window import ENDLESS
-from keras_conflux.engine.xla import XlaProgram
-from keras_conflux.reduction import TreeReducer
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.tree_collectives import TreeReducer
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.callbacks import wants_every_batch
+from keras_conflux._fit.execution import train_function
+from keras_conflux._fit.execution.watchdog import Watch
+from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input.batches import Splitter
+from keras_conflux._fit.input.batches import Stack
+from keras_conflux._fit.input.steps_per_execution import ENDLESS
 
 BATCHES = 42
 X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller
@@ -55,7 +55,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("count", COMPILED)
 def test_many_steps_a_call_change_nothing(count, calls, monkeypatch):
     # How fast calls grow is otherwise up to how fast this machine is.
-    monkeypatch.setattr(epoch.Pace, "window", lambda *_: ENDLESS)
+    monkeypatch.setattr(epoch_iterator.Pace, "window", lambda *_: ENDLESS)
     one, many = dense("adam"), compiled(count)
     options = dict(epochs=3, validation_data=(X, Y), **FIT)
     expected, got = one.fit(X, Y, **options), many.fit(X, Y, **options)
@@ -289,7 +289,7 @@ Detected at node while defined at (most recent call last):
 \ttf2xla conversion failed while converting while_body_12[]. Run with
   (1) INVALID_ARGUMENT:  Input 1 to {{node Sum}} must be a constant."""
     error = tf.errors.InvalidArgumentError(None, None, text)
-    assert step._reason(error) == "Input 1 to  must be a constant."
+    assert train_function._reason(error) == "Input 1 to  must be a constant."
 
 
 def test_an_interrupt_leaves_the_model_usable():
@@ -401,9 +401,15 @@ def test_long_batches_make_short_calls(monkeypatch):
     """What a call may hold is counted, not guessed from the first batch."""
     rows = [np.ones((8, 4 * length), "float32") for length in (1, 1, 9, 9, 9)]
     room = 20 * rows[0].nbytes
-    monkeypatch.setattr(_tensorflow, "memory_of", lambda _: room / epoch.MEMORY)
+    monkeypatch.setattr(
+        tensorflow_internals,
+        "memory_of",
+        lambda _: room / epoch_iterator.MEMORY,
+    )
     strategy = kc.replicate(devices=1)
-    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
+    chunks = epoch_iterator._Chunks(
+        strategy, 1, epoch_iterator.Plan(stacks=True, free=True)
+    )
     chunks._size = 8
     source = iter(rows)
     counts = [chunks._draw(source, 8, ENDLESS).count for _ in range(2)]
@@ -425,8 +431,8 @@ def test_an_epoch_does_not_wait_for_the_end_of_its_iterator():
         for position in range(6):
             yield position, position, source
 
-    plan = epoch.Plan(stacks=True, free=True)
-    chunks = epoch._Chunks(kc.replicate(devices=1), 1, plan)
+    plan = epoch_iterator.Plan(stacks=True, free=True)
+    chunks = epoch_iterator._Chunks(kc.replicate(devices=1), 1, plan)
     list(chunks.of(steps(), 6))
     assert dropped.get(timeout=60) is not threading.current_thread()
 

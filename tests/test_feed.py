@@ -9,7 +9,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux import feed
+from keras_conflux._data import rows
 
 
 @pytest.mark.parametrize("samples", [0, 1, 2, 5, 8, 13])
@@ -28,8 +28,8 @@ def test_parts_make_up_the_batch(count, samples):
 def test_a_replica_without_samples_gets_a_stand_in(count, samples):
     x = tf.range(samples)
     for index in range(count):
-        part = feed.part_of(x, index, count, at_least_one=True)
-        begin, end = feed.bounds(samples, index, count)
+        part = rows.part_of(x, index, count, at_least_one=True)
+        begin, end = rows.bounds(samples, index, count)
         expected = list(range(begin, end)) or [samples - 1]
         np.testing.assert_array_equal(part, expected)
 

@@ -50,9 +50,11 @@ def modules() -> dict[str, set[str]]:
                 imports.add(node.module)
                 imports |= {f"{node.module}.{a.name}" for a in node.names}
         found[name] = imports
+    folders = {".".join(name.split(".")[:-1]) for name in found}
     return {
         name: {other for other in imports if other in found and other != name}
         - {"keras_conflux"}
+        - folders
         for name, imports in found.items()
     }
 
@@ -68,10 +70,62 @@ def test_imports_point_downwards():
         graph = {k: v for k, v in graph.items() if k not in ready}
 
 
-def test_private_names_live_in_two_modules():
+# Each folder imports from itself and from those before it.
+FLOORS = [
+    "_common",
+    "_compat",
+    "_devices",
+    "_communication",
+    "_replication",
+    "_data",
+    "_custom_loops",
+    "_fit.input",
+    "_fit.numerics",
+    "_fit.execution",
+    "_fit",
+    "",  # the package's own __init__
+    "bench",
+]
+
+
+def folder(module: str) -> str:
+    """Returns a module's folder, as `FLOORS` names it."""
+    parts = module.split(".")[1:]
+    is_folder = (PACKAGE / "/".join(parts)).is_dir()
+    return ".".join(parts if is_folder else parts[:-1])
+
+
+def test_folders_import_from_those_below():
+    found = {
+        (name, other) for name, all_ in modules().items() for other in all_
+    }
+    assert {folder(name) for name in modules()} == set(FLOORS)
+    for name, other in found:
+        upper, lower = map(FLOORS.index, (folder(name), folder(other)))
+        assert lower <= upper, f"{name} imports {other}"
+
+
+def test_input_and_numerics_of_fit_are_strangers():
+    for name, imports in modules().items():
+        if folder(name) in ("_fit.input", "_fit.numerics"):
+            others = {folder(each) for each in imports} - {folder(name)}
+            assert not {each for each in others if each.startswith("_fit")}
+
+
+def test_private_modules_live_in_one_folder():
     for path in PACKAGE.rglob("*.py"):
-        if path.name in ("_keras.py", "_tensorflow.py"):
-            continue
-        source = path.read_text()
-        assert "keras.src" not in source, path
-        assert "tensorflow.python" not in source, path
+        if path.parent.name != "_compat":
+            source = path.read_text()
+            assert "keras.src" not in source, path
+            assert "tensorflow.python" not in source, path
+
+
+def test_the_namespace_is_the_public_names():
+    public = {name for name in vars(kc) if not name.startswith("_")}
+    assert public - {"bench"} == set(kc.__all__)  # bench where imported
+    assert set(dir(kc)) == set(kc.__all__)
+
+
+def test_no_module_has_the_name_of_a_public_function():
+    for path in PACKAGE.rglob("*.py"):
+        assert path.stem not in kc.__all__

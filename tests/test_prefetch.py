@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import sys
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ from conftest import DEVICES
 from conftest import MANY
 
 import keras_conflux as kc
+from keras_conflux._data import prefetcher
 
 LAST = DEVICES[-1]
 
@@ -160,8 +160,7 @@ def test_an_iterator_that_is_left_ends_its_thread(leave):
 
 
 def test_closing_does_not_wait_for_a_source_for_ever(monkeypatch):
-    module = sys.modules["keras_conflux.prefetch"]
-    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(prefetcher, "_PATIENCE", 0.1)
     blocked = threading.Event()
 
     def batches():

@@ -6,7 +6,7 @@ from conftest import MANY
 from models import dense
 
 import keras_conflux as kc
-from keras_conflux import variables
+from keras_conflux._replication import state
 
 NAN = float("nan")
 several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
@@ -29,7 +29,7 @@ def test_trees_of_replicas_are_compared():
 def test_whatever_is_compared_is_looked_at():
     model = kc.replicate(dense(), MANY)
     variable = model.trainable_variables[0]
-    copies = variables.copies(variable)
+    copies = state.copies(variable)
     copies[-1].assign_add(tf.ones_like(copies[-1]))
     weights = model.trainable_variables, model.non_trainable_variables
     for target in (model, [model], weights, {"w": model.weights}, variable):

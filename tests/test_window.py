@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 import keras_conflux as kc
-from keras_conflux.engine import epoch
-from keras_conflux.engine.window import ENDLESS
-from keras_conflux.engine.window import power_of_two
+from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input.steps_per_execution import ENDLESS
+from keras_conflux._fit.input.steps_per_execution import power_of_two
 
 
 def chunks_of(most, split):
     """Chunks of at most so many batches, which `split` takes instead."""
     strategy = kc.replicate(devices=1)
-    chunks = epoch._Chunks(strategy, 1, epoch.Plan(stacks=True, free=True))
+    chunks = epoch_iterator._Chunks(
+        strategy, 1, epoch_iterator.Plan(stacks=True, free=True)
+    )
     chunks._split, chunks._size = split, most
     chunks._pace.note_call(1, 1.0)
     return chunks
@@ -25,7 +27,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(epoch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(epoch_iterator.time, "monotonic", lambda: self.now)
 
 
 @pytest.mark.parametrize(

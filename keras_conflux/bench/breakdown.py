@@ -9,10 +9,10 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
-from keras_conflux.communicator import Communicator
-from keras_conflux.engine.batches import Splitter
-from keras_conflux.engine.epoch import Chunk
-from keras_conflux.engine.step import compiles
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._fit.execution.train_function import compiles
+from keras_conflux._fit.input.batches import Splitter
+from keras_conflux._fit.input.epoch_iterator import Chunk
 
 STEPS = 16
 REPEATS = 5

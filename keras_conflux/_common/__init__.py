@@ -1,0 +1,1 @@
+"""Errors, and trees of tensors."""

@@ -1,0 +1,128 @@
+"""Trees of tensors: their leaves with paths, and whether two are alike."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.errors import ReplicaMismatchError
+
+Tree: TypeAlias = Any
+"""Nested dicts, lists and tuples, as `keras.tree` knows them, with leaves."""
+
+Leaf: TypeAlias = Any
+"""A tensor, array, number, variable or `tf.IndexedSlices`; or `None`."""
+
+flatten = keras.tree.flatten
+pack = keras.tree.pack_sequence_as
+
+
+def map_leaves(function: Callable[[Leaf], Any], tree: Tree) -> Tree:
+    """Applies `function` to each leaf that is not `None`."""
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else function(leaf), tree
+    )
+
+
+def present(tree: Tree) -> list[Leaf]:
+    """Returns the leaves that are not `None`."""
+    return [leaf for leaf in flatten(tree) if leaf is not None]
+
+
+def refill(tree: Tree, leaves: Iterable[Leaf]) -> Tree:
+    """Puts other leaves in place of those that are not `None`."""
+    replacements = iter(leaves)
+    return map_leaves(lambda _: next(replacements), tree)
+
+
+def paths(tree: Tree) -> list[str]:
+    """Returns one path a leaf, in the order of `flatten`: `['kernel'][0]`."""
+    return [
+        "".join(f"[{key!r}]" for key in path) or "the value"
+        for path, _ in keras.tree.flatten_with_path(tree)
+    ]
+
+
+def with_paths(tree: Tree) -> list[tuple[str, Leaf]]:
+    """Returns each leaf behind its path, in the order of `flatten`."""
+    return list(zip(paths(tree), flatten(tree), strict=True))
+
+
+def describe(leaf: Leaf) -> str:
+    """Returns a leaf's shape and dtype in words, such as `float32(3, 4)`."""
+    if leaf is None:
+        return "None"
+    if isinstance(leaf, tf.IndexedSlices):
+        return f"IndexedSlices of {leaf.dtype.name}"
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank is None:
+        return f"{tf.as_dtype(leaf.dtype).name} of unknown rank"
+    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    return f"{tf.as_dtype(leaf.dtype).name}({sizes})"
+
+
+def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
+    """Raises unless all trees have the same paths, dtypes and shapes.
+
+    Args:
+        trees: The replicas' trees, by index. Unknown dimensions agree with
+            any.
+        what: What the trees are for, as the error says it.
+
+    Raises:
+        ReplicaMismatchError: Naming the first leaf that differs.
+    """
+    first_paths, first = paths(trees[0]), flatten(trees[0])
+    for index, tree in trees.items():
+        other_paths = paths(tree)
+        for path in first_paths:
+            if path not in other_paths:
+                raise ReplicaMismatchError(
+                    f"{what}: replica 0 has a leaf at {path}, replica {index} "
+                    "has none there. Give every replica the same structure."
+                )
+        for path in other_paths:
+            if path not in first_paths:
+                raise ReplicaMismatchError(
+                    f"{what}: replica {index} has a leaf at {path}, replica 0 "
+                    "has none there. Give every replica the same structure."
+                )
+        for path, one, other in zip(
+            first_paths, first, flatten(tree), strict=True
+        ):
+            if not _leaves_alike(one, other):
+                raise ReplicaMismatchError(
+                    f"{what}: at {path} replica 0 has {describe(one)}, "
+                    f"replica {index} has {describe(other)}. "
+                    f"{_advice(one, other)}"
+                )
+
+
+def _advice(one: Leaf, other: Leaf) -> str:
+    if one is None or other is None:
+        return (
+            "A gradient is None where its variable is unused: put "
+            "`tf.zeros_like(variable)` there, or reduce without it."
+        )
+    return "Shapes and dtypes must agree; use `allgather` for uneven sizes."
+
+
+def _leaves_alike(one: Leaf, other: Leaf) -> bool:
+    if (one is None) != (other is None):
+        return False
+    if one is None:
+        return True
+    sparse = isinstance(one, tf.IndexedSlices)
+    if sparse != isinstance(other, tf.IndexedSlices):
+        return False
+    if tf.as_dtype(one.dtype) != tf.as_dtype(other.dtype):
+        return False
+    if sparse:
+        return True
+    return tf.TensorShape(one.shape).is_compatible_with(
+        tf.TensorShape(other.shape)
+    )

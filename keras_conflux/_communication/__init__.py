@@ -1,0 +1,1 @@
+"""What replicas exchange: one tensor, then trees of tensors."""

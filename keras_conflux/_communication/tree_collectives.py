@@ -1,0 +1,274 @@
+"""Collectives on trees, as one replica calls them while it is traced.
+
+All of them rest on the all-reduce of one tensor. What it moves is at most
+twice what a special op would, and there is one path to trust.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.trees import Tree
+from keras_conflux._communication import dtypes
+from keras_conflux._communication.buckets import map_buckets
+from keras_conflux._communication.communicator import Communicator
+
+OPS = ("sum", "mean", "product", "min", "max")
+_SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
+
+
+def standardize_op(op: str) -> str:
+    """Returns the name in `OPS` that `op` spells."""
+    name = _SPELLINGS.get(str(op).lower(), str(op).lower())
+    if name not in OPS:
+        raise ValueError(
+            f"Unknown op {op!r}. Expected one of "
+            f"{', '.join(map(repr, OPS))} (or '+', '*', 'avg')."
+        )
+    return name
+
+
+class TreeReducer:
+    """What one replica does with trees, among those of its strategy.
+
+    Args:
+        communicator: The channel of the strategy.
+        index: The replica that calls.
+    """
+
+    def __init__(self, communicator: Communicator, index: int) -> None:
+        self._communicator = communicator
+        self._index = index
+
+    @property
+    def count(self) -> int:
+        """How many replicas there are."""
+        return self._communicator.size
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the replicas are on GPUs."""
+        return self._communicator.on_gpu
+
+    def all_reduce(
+        self, op: str, tree: Tree, weight: tf.Tensor | None = None
+    ) -> Tree:
+        """Returns the reduction of the replicas' trees, equal on all.
+
+        Args:
+            op: One of `OPS`.
+            tree: This replica's tree of numeric leaves.
+            weight: For `"mean"`, a scalar that says how much this replica
+                counts. With 0, nothing of its tree counts, NaN included.
+        """
+        leaves = self._leaves(f"allreduce({op!r})", tree, dtypes.REDUCED)
+        if weight is not None:
+            weight = tf.cast(weight, tf.float64)
+            total = self._reduce("sum", weight)
+            weight = tf.math.divide_no_nan(weight, total)
+        return self._reduce_leaves(op, tree, leaves, weight)
+
+    def weighted_sum(self, tree: Tree, weight: tf.Tensor) -> Tree:
+        """Sums trees times weights. Of weight 0, NaN counts nothing either."""
+        leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCED)
+        return self._reduce_leaves("mean", tree, leaves, weight)
+
+    def weighted(self, tree: Tree, weight: tf.Tensor) -> Tree:
+        """Returns the tree times a weight, without reducing it."""
+
+        def times(leaf: Any) -> Any:
+            if not dtypes.is_sparse(leaf):
+                return dtypes.weighted(leaf, weight)
+            values = dtypes.weighted(leaf.values, weight)
+            return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
+
+        return trees.map_leaves(times, tree)
+
+    def broadcast(self, tree: Tree, root: int) -> Tree:
+        """Returns the tree of replica `root`."""
+        leaves = self._leaves("broadcast", tree, dtypes.COPIED)
+        mine = [
+            leaf if self._index == root else dtypes.nothing_like(leaf)
+            for leaf in map(dtypes.carried, leaves)
+        ]
+        copies = self._reduce_each("sum", mine)
+        return trees.refill(
+            tree,
+            [
+                tf.cast(c, leaf.dtype)
+                for c, leaf in zip(copies, leaves, strict=True)
+            ],
+        )
+
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
+        """Joins the replicas' leaves along `axis`, where sizes may differ."""
+        leaves = self._leaves("allgather", tree, dtypes.COPIED, compare=False)
+        return trees.refill(tree, [self._gather(leaf, axis) for leaf in leaves])
+
+    def _leaves(
+        self, verb: str, tree: Tree, allowed: Any, compare: bool = True
+    ) -> list[Any]:
+        leaves = []
+        for path, leaf in trees.with_paths(tree):
+            if leaf is None:
+                continue
+            leaves.append(dtypes.as_tensor(verb, path, leaf, allowed))
+        signature = trees.refill(tree, leaves)
+        if compare:
+            self._communicator.assert_same_call(
+                self._index, (verb, signature), _check_call
+            )
+            self._assert_equal_shapes(verb, leaves, trees.paths(tree))
+        return leaves
+
+    def _reduce_leaves(
+        self, op: str, tree: Tree, leaves: list[Any], weight: Any
+    ) -> Tree:
+        if any(map(dtypes.is_sparse, leaves)) and op not in ("sum", "mean"):
+            raise ValueError(
+                f"allreduce({op!r}) does not work on tf.IndexedSlices, only "
+                "'sum' and 'mean' do. Make them dense with "
+                "`tf.convert_to_tensor`."
+            )
+        dense = [leaf for leaf in leaves if not dtypes.is_sparse(leaf)]
+        count = (
+            self._communicator.size if op == "mean" and weight is None else 1
+        )
+        reduced = iter(self._reduce_each(op, dense, weight, count))
+        results = [
+            self._sparse_sum(leaf, weight, count)
+            if dtypes.is_sparse(leaf)
+            else next(reduced)
+            for leaf in leaves
+        ]
+        return trees.refill(tree, results)
+
+    def _reduce_each(
+        self, op: str, dense: list[Any], weight: Any = None, count: int = 1
+    ) -> list[Any]:
+        kind = "sum" if op == "mean" else op
+
+        # Weights and counts act on whole buckets: a few kernels, not a few
+        # for each of some hundred gradients.
+        def reduce(flat: tf.Tensor) -> tf.Tensor:
+            total = self._reduce(kind, dtypes.weighted(flat, weight))
+            return dtypes.divided(total, count, op)
+
+        if self.count == 1:
+            return [reduce(leaf) for leaf in dense]
+        # XLA runs collectives in the order in which the program's results
+        # need them: by itself it would reduce the first variables' gradients
+        # first, which are the last to be known.
+        return map_buckets(
+            reduce, dense, in_order=self._communicator.is_inside_xla
+        )
+
+    def _reduce(self, op: str, tensor: tf.Tensor) -> tf.Tensor:
+        """A differentiable all-reduce of one tensor."""
+
+        @tf.custom_gradient
+        def reduce(x: tf.Tensor) -> Any:
+            y = self._communicator.all_reduce(x, self._index, op)
+
+            def gradient(dy: tf.Tensor) -> tf.Tensor:
+                # What all replicas' results owe to this replica's value.
+                total = self._reduce("sum", dy)
+                if op == "sum":
+                    return total
+                if op == "product":
+                    return total * self._product_of_others(x)
+                chosen = tf.cast(tf.equal(x, y), x.dtype)
+                return total * chosen / self._reduce("sum", chosen)
+
+            return y, gradient
+
+        return reduce(tensor)
+
+    def _product_of_others(self, x: tf.Tensor) -> tf.Tensor:
+        # Not y / x: a factor may be zero.
+        factors = self._gather(tf.expand_dims(x, 0), 0)
+        others = [
+            factors[index]
+            for index in range(self._communicator.size)
+            if index != self._index
+        ]
+        product = tf.ones_like(x)
+        for factor in others:
+            product *= factor
+        return product
+
+    def _gather(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
+        if leaf.shape.rank == 0:
+            leaf = tf.expand_dims(leaf, 0)
+        size = self._communicator.size
+        if size == 1:
+            return tf.identity(leaf)
+        length = tf.shape(leaf)[axis]
+        lengths = self._reduce("sum", tf.one_hot(self._index, size, length, 0))
+        before = tf.reduce_sum(lengths[: self._index])
+        after = tf.reduce_sum(lengths[self._index + 1 :])
+        rank = leaf.shape.rank
+        padding = tf.pad(
+            [[before, after]], [[axis % rank, rank - 1 - axis % rank], [0, 0]]
+        )
+        carried = dtypes.carried(leaf)
+        placed = tf.pad(
+            carried, padding, constant_values=dtypes.nothing(carried)
+        )
+        return tf.cast(self._reduce("sum", placed), leaf.dtype)
+
+    def _sparse_sum(
+        self, leaf: tf.IndexedSlices, weight: Any, count: int
+    ) -> tf.IndexedSlices:
+        values = dtypes.weighted(leaf.values, weight)
+        return tf.IndexedSlices(
+            values=dtypes.divided(self._gather(values, 0), count, "mean"),
+            indices=self._gather(leaf.indices, 0),
+            dense_shape=leaf.dense_shape,
+        )
+
+    def _assert_equal_shapes(
+        self, verb: str, leaves: list[Any], paths: list[str]
+    ) -> None:
+        """Compares sizes that are known only when the step runs.
+
+        Tensors of different sizes would leave the collective waiting. The
+        sizes themselves are always of one shape, so they are compared first;
+        all replicas see the same outcome and raise together.
+        """
+        unknown = [
+            leaf
+            for leaf in leaves
+            if not dtypes.is_sparse(leaf) and not leaf.shape.is_fully_defined()
+        ]
+        if not unknown or self._communicator.size == 1:
+            return
+        sizes = tf.stack([tf.size(leaf, tf.int64) for leaf in unknown])
+        extremes = self._reduce("max", tf.concat([sizes, -sizes], 0))
+        largest, smallest = tf.split(extremes, 2)
+        same = tf.debugging.assert_equal(
+            largest,
+            -smallest,
+            message=f"{verb}: sizes differ between replicas, in one of "
+            f"{', '.join(paths)}. Use `allgather` for uneven sizes.",
+        )
+        if same is not None:
+            for position, leaf in enumerate(leaves):
+                if dtypes.is_sparse(leaf):
+                    continue
+                with tf.control_dependencies([same]):
+                    leaves[position] = tf.identity(leaf)
+
+
+def _check_call(
+    first: tuple[str, Tree], other: tuple[str, Tree], index: int
+) -> None:
+    if first[0] != other[0]:
+        raise ReplicaMismatchError(
+            f"Replica 0 calls {first[0]} where replica {index} calls "
+            f"{other[0]}. All replicas must make the same calls in the same "
+            "order."
+        )
+    trees.assert_alike({0: first[1], index: other[1]}, first[0])

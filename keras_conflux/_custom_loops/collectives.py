@@ -1,0 +1,254 @@
+"""The collectives: what replicas exchange when the user asks for it.
+
+Each has two call forms. Inside `withdevices`, `strategy.run` or a
+`train_step`, a replica gives its own tree and gets its own result. Outside,
+all replicas' trees are given, and a `Replicas` comes back.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.trees import Tree
+from keras_conflux._communication.tree_collectives import standardize_op
+from keras_conflux._custom_loops.spmd import withdevices
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._devices.device import short_name
+from keras_conflux._replication import state
+from keras_conflux._replication import step_context
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import reducer
+from keras_conflux._replication.strategy import replica_index
+
+
+@tf.autograph.experimental.do_not_convert
+def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
+    """Reduces the replicas' trees, leaf by leaf, to one that all get.
+
+    Leaves are float16, bfloat16, float32, float64, int32 or int64; each keeps
+    its shape and dtype, except that the mean of integers is of
+    `keras.config.floatx()`. `None` leaves stay `None`. `tf.IndexedSlices` work
+    with sum and mean and stay sparse. Where a replica has NaN, the result is
+    NaN, whatever the op. The result can be differentiated.
+
+    Args:
+        op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
+            or `"max"`.
+        values: Inside a replica, its tree. Outside, a `Replicas`, or the
+            first of the replicas' trees. In both places also a model or
+            variables: their floating-point copies are then reduced in place.
+        *others: Outside, the other replicas' trees.
+        weight: For `"mean"`, how much a replica counts, for example its
+            number of samples: a scalar inside, a `Replicas` of them outside.
+            What a replica of weight 0 gives is ignored, NaN included.
+
+    Returns:
+        Inside, the reduced tree. Outside, a `Replicas` of equal trees. `None`
+        if variables were reduced in place.
+
+    Raises:
+        ReplicaMismatchError: If the trees differ in structure, shape or dtype.
+        StrategyError: Outside of replicas, if there is nothing to reduce with.
+        TypeError: If a leaf is of a dtype that cannot be reduced.
+        ValueError: If the op is unknown or the tree is empty.
+    """
+    op = standardize_op(op)
+    if weight is not None and op != "mean":
+        raise ValueError(f"`weight` goes with 'mean' only. Received: {op!r}.")
+    return _collective(_Call("allreduce", op=op), (values, *others), weight)
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
+    """Reduces the replicas' trees to replica `root`; others keep their own.
+
+    Args:
+        op: See `allreduce`.
+        values: See `allreduce`.
+        *others: See `allreduce`.
+        root: The replica that gets the result.
+    """
+    call = _Call("reduce", op=standardize_op(op), root=root)
+    return _collective(call, (values, *others))
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
+    """Gives every replica the tree of replica `root`, bit by bit.
+
+    Args:
+        values: See `allreduce`. All replicas give a tree of one structure.
+            Booleans and small integers can be sent too.
+        *others: See `allreduce`.
+        root: The replica whose tree is sent.
+    """
+    return _collective(_Call("broadcast", root=root), (values, *others))
+
+
+@tf.autograph.experimental.do_not_convert
+def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
+    """Joins the replicas' leaves along an axis, in replica order.
+
+    Args:
+        values: See `allreduce`. Sizes along `axis` may differ. Scalars are
+            joined to a vector.
+        *others: See `allreduce`.
+        axis: The axis to join along.
+    """
+    return _collective(_Call("allgather", axis=axis), (values, *others))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A collective with its settings, as one replica makes it."""
+
+    verb: str
+    op: str | None = None
+    root: int = 0
+    axis: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.verb}({self.op!r})" if self.op else self.verb
+
+    def __call__(self, tree: Tree, weight: Any = None) -> Tree:
+        this = reducer()
+        if self.root not in range(this.count):
+            raise ValueError(
+                f"{self}: `root` is the index of a replica, from 0 to "
+                f"{this.count - 1}. Received: {self.root}."
+            )
+        if self.verb == "allgather":
+            return this.all_gather(tree, self.axis)
+        if self.verb == "broadcast":
+            return this.broadcast(tree, self.root)
+        reduced = this.all_reduce(self.op or "sum", tree, weight)
+        if self.verb == "reduce" and replica_index() != self.root:
+            return trees.map_leaves(tf.convert_to_tensor, tree)
+        return reduced
+
+
+@functools.cache
+def _on_every_device(
+    call: _Call, devices: tuple[Device, ...]
+) -> Callable[..., Replicas]:
+    return withdevices(
+        tf.autograph.experimental.do_not_convert(call.__call__), devices=devices
+    )
+
+
+def _collective(
+    call: _Call, values: tuple[Any, ...], weight: Any = None
+) -> Any:
+    if not any(_leaves(tree) for tree in values):
+        raise ValueError(f"{call}: the tree {values[0]!r} has no leaves.")
+    first, *others = values
+    if not others and _are_variables(first):
+        return _in_place(call, first, weight)
+    if in_replica():
+        if others or isinstance(first, Replicas):
+            raise ValueError(
+                f"{call}: inside a replica, give this replica's tree alone; "
+                "the other replicas give theirs."
+            )
+        return _inside(call, first, weight)
+    replicas = _as_replicas(call, values)
+    if call.verb != "allgather":
+        trees.assert_alike(
+            {i: trees.map_leaves(_standard, t) for i, t in enumerate(replicas)},
+            str(call),
+        )
+    return _on_every_device(call, replicas.devices)(replicas, weight)
+
+
+def _inside(call: _Call, tree: Tree, weight: Any) -> Tree:
+    result = call(tree, weight)
+    running = step_context.current()
+    if running is not None:
+        running.reduced.extend(trees.flatten(result))
+    return result
+
+
+def _in_place(call: _Call, target: Any, weight: Any) -> None:
+    """Applies a collective to the copies of variables."""
+    found = [
+        variable
+        for variable in state.variables_of(target)
+        if state.is_mirrored(variable) and _is_float(variable)
+    ]
+    strategy = state.strategy_of(found)
+    if strategy is None:
+        raise StrategyError(
+            f"{call}: {state.name_of(found[0])} has a single copy. Give "
+            "its model to `keras_conflux.replicate` first."
+        )
+
+    copies = list(zip(*map(state.copies, found), strict=True))
+    if in_replica():
+        mine = copies[replica_index()]
+        results = [(mine, call([v.read_value() for v in mine], weight))]
+    else:
+        values = [[v.read_value() for v in each] for each in copies]
+        replicas = Replicas(values, strategy.devices)
+        reduced = _on_every_device(call, strategy.devices)(replicas, weight)
+        results = zip(copies, reduced, strict=True)
+    for mine, values in results:
+        for copy, value in zip(mine, values, strict=True):
+            copy.assign(value)
+
+
+def _is_float(variable: keras.Variable) -> bool:
+    return tf.as_dtype(variable.dtype).is_floating
+
+
+def _are_variables(target: Any) -> bool:
+    if isinstance(target, keras.layers.Layer | keras.optimizers.Optimizer):
+        return True
+    return all(isinstance(leaf, keras.Variable) for leaf in _leaves(target))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, Replicas):
+        return [leaf for each in tree for leaf in trees.flatten(each)]
+    return trees.flatten(tree)
+
+
+def _as_replicas(call: _Call, values: tuple[Any, ...]) -> Replicas:
+    value, *others = values
+    if others:
+        return Replicas(values, _devices_of(values))
+    if isinstance(value, Replicas):
+        return value
+    if isinstance(value, tf.distribute.DistributedValues):
+        return Replicas.from_distributed(value)
+    raise StrategyError(
+        f"{call}: outside of replicas there is one tree a device, but a single "
+        f"{type(value).__name__} came. Call it inside a `withdevices` "
+        "function, or pass a `Replicas`, or the trees one after another, as in "
+        "`allreduce(op, tree0, tree1)`."
+    )
+
+
+def _devices_of(values: tuple[Tree, ...]) -> tuple[Device, ...]:
+    """Where the trees lie, if each has a device of its own; else the first."""
+    found = []
+    for tree in values:
+        tensors = [leaf for leaf in trees.flatten(tree) if tf.is_tensor(leaf)]
+        on = {short_name(leaf.device) for leaf in tensors if leaf.device}
+        found.append(on.pop() if len(on) == 1 else None)
+    if None not in found and len(set(found)) == len(values):
+        return tuple(found)
+    return find_devices(len(values))
+
+
+def _standard(leaf: Any) -> Any:
+    if isinstance(leaf, keras.Variable | tf.IndexedSlices):
+        return leaf
+    return tf.convert_to_tensor(leaf)

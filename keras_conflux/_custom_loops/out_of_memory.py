@@ -1,0 +1,135 @@
+"""Goes on after a batch for which a device has no memory."""
+
+import functools
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._custom_loops.spmd import withdevices
+from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import replica_index
+
+
+def skip_out_of_memory(
+    fn: Callable[..., Any] | None = None,
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
+) -> Any:
+    """Makes `fn` run on every device, or on none if memory does not suffice.
+
+    Like `withdevices`, but where a device runs out of memory the call warns,
+    naming the batch, and returns `None` instead of raising. This is for data
+    of varying size, of which a rare batch is too large. FluxDistributed.jl
+    goes on in this way.
+
+    `fn` makes no collective call. A replica without memory would not make it,
+    and on GPUs the others would wait for ever, as an NCCL call cannot be
+    taken back. So compute gradients in `fn`, then reduce and apply them in a
+    `withdevices` function, which a batch without memory never reaches. That
+    gives up the overlap of the reduction with the backward pass.
+
+    TensorFlow 2.21 waits ten seconds for memory before it gives up, at each
+    skip. What a library reports as another error is raised.
+
+    What the layers of some replicas have written by then stays written: the
+    draws of a Dropout, the moving averages of a BatchNormalization. After a
+    skip, `synchronize(model)` makes the copies equal again.
+
+    Args:
+        fn: What to run. `None` makes a decorator with options.
+        devices: See `withdevices`.
+        jit_compile: See `withdevices`.
+
+    Returns:
+        A function that returns a `Replicas` or `None`. Its attribute
+        `skipped` says how often it was `None`.
+
+    Raises:
+        ValueError: When it is called, if `fn` makes a collective call on
+            several devices.
+    """
+    if fn is None:
+        return functools.partial(
+            skip_out_of_memory, devices=devices, jit_compile=jit_compile
+        )
+    return _Skipping(fn, devices, jit_compile)
+
+
+class _Skipping:
+    def __init__(
+        self, fn: Callable, devices: DevicesLike, jit_compile: bool
+    ) -> None:
+        self.skipped = 0
+        """For how many batches there was no memory."""
+        self._name = fn.__qualname__
+        self._run = withdevices(
+            _without_collectives(fn), devices=devices, jit_compile=jit_compile
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Replicas | None:
+        try:
+            return self._run(*args, **kwargs)
+        except tf.errors.ResourceExhaustedError as error:
+            self.skipped += 1
+            warnings.warn(
+                f"{self._name}: no memory for a batch of "
+                f"{_describe((args, kwargs))} a device. It is skipped, as "
+                f"{self.skipped} so far. {_reason(error)} Call "
+                "`keras_conflux.synchronize` on models whose layers keep "
+                "something of their data.",
+                stacklevel=2,
+            )
+            return None
+
+
+def _without_collectives(fn: Callable) -> Callable:
+    """Makes `fn` raise while it is traced if it makes a collective call."""
+    calls = tf.autograph.experimental.do_not_convert(_calls)
+    refuse = tf.autograph.experimental.do_not_convert(_refuse)
+
+    # Graph code like `fn`, as AutoGraph goes from one to the other.
+    def one_replica(*args: Any, **kwargs: Any) -> Any:
+        before = calls()
+        result = fn(*args, **kwargs)
+        if calls() > before:
+            refuse(fn.__qualname__)
+        return result
+
+    one_replica.__qualname__ = fn.__qualname__
+    return one_replica
+
+
+def _calls() -> int:
+    strategy = tf.distribute.get_strategy()
+    return strategy.communicator.calls(replica_index())
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(
+        f"{name} makes a collective call, such as `allreduce`. If a replica "
+        "had no memory, the others would wait there for ever. Return what is "
+        "to be reduced, and reduce it in a `withdevices` function."
+    )
+
+
+def _describe(arguments: tuple) -> str:
+    parts = trees.flatten(arguments)
+    parts = [part[0] if isinstance(part, Replicas) else part for part in parts]
+    return ", ".join(
+        trees.describe(leaf)
+        for leaf in trees.present(parts)
+        if hasattr(leaf, "shape")
+    )
+
+
+def _reason(error: tf.errors.ResourceExhaustedError) -> str:
+    """Returns what TensorFlow says of the tensor, and which replica it was."""
+    said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
+    reason = said[0].rstrip(".") if said else str(error).splitlines()[-1]
+    return f"{reason}. {getattr(error, '__notes__', [''])[-1]}"

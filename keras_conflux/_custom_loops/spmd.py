@@ -1,0 +1,234 @@
+"""Runs a function on every device at once."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication import step_context
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.replicas import adopt
+from keras_conflux._replication.replicas import as_replicas
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import current_strategy
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import strategy_for
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """Where the running program is."""
+
+    index: int
+    """Position of this replica, from 0."""
+    count: int
+    """How many replicas run."""
+    device: Device
+    """The device of this replica."""
+
+
+@tf.autograph.experimental.do_not_convert
+def replica() -> Replica:
+    """Returns the running replica.
+
+    Raises:
+        StrategyError: Outside of `withdevices`, `strategy.run` and `fit`.
+    """
+    if not in_replica():
+        raise StrategyError(
+            "`replica()` is known only while replicas run. Call it inside a "
+            "`withdevices` function, `strategy.run`, or a `train_step`."
+        )
+    devices = tf.distribute.get_strategy().devices
+    index = replica_index()
+    return Replica(index, len(devices), devices[index])
+
+
+def withdevices(
+    fn: Callable[..., Any] | None = None,
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
+) -> Callable[..., Any]:
+    """Makes `fn` run on every device at once, compiled to one graph.
+
+    Arguments that are `Replicas` or `tf.distribute` values give each device
+    its own part; all others go to every device as they are. Models and
+    optimizers that `fn` uses should have been given to `replicate`, or made
+    under a distribution.
+
+    Nothing is reduced for you: gradients that `fn` computes are this
+    replica's until it calls `allreduce`.
+
+    Args:
+        fn: What to run. `None` makes a decorator with options.
+        devices: See `keras_conflux.devices`. By default those of the
+            `Replicas` among the arguments, else of the open scope, else of
+            `keras.distribution`, else those last given to `replicate`, else
+            all.
+        jit_compile: Whether XLA compiles what each device runs, collectives
+            included. TensorFlow's XLA has none for CPU devices, so on several
+            of these `fn` runs as a plain graph.
+
+    Returns:
+        A function that returns a `Replicas`: what `fn` returned on each
+        device, in device order.
+    """
+    if fn is None:
+        return functools.partial(
+            withdevices, devices=devices, jit_compile=jit_compile
+        )
+    functions: dict[ReplicatedStrategy, Callable] = {}
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Replicas:
+        strategy = _strategy(devices, (args, kwargs))
+        if strategy not in functions:
+            functions[strategy] = _Compiled(fn, strategy, jit_compile)
+        return functions[strategy]((args, kwargs))
+
+    return run
+
+
+class _Compiled:
+    """`fn` as one graph for all devices of one strategy."""
+
+    def __init__(
+        self, fn: Callable, strategy: ReplicatedStrategy, jit_compile: bool
+    ) -> None:
+        self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        self._strategy = strategy
+        self._failed: list[tuple[int | None, Exception]] = []
+        warned: set[str] = set()
+        fail = tf.autograph.experimental.do_not_convert(self._fail)
+        store = tf.autograph.experimental.do_not_convert(_store)
+        if jit_compile and strategy.communicator.takes_xla:
+            fn = _through_xla(fn, strategy)
+
+        # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
+        # that Python's `if` and `for` over tensors work in `fn`.
+        def all_replicas(arguments: list[Any]) -> list[Any]:
+            outputs: dict[int, Any] = {}
+
+            def one_replica() -> None:
+                index = replica_index()
+                args, kwargs = arguments[index]
+                with step_context.running(
+                    step_context.Program(self._name, warned)
+                ):
+                    try:
+                        output = fn(*args, **kwargs)
+                    except Exception as error:
+                        fail(index, error)
+                        raise
+                store(outputs, index, output)
+
+            try:
+                strategy.run(one_replica)
+            except Exception as error:
+                fail(None, error)
+                raise
+            return [outputs[index] for index in range(len(arguments))]
+
+        self._function = tensorflow_internals.quiet(
+            tf.function(all_replicas, reduce_retracing=True)
+        )
+
+    def __call__(self, arguments: Tree) -> Replicas:
+        count = len(self._strategy.devices)
+        parts = [select(arguments, index) for index in range(count)]
+        adopt(None, self._strategy)  # the seeds of keras.random
+        self._failed.clear()
+        try:
+            with self._strategy.communicator.lock:
+                outputs = self._function(parts)
+        except BaseException as error:
+            self._strategy.communicator.recover()
+            raise self._explain(error) from None
+        return Replicas(outputs, self._strategy.devices)
+
+    def _fail(self, index: int | None, error: Exception) -> None:
+        if not self._failed and not tensorflow_internals.is_stop(error):
+            self._failed.append((index, error))
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """Returns the error to raise: of the original type, saying where."""
+        index, original = self._failed[0] if self._failed else (None, error)
+        if isinstance(error, tf.errors.OpError) and not self._failed:
+            # TensorFlow puts the ops of replicas after the first in a scope.
+            match = re.search(r"\breplica_(\d+)/", str(error))
+            index = int(match[1]) if match else 0
+        if type(error) is not type(original):
+            # AutoGraph adds the line of the user's source to the message, but
+            # replaces exceptions of types that it does not know.
+            error = original
+        if index is not None:
+            error.add_note(
+                f"Raised in replica {index} ({self._strategy.devices[index]}) "
+                f"of {self._name}, run by withdevices."
+            )
+        return error
+
+
+def _through_xla(fn: Callable, strategy: ReplicatedStrategy) -> Callable:
+    inside_xla = tf.autograph.experimental.do_not_convert(
+        strategy.communicator.inside_xla
+    )
+
+    def one_replica(*args: Any, **kwargs: Any) -> Any:
+        with inside_xla():
+            return fn(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # A function for each replica: each is traced over its own variables.
+        return tf.function(one_replica, jit_compile=True)(*args, **kwargs)
+
+    return run
+
+
+def select(tree: Tree, index: int) -> Tree:
+    """Returns what replica `index` gets of arguments, some of them split."""
+    return keras.tree.map_structure(
+        lambda leaf: leaf[index] if _is_split(leaf) else leaf,
+        keras.tree.map_structure(as_replicas, tree),
+    )
+
+
+def _is_split(leaf: Any) -> bool:
+    return isinstance(leaf, Replicas)
+
+
+def _store(outputs: dict[int, Any], index: int, output: Any) -> None:
+    outputs[index] = output
+
+
+def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
+    if in_replica():
+        raise StrategyError(
+            "A `withdevices` function was called inside another. The inner "
+            "one already runs on every device: call the plain function."
+        )
+    found = {
+        leaf.devices for leaf in trees.flatten(arguments) if _is_split(leaf)
+    }
+    if devices is not None:
+        found.add(strategy_for(devices).devices)
+    if len(found) > 1:
+        raise StrategyError(
+            "The arguments of one call must be on the same devices. Received "
+            f"Replicas on {' and on '.join(', '.join(d) for d in found)}."
+        )
+    if found:
+        return strategy_for(found.pop())
+    return current_strategy()

@@ -1,0 +1,133 @@
+"""Moves batches ahead of use, a bounded number of them."""
+
+import queue
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+from keras_conflux._common.trees import Tree
+from keras_conflux._data.transfer import move_at_once
+from keras_conflux._devices.device import devices as find_devices
+
+_PATIENCE = 5
+"""For how many seconds an iterator that is closed waits for its thread."""
+
+
+def prefetch(
+    batches: Iterable[Tree], device: int | str, *, ahead: int = 2
+) -> Iterator[Tree]:
+    """Yields batches, moved to a device before they are asked for.
+
+    A thread draws and moves them while the program works on those before. It
+    begins with the first `next`, and ends with the batches, with an error or
+    when the iterator is closed or forgotten, as after a `break`; what it had
+    moved is freed then. For the replicas of a model see
+    `keras_conflux.distribute`.
+
+    An error of `batches` is raised where its batch would have come. An
+    iterable that keeps settings by thread, as Keras does with its
+    distribution, does not see those of the program.
+
+    Args:
+        batches: A `tf.data.Dataset`, a generator or any other iterable of
+            trees, see `keras_conflux.to_device`.
+        device: An index or a name, see `keras_conflux.devices`.
+        ahead: How many batches may wait on the device, beyond those that the
+            program holds; at least 1.
+
+    Returns:
+        An iterator; for another epoch, call this again.
+
+    Raises:
+        DeviceError: If the device does not exist.
+        ValueError: If `ahead` is below 1.
+    """
+    (chosen,) = find_devices([device])
+    return run_ahead(batches, lambda batch: move_at_once(batch, chosen), ahead)
+
+
+def run_ahead(
+    source: Iterable[Any], function: Callable[[Any], Any], ahead: int
+) -> Iterator[Any]:
+    """Yields `function` of what `source` has, computed ahead by a thread.
+
+    Args:
+        source: Drawn from in the thread alone.
+        function: Called in the thread.
+        ahead: How many results may wait.
+
+    Raises:
+        ValueError: If `ahead` is below 1.
+    """
+    if ahead < 1:
+        raise ValueError(
+            f"At least 1 batch is moved ahead of use. Received: ahead={ahead}"
+        )
+    return _results(source, function, ahead)
+
+
+def _results(
+    source: Iterable[Any], function: Callable[[Any], Any], ahead: int
+) -> Iterator[Any]:
+    worker = _Worker(source, function, ahead)
+    # It holds the worker, not this generator, which can so be forgotten.
+    thread = threading.Thread(
+        target=worker.run, name="conflux-prefetch", daemon=True
+    )
+    thread.start()
+    try:
+        while result := worker.results.get():
+            worker.room.release()
+            yield result.pop()  # a name would keep it after its use
+        if worker.error is not None:
+            raise worker.error
+    finally:
+        worker.stop()
+        if thread is not threading.current_thread():
+            thread.join(_PATIENCE)
+
+
+class _Worker:
+    """Computes results for as long as there is room for them."""
+
+    def __init__(
+        self, source: Iterable[Any], function: Callable[[Any], Any], ahead: int
+    ) -> None:
+        self._source = source
+        self._function = function
+        self._stopped = False
+        self.room = threading.Semaphore(ahead)
+        """How many more results may wait."""
+        self.results: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        """Lists of one result, and an empty one behind the last."""
+        self.error: BaseException | None = None
+        """Why there are no more, if something was raised."""
+
+    def run(self) -> None:
+        try:
+            items = iter(self._source)
+            result = [None]
+            while result and self._has_room():
+                result = self._next(items)
+                self.results.put(result)
+        except BaseException as error:
+            self.error = error
+            self.results.put([])
+
+    def stop(self) -> None:
+        """Ends `run` after the result that it is at, and frees the others."""
+        self._stopped = True
+        self.room.release()
+        while not self.results.empty():
+            self.results.get()
+
+    def _has_room(self) -> bool:
+        self.room.acquire()
+        return not self._stopped
+
+    def _next(self, items: Iterator[Any]) -> list[Any]:
+        for item in items:
+            return [self._function(item)]
+        return []

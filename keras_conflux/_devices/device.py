@@ -1,0 +1,218 @@
+"""Lists devices, and turns what a user writes into a list of them."""
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from keras_conflux._common.errors import DeviceError
+from keras_conflux._compat import tensorflow_internals
+
+DevicesLike: TypeAlias = "int | str | Sequence[int | str] | None"
+"""What stands for devices: `None` or `"all"`, `"gpu"`, `"cpu"`, a count,
+`"0,2"`, `[0, 2]`, or names such as `["GPU:0", "GPU:1"]`."""
+
+_NAME = re.compile(r"(?:^|[/:])(CPU|GPU):(\d+)$", re.IGNORECASE)
+
+
+class Device(str):
+    """The short name of a device, such as `"GPU:0"`, fit for `tf.device`."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """`"GPU"` or `"CPU"`."""
+        return self.split(":")[0]
+
+    @property
+    def index(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Position among the devices of its kind."""
+        return int(self.split(":")[1])
+
+    @property
+    def name(self) -> str:
+        """What the device is, such as `"NVIDIA H200"` or `"x86_64"`."""
+        details = tf.config.experimental.get_device_details(physical(self))
+        return details.get("device_name") or platform.machine()
+
+    @property
+    def memory(self) -> int | None:
+        """How many bytes TensorFlow may use: a GPU's own, the host's for a CPU.
+
+        `None` for a GPU before TensorFlow has started, as it tells only of
+        GPUs that it has taken, and for a CPU where the system does not tell.
+        """
+        if self.kind == "GPU":
+            started = tensorflow_internals.has_started()
+            return tensorflow_internals.memory_of(self) if started else None
+        if sys.platform == "win32":
+            return None
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def list_devices() -> tuple[Device, ...]:
+    """Returns all devices that TensorFlow sees, GPUs first, then CPUs.
+
+    `keras_conflux.devices()` has those that `replicate` uses.
+    """
+    return _existing("GPU") + _existing("CPU")
+
+
+def devices(which: DevicesLike = None) -> tuple[Device, ...]:
+    """Returns the devices that `which` stands for, in its order.
+
+    A number means a GPU, or a CPU device on a machine without GPUs. There, a
+    count above the number of CPU devices makes as many logical ones, which
+    is possible only before TensorFlow has started. To ask does not start it,
+    so GPUs are not taken yet: see `keras_conflux.claim`.
+
+    Args:
+        which: `None` or `"all"` for all GPUs, or all CPU devices where there
+            is no GPU; `"gpu"` or `"cpu"` for all of that kind; a count for
+            the first so many; indices as `"0,2"` or `[0, 2]`; or names as
+            `"GPU:0"`. `CUDA_VISIBLE_DEVICES` and
+            `tf.config.set_visible_devices` have already been applied.
+
+    Raises:
+        DeviceError: If a device does not exist, repeats or is of another kind
+            than the others, or if TensorFlow has started too early to make
+            logical CPU devices.
+    """
+    kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+    if which is None or (isinstance(which, str) and which == "all"):
+        return _existing(kind)
+    if isinstance(which, str) and which.upper() in ("GPU", "CPU"):
+        return _all_of(which.upper())
+    if isinstance(which, bool):
+        raise DeviceError(f"`devices` must not be a bool. Received: {which}")
+    if isinstance(which, int):
+        return _first(kind, which)
+    if isinstance(which, str):
+        which = [part for part in which.replace(" ", "").split(",") if part]
+    chosen = tuple(_parse(item, kind) for item in which)
+    _check(chosen)
+    return chosen
+
+
+def _existing(kind: str) -> tuple[Device, ...]:
+    count = len(_physical_of_each(kind))
+    return tuple(Device(f"{kind}:{index}") for index in range(count))
+
+
+def _physical_of_each(kind: str) -> list[tf.config.PhysicalDevice]:
+    # `list_logical_devices` would tell how many there are, and take all GPUs.
+    # TensorFlow counts in the order of its list, not in that of visible ones.
+    visible = tf.config.get_visible_devices(kind)
+    return [
+        device
+        for device in tf.config.list_physical_devices(kind)
+        if device in visible
+        for _ in tf.config.get_logical_device_configuration(device) or [None]
+    ]
+
+
+def physical(device: Device) -> tf.config.PhysicalDevice:
+    """Returns what TensorFlow calls the physical device of a logical one.
+
+    Raises:
+        DeviceError: If the device does not exist.
+    """
+    _check([device])
+    return _physical_of_each(device.kind)[device.index]
+
+
+def _all_of(kind: str) -> tuple[Device, ...]:
+    existing = _existing(kind)
+    if not existing:
+        raise DeviceError(
+            f"All devices of kind {kind} were asked for, and TensorFlow sees "
+            "none. Leave `devices` out to use GPUs where there are some and "
+            "CPU devices elsewhere."
+        )
+    return existing
+
+
+def _first(kind: str, count: int) -> tuple[Device, ...]:
+    if count < 1:
+        raise DeviceError(
+            f"A count of devices is at least 1. Received: {count}"
+        )
+    if kind == "CPU" and count > 1:
+        _make_logical_cpus(count)
+    existing = _existing(kind)
+    if count > len(existing):
+        raise DeviceError(
+            f"{count} {kind} devices were asked for, but there are "
+            f"{len(existing)}: {', '.join(existing)}. Ask for fewer, or for "
+            "all with `devices=None`."
+        )
+    return existing[:count]
+
+
+def _make_logical_cpus(count: int) -> None:
+    cpu = tf.config.get_visible_devices("CPU")[0]
+    made = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(made) >= count:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
+    except RuntimeError as error:
+        raise DeviceError(
+            f"{count} logical CPU devices were asked for and {len(made)} "
+            "exist, but TensorFlow has started, after which no more can be "
+            f"made. Call `keras_conflux.devices({count})` at the start of the "
+            "program, before any model or tensor is made."
+        ) from error
+
+
+def _parse(item: int | str, kind: str) -> Device:
+    if isinstance(item, int) or str(item).isdigit():
+        return Device(f"{kind}:{int(item)}")
+    match = _NAME.search(str(item))
+    if match is None:
+        raise DeviceError(
+            f"{item!r} is not a device. Write an index such as 0, or a name "
+            "such as 'GPU:0' or 'CPU:1'."
+        )
+    return Device(f"{match[1].upper()}:{int(match[2])}")
+
+
+def _check(chosen: Sequence[Device]) -> None:
+    if not chosen:
+        raise DeviceError(
+            "An empty list of devices was given; name at least 1."
+        )
+    repeated = sorted({d for d in chosen if chosen.count(d) > 1})
+    if repeated:
+        raise DeviceError(
+            f"A device may be named once. Repeated: {', '.join(repeated)} in "
+            f"[{', '.join(chosen)}]."
+        )
+    kinds = {device.kind for device in chosen}
+    if len(kinds) > 1:
+        raise DeviceError(
+            "Devices must be of one kind, all GPU or all CPU. Received: "
+            f"[{', '.join(chosen)}]."
+        )
+    (kind,) = kinds
+    if kind == "CPU" and max(d.index for d in chosen) > 0:
+        _make_logical_cpus(max(d.index for d in chosen) + 1)
+    existing = _existing(kind)
+    for device in chosen:
+        if device not in existing:
+            raise DeviceError(
+                f"There is no device {device}. The {kind} devices are: "
+                f"{', '.join(existing) or 'none'}."
+            )
+
+
+def short_name(name: str) -> Device:
+    """Returns `Device("GPU:0")` for any of TensorFlow's spellings of it."""
+    return _parse(name, "CPU")

@@ -1,0 +1,1 @@
+"""What `fit`, `evaluate` and `predict` do for a replicated model."""

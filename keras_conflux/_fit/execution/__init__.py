@@ -1,0 +1,1 @@
+"""Runs the steps of all replicas."""

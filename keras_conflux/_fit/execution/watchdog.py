@@ -1,0 +1,136 @@
+"""Ends the wait for a step that hangs, and says which replicas wait."""
+
+import os
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common.errors import StepTimeoutError
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._devices.device import Device
+
+SECONDS = 1800.0
+"""How long a step may take, unless `CONFLUX_STEP_TIMEOUT` says otherwise."""
+
+
+class Watch:
+    """Calls a program of all replicas in a thread of its own.
+
+    So an interrupt is heard while the devices work, and a collective that one
+    replica never reaches does not keep the user waiting for ever.
+
+    Args:
+        devices: One a replica.
+        name: What the program runs, for the error.
+        steps: How many steps a call has that the user asked for. Where the
+            engine chooses, a call of many lasts seconds.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], name: str, steps: int = 1
+    ) -> None:
+        self._devices = devices
+        self._name = name
+        self._steps = steps
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._ended = [
+                tf.Variable(tf.zeros((), tf.int64), trainable=False)
+                for _ in devices
+            ]
+        self._before: list[int] | None = None
+
+    def note_end(self, index: int, outputs: Tree) -> Tree:
+        """Makes a replica's outputs tell that it has come to its end."""
+        if tf.executing_eagerly():
+            return outputs
+        leaves = tf.nest.flatten(outputs, expand_composites=True)
+        with tf.control_dependencies(filter(tf.is_tensor, leaves)):
+            ended = self._ended[index].assign_add(1, read_value=False)
+        with tf.control_dependencies([ended]):
+            return tf.nest.map_structure(
+                lambda x: tf.identity(x) if tf.is_tensor(x) else x,
+                outputs,
+                expand_composites=True,
+            )
+
+    def call(self, program: Callable, *arguments: Any) -> Any:
+        """Returns what the program returns, or raises what it raises.
+
+        Args:
+            program: A traced function.
+            arguments: What it takes.
+
+        Raises:
+            StepTimeoutError: If it has not ended in time. The program cannot
+                be stopped; the process has to be.
+        """
+        outcome: dict[str, Any] = {}
+        # Not `Thread.join`: interrupted once, it holds in Python 3.11 that
+        # the thread has ended (python/cpython#90882).
+        ended = threading.Event()
+
+        def run() -> None:
+            try:
+                outcome["result"] = program(*arguments)
+            except BaseException as error:
+                outcome["error"] = error
+            finally:
+                ended.set()
+
+        limit = float(os.environ.get("CONFLUX_STEP_TIMEOUT", SECONDS))
+        seconds = min(self._steps * limit, threading.TIMEOUT_MAX)
+        # Read only where a call has failed: reading takes half a millisecond.
+        before, self._before = self._before or self._counts(), None
+        # A daemon: one that hangs must not keep Python from ending.
+        work = tensorflow_internals.with_this_threads_summaries(
+            keras_internals.with_this_threads_state(run)
+        )
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            ended.wait(seconds)
+        except KeyboardInterrupt:
+            self._end_after_interrupt(ended, seconds, before)
+            raise
+        if not ended.is_set():
+            raise self._timeout(seconds, before)
+        if "error" in outcome:
+            raise outcome["error"]
+        self._before = [count + 1 for count in before]
+        return outcome["result"]
+
+    def _counts(self) -> list[int]:
+        return [int(count.numpy()) for count in self._ended]
+
+    def _end_after_interrupt(
+        self, ended: threading.Event, seconds: float, before: list[int]
+    ) -> None:
+        """Waits for the call, so that replicas are not left half-way.
+
+        A second interrupt ends the waiting, with what a timeout raises: the
+        program still runs.
+        """
+        try:
+            ended.wait(seconds)
+        except KeyboardInterrupt:
+            raise self._timeout(seconds, before) from None
+
+    def _timeout(self, seconds: float, before: list[int]) -> StepTimeoutError:
+        waiting = [
+            f"{index} ({device})"
+            for index, (device, now, then) in enumerate(
+                zip(self._devices, self._counts(), before, strict=True)
+            )
+            if now == then
+        ]
+        return StepTimeoutError(
+            f"{self._name}: a call has not ended after {seconds:g} s. Waiting: "
+            f"replica {', '.join(waiting)}. A replica that fails or stops "
+            "before a collective leaves the others waiting in it; end the "
+            "process. If your steps are that long, set the environment "
+            "variable CONFLUX_STEP_TIMEOUT to more seconds a step."
+        )

@@ -1,0 +1,1 @@
+"""From the user's data to batches on the devices."""

@@ -1,0 +1,89 @@
+"""What a step is traced for: the `tf.TypeSpec`s of the data."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+
+
+class Specs:
+    """Finds the specs that a step is traced for, the same for many batches."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Tree] = {}
+
+    def __call__(self, batch: Tree, declared: Tree = None) -> Tree:
+        """Returns specs that fit a batch.
+
+        Args:
+            batch: A tree of tensors and `None`.
+            declared: What the iterator says it yields, if it does.
+        """
+        if declared is not None:
+            specs = keras.tree.map_structure(
+                lambda leaf, spec: None if leaf is None else spec,
+                batch,
+                declared,
+            )
+            if all(s.shape.rank is not None for s in trees.present(specs)):
+                return specs
+        return self._common(batch)
+
+    def _common(self, batch: Tree) -> Tree:
+        """Returns specs that fit the batches of before, too, if there are any.
+
+        So a step is traced for two sequence lengths at most, not for each.
+        """
+        specs = specs_of(batch)
+        key = str([(p, leaf is None) for p, leaf in trees.with_paths(batch)])
+        new, old = map(trees.present, (specs, self._seen.get(key, specs)))
+        common = [
+            one.most_specific_common_supertype([other])
+            for one, other in zip(new, old, strict=True)
+        ]
+        if all(map(_of_one_rank, new, common)):
+            specs = trees.refill(specs, common)
+        self._seen[key] = specs
+        return specs
+
+
+def specs_of(batch: Tree) -> Tree:
+    """The specs of batches like this one, of any number of samples."""
+    return trees.map_leaves(
+        lambda leaf: _of_any_length(tf.type_spec_from_value(leaf)), batch
+    )
+
+
+def specs_of_part(specs: Tree, count: int) -> Tree:
+    """The specs of a replica's part of batches of these specs.
+
+    How many samples it has is not fixed, even where the batch says so: a layer
+    that counts them would take the count for a number of its own, which is
+    the same on all replicas.
+    """
+    return specs if count == 1 else trees.map_leaves(_of_any_length, specs)
+
+
+def loose_spec(leaf: Any) -> Any:
+    """The spec of leaves like this one, of any sizes."""
+    if isinstance(leaf, tf.Tensor):
+        return tf.TensorSpec([None] * leaf.shape.rank, leaf.dtype)
+    return _of_any_length(tf.type_spec_from_value(leaf))
+
+
+def _of_any_length(spec: Any) -> Any:
+    if not spec.shape.rank:
+        return spec
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    return type(spec)(shape, spec.dtype)
+
+
+def _of_one_rank(one: Any, other: Any) -> bool:
+    return other is not None and one.shape.rank == other.shape.rank

@@ -1,0 +1,1 @@
+"""Where the replicas of a step meet, or differ."""

@@ -1,0 +1,30 @@
+"""Draws other random numbers on each replica."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import replica_index
+
+# Seeds count up from a seed of the user's; replicas must not meet each other's.
+_STRIDE = 1_000_003
+
+
+def next_seed(
+    original: Callable, generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Returns the next seed, moved by the replica's index.
+
+    The generator's state itself is equal on all replicas, so it is saved,
+    restored and resumed as on one device, and replica 0 draws what one device
+    would.
+    """
+    seed = original(generator, *args, **kwargs)
+    if not in_replica() or replica_index() == 0:
+        return seed
+    offset = keras.ops.convert_to_tensor(
+        [replica_index() * _STRIDE, 0], dtype=seed.dtype
+    )
+    return seed + offset

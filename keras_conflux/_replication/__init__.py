@@ -1,0 +1,1 @@
+"""A copy of every variable on each device."""

@@ -1,0 +1,175 @@
+"""What is in a tree or a model, leaf by leaf, and whether it is finite."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._replication import state
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import replica_index
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What the numbers of one leaf are like.
+
+    `mean`, `std`, `min` and `max` are those of its finite numbers, computed in
+    float64, and NaN if there are none.
+    """
+
+    path: str
+    """Where the leaf is: the path of a variable, else the keys of the tree."""
+    leaf: str
+    """Its dtype and shape, such as `float32(3, 4)`."""
+    mean: float
+    std: float
+    min: float
+    max: float
+    nans: int
+    """How many of its numbers are NaN."""
+    infs: int
+    """How many of its numbers are infinite."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.leaf}, mean {self.mean:.3g}, std "
+            f"{self.std:.3g}, min {self.min:.3g}, max {self.max:.3g}, "
+            f"{self.nans} NaN, {self.infs} infinite"
+        )
+
+
+def statistics(target: Any) -> Any:
+    """Returns the `Statistics` of each leaf.
+
+    Args:
+        target: A Keras model, layer, optimizer, metric or variable, or a tree
+            of these and of numeric arrays, such as gradients. A replicated
+            variable counts with the value that it has outside of replicas:
+            replica 0's copy, or of a metric the sum of the copies. `None`
+            leaves have no statistics, and those of sparse tensors are of the
+            values that they store.
+
+    Returns:
+        A list of `Statistics`, one a leaf; of a `Replicas`, a `Replicas` of
+        such lists.
+
+    Raises:
+        TypeError: If a leaf is not made of real numbers.
+        ValueError: Inside a step, where no number is known yet.
+    """
+    if not tf.executing_eagerly():
+        raise ValueError(
+            "`statistics` needs numbers, which a step that is being traced "
+            "does not have yet. Return what you want to look at from the "
+            "step, and call it on that."
+        )
+    if isinstance(target, Replicas):
+        return Replicas([statistics(each) for each in target], target.devices)
+    return [_statistics(path, leaf) for path, leaf in _leaves(target)]
+
+
+@tf.autograph.experimental.do_not_convert
+def assert_finite(target: Any) -> None:
+    """Raises if a number is NaN or infinite.
+
+    Inside a step this puts a check into the step, which raises
+    `tf.errors.InvalidArgumentError` when it runs. Give it there what all
+    replicas have alike, such as gradients after `allreduce`: a NaN of any
+    replica is in them, and all replicas raise together. On GPUs a replica
+    that fails alone leaves others waiting in their next collective. XLA
+    leaves such checks out.
+
+    Args:
+        target: See `statistics`; of a replicated variable, each copy counts.
+            Leaves that are not of floating point are always finite.
+
+    Raises:
+        FloatingPointError: Naming the first leaf that is not finite, the
+            replica, and how many of its numbers are NaN and infinite.
+    """
+    for where, leaf in _places(target):
+        numbers = _numbers(where, leaf)
+        if not numbers.dtype.is_floating:
+            continue
+        if not tf.executing_eagerly():
+            tf.debugging.check_numerics(numbers, f"{where} is not finite")
+        elif not tf.reduce_all(tf.math.is_finite(numbers)):
+            nans = int(tf.math.count_nonzero(tf.math.is_nan(numbers)))
+            infs = int(tf.math.count_nonzero(tf.math.is_inf(numbers)))
+            raise FloatingPointError(
+                f"{where} is not finite: of {int(tf.size(numbers))} numbers "
+                f"{nans} are NaN and {infs} infinite."
+            )
+
+
+def _places(target: Any) -> Iterator[tuple[str, Any]]:
+    """Yields where each leaf is, its replica included, and the leaf."""
+    if isinstance(target, Replicas):
+        for index, tree in enumerate(target):
+            for path, leaf in _leaves(tree):
+                yield f"{path} on replica {index}", leaf
+        return
+    for path, leaf in _leaves(target):
+        is_variable = isinstance(leaf, keras.Variable | tf.Variable)
+        copies = state.copies(leaf) if is_variable else (leaf,)
+        for index, copy in enumerate(copies):
+            if not in_replica():
+                several = len(copies) > 1
+                yield f"{path} on replica {index}" if several else path, copy
+            elif len(copies) == 1 or index == replica_index():
+                yield f"{path} on replica {replica_index()}", copy
+
+
+def _leaves(target: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each leaf behind its path, models and such by their variables."""
+    for path, leaf in trees.with_paths(target):
+        if isinstance(leaf, state.OWNERS):
+            for variable in state.variables_of(leaf):
+                yield state.name_of(variable), variable
+        elif isinstance(leaf, keras.Variable | tf.Variable):
+            yield state.name_of(leaf), leaf
+        elif leaf is not None:
+            yield path, leaf
+
+
+def _numbers(where: str, leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.IndexedSlices | tf.SparseTensor):
+        leaf = leaf.values
+    if isinstance(leaf, tf.RaggedTensor):
+        leaf = leaf.flat_values
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"The leaf at {where} is a {type(leaf).__name__}, not something "
+            "numeric. Leave it out of the tree, or put None."
+        ) from error
+
+
+def _statistics(path: str, leaf: Any) -> Statistics:
+    numbers = _numbers(path, leaf)
+    if numbers.dtype.is_complex or numbers.dtype == tf.string:
+        raise TypeError(
+            f"The leaf at {path} is {numbers.dtype.name}. Statistics are of "
+            "real numbers: leave it out of the tree, or put None."
+        )
+    values = numbers.numpy().astype("float64")
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        finite = np.array([np.nan])
+    return Statistics(
+        path=path,
+        leaf=trees.describe(numbers),
+        mean=float(finite.mean()),
+        std=float(finite.std()),
+        min=float(finite.min()),
+        max=float(finite.max()),
+        nans=int(np.isnan(values).sum()),
+        infs=int(np.isinf(values).sum()),
+    )

@@ -1,0 +1,142 @@
+"""The strategy: one replica a device, each running the whole program."""
+
+import contextlib
+from types import TracebackType
+from typing import Any
+from typing import Self
+
+import tensorflow as tf
+
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.tree_collectives import TreeReducer
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat.tensorflow_internals import ReplicatedExtended
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import DevicesLike
+from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._replication.keras_distribution import active_devices
+
+
+class ReplicatedStrategy(tf.distribute.MirroredStrategy):
+    """A `tf.distribute.MirroredStrategy` whose replicas run alone.
+
+    Every replica holds a full copy of every variable and runs the program of
+    a single device. Replicas meet in collectives only; otherwise their copies
+    stay equal because equal programs on equal values give equal results.
+
+    `strategy.scope()` and `with strategy:` are the same.
+
+    Args:
+        devices: See `keras_conflux.devices`. All GPUs if `None`, or all CPU
+            devices where there is no GPU.
+    """
+
+    def __init__(self, devices: DevicesLike = None) -> None:
+        self._conflux_devices = find_devices(devices)
+        self._conflux_communicator = Communicator(self._conflux_devices)
+        self._conflux_scopes: list[contextlib.AbstractContextManager] = []
+        extended = ReplicatedExtended(
+            self,
+            self._conflux_devices,
+            lambda op, tree: reducer().all_reduce(op, tree),
+            self._conflux_communicator.watch,
+            keras_internals.with_this_threads_state,
+        )
+        # Not MirroredStrategy.__init__, which would make its own inside.
+        tf.distribute.Strategy.__init__(self, extended)
+        _strategies.setdefault(self._conflux_devices, self)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """One device a replica, in replica order."""
+        return self._conflux_devices
+
+    @property
+    def communicator(self) -> Communicator:
+        """What the replicas exchange tensors through."""
+        return self._conflux_communicator
+
+    def __enter__(self) -> Self:
+        scope = self.scope()
+        scope.__enter__()
+        self._conflux_scopes.append(scope)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._conflux_scopes.pop().__exit__(kind, error, traceback)
+
+    def __repr__(self) -> str:
+        return f"ReplicatedStrategy([{', '.join(self.devices)}])"
+
+
+_strategies: dict[tuple[Device, ...], ReplicatedStrategy] = {}
+_latest: list[ReplicatedStrategy] = []
+
+
+def strategy_for(which: DevicesLike) -> ReplicatedStrategy:
+    """Returns the strategy over these devices, always the same object."""
+    chosen = find_devices(which)
+    return _strategies.get(chosen) or ReplicatedStrategy(chosen)
+
+
+def has_strategies() -> bool:
+    """Whether anything can be replicated: a strategy has been made."""
+    return bool(_strategies)
+
+
+def use(strategy: ReplicatedStrategy) -> None:
+    """Makes a strategy the current one where nothing else names one."""
+    _latest[:] = [strategy]
+
+
+def distribution_strategy() -> ReplicatedStrategy | None:
+    """Returns the strategy over the devices of Keras' distribution, if set."""
+    devices = active_devices()
+    return None if devices is None else strategy_for(devices)
+
+
+def current_strategy() -> ReplicatedStrategy:
+    """Returns the strategy of the open scope, else of Keras' distribution.
+
+    Without either it is the last one `use`d, else the one over all devices.
+    """
+    active = tf.distribute.get_strategy()
+    if isinstance(active, ReplicatedStrategy):
+        return active
+    distributed = distribution_strategy()
+    if distributed is not None:
+        return distributed
+    return _latest[0] if _latest else strategy_for(None)
+
+
+def is_replicated(value: Any) -> bool:
+    """Whether `value` is a variable with one copy a replica of ours."""
+    return isinstance(value, tf.distribute.DistributedValues) and isinstance(
+        getattr(value, "distribute_strategy", None), ReplicatedStrategy
+    )
+
+
+def in_replica() -> bool:
+    """Whether a replica of a `ReplicatedStrategy` is running here."""
+    context = tf.distribute.get_replica_context()
+    return context is not None and isinstance(
+        context.strategy, ReplicatedStrategy
+    )
+
+
+def replica_index() -> int:
+    """The index of the running replica. Only inside one."""
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def reducer() -> TreeReducer:
+    """The collectives of the running replica. Only inside one."""
+    return TreeReducer(
+        tf.distribute.get_strategy().communicator, replica_index()
+    )
