@@ -1,5 +1,7 @@
 """Keras 3 models on several devices, with the result of one."""
 
+from keras_conflux._common.errors import ConfluxError
+from keras_conflux._common.errors import ConfluxWarning
 from keras_conflux._common.errors import DeviceError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StepTimeoutError
@@ -13,9 +15,9 @@ from keras_conflux._custom_loops.spmd import Replica
 from keras_conflux._custom_loops.spmd import replica
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.prefetcher import prefetch
-from keras_conflux._data.rows import distribute
-from keras_conflux._data.rows import split
 from keras_conflux._data.sharding import shard
+from keras_conflux._data.splitting import distribute
+from keras_conflux._data.splitting import split
 from keras_conflux._data.transfer import device_of
 from keras_conflux._data.transfer import to_cpu
 from keras_conflux._data.transfer import to_device
@@ -28,14 +30,16 @@ from keras_conflux._replication.diagnostics import Statistics
 from keras_conflux._replication.diagnostics import assert_finite
 from keras_conflux._replication.diagnostics import statistics
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.replicas import replicate
-from keras_conflux._replication.replicas import unreplicate
+from keras_conflux._replication.replication import replicate
+from keras_conflux._replication.replication import unreplicate
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.synchronization import assert_in_sync
 from keras_conflux._replication.synchronization import in_sync
 from keras_conflux._replication.synchronization import synchronize
 
 __all__ = [
+    "ConfluxError",
+    "ConfluxWarning",
     "Device",
     "DeviceError",
     "Replica",

@@ -32,6 +32,13 @@ hypothesis.settings.register_profile("search", max_examples=600, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_configure(config) -> None:
+    """Makes this package's warnings errors where a test expects none."""
+    config.addinivalue_line(
+        "filterwarnings", "error::keras_conflux.ConfluxWarning"
+    )
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Two processes on CPUs; on GPUs the tests share the devices."""
     return 0 if ON_GPU else 2

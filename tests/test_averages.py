@@ -13,6 +13,9 @@ from models import Keeps
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._fit.numerics import layer_state
+from keras_conflux._replication.step_context import StepContext
+
+NEVER = property(lambda self: False, lambda self, value: None)
 
 
 def _keeps(update, look=None):
@@ -82,9 +85,9 @@ def test_what_is_a_moving_average(layer, expected, monkeypatch):
     monkeypatch.setattr(
         layer_state,
         "average",
-        lambda running, share: (
-            found.append(len(running.averages)),
-            original(running, share),
+        lambda context, fraction: (
+            found.append(len(context.averages)),
+            original(context, fraction),
         ),
     )
     model = keras.Sequential([layer, keras.layers.Dense(1)])
@@ -129,8 +132,8 @@ def test_once_after_many_steps_is_as_after_each():
     # did reduce, this would raise.
     function = tf.function
     with (
-        mock.patch.object(Communicator, "takes_xla", True),
-        mock.patch.object(Communicator, "is_inside_xla", False),
+        mock.patch.object(Communicator, "supports_xla", True),
+        mock.patch.object(StepContext, "in_xla", NEVER),
         mock.patch.object(
             tf,
             "function",

@@ -9,7 +9,7 @@ from models import dense
 
 import keras_conflux as kc
 from keras_conflux._fit.input import host_to_device
-from keras_conflux._fit.input.batches import Splitter
+from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._replication.strategy import strategy_for
 
 X = np.arange(40, dtype="float32").reshape(10, 4)
@@ -92,8 +92,8 @@ def test_each_length_is_not_traced_anew():
 
 @pytest.mark.parametrize("staged", [1, 3 * 8 * 4 * 4, 2**20])
 def test_a_stack_is_moved_in_groups(staged, monkeypatch):
-    monkeypatch.setattr(host_to_device, "STAGED", staged)
-    split = Splitter(strategy_for(MANY), stacks=True)
+    monkeypatch.setattr(host_to_device, "STAGING_BYTES", staged)
+    split = BatchSharder(strategy_for(MANY), stacks=True)
     whole = np.arange(7 * 8 * MANY * 4, dtype="float32")
     drawn = whole.reshape(7, 8 * MANY, 4)
     ids = np.arange(7 * 8 * MANY, dtype="int32").reshape(7, -1)
@@ -101,7 +101,7 @@ def test_a_stack_is_moved_in_groups(staged, monkeypatch):
         [{"x": x, "id": i} for x, i in zip(drawn, ids, strict=True)]
     )
     assert stack.count == 7
-    for index, (got_ids, got) in enumerate(stack.parts):
+    for index, (got_ids, got) in enumerate(stack.shards):
         rows = slice(8 * index, 8 * (index + 1))
         np.testing.assert_array_equal(got, drawn[:, rows])
         np.testing.assert_array_equal(got_ids, ids[:, rows])
@@ -124,16 +124,16 @@ def test_pieces_are_concatenated(dtype, shape):
 def test_another_fit_traces_no_moves_again():
     strategy = strategy_for(MANY)
     drawn = [tf.zeros((8 * MANY, 5))] * 3
-    Splitter(strategy, stacks=True)(drawn)
+    BatchSharder(strategy, stacks=True)(drawn)
     before = host_to_device._graph.cache_info()
-    Splitter(strategy, stacks=True)(drawn)
+    BatchSharder(strategy, stacks=True)(drawn)
     after = host_to_device._graph.cache_info()
     assert after.misses == before.misses
     assert after.hits > before.hits
 
 
 def test_specs_become_general():
-    split = Splitter(strategy_for(MANY), stacks=False)
+    split = BatchSharder(strategy_for(MANY), stacks=False)
     shapes = [(8, 3), (8, 3), (8, 5), (8, 3)]
     specs = [split([{"x": tf.zeros(s), "y": None}])[0].specs[0] for s in shapes]
     assert [spec["x"].shape[1] for spec in specs] == [3, 3, None, None]

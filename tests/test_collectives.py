@@ -17,7 +17,9 @@ from models import regression
 import keras_conflux as kc
 from keras_conflux._communication import float_order
 from keras_conflux._communication.buckets import map_buckets
-from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.transports.cpu import CpuRing
+from keras_conflux._communication.transports.xla import XlaNccl
+from keras_conflux._replication import step_context
 
 OPS = {
     "sum": np.sum,
@@ -230,7 +232,7 @@ def test_integers_are_in_the_order_of_floats(dtype, values):
     x = tf.constant(values, dtype)
     expected = tf.cast(x, tf.float64).numpy()
     for op in ("min", "max"):
-        integers = float_order.to_integers(x, op)
+        integers = float_order.to_ordered_integers(x, op)
         back = tf.cast(float_order.to_floats(integers, dtype), tf.float64)
         np.testing.assert_array_equal(back, expected)
         chosen = tf.constant(OPS[op](integers.numpy()), integers.dtype)
@@ -244,27 +246,29 @@ def test_integers_are_in_the_order_of_floats(dtype, values):
 @pytest.mark.parametrize("op", ["min", "max"])
 def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):
     """As on GPUs, in a graph and, for float64 and int64, inside XLA."""
+    original = CpuRing.all_reduce
 
-    def on_cpu(self, tensor, index, op):
+    def on_cpu(self, tensor, index, op, call):
         assert not tensor.dtype.is_floating
-        return self._cpu(tensor, index, op)
+        return original(self, tensor, index, op, call)
 
     def lowered(self, tensor, op):
         assert op == "sum"
-        return self._cpu(tensor, kc.replica().index, op)
+        ring = strategy.communicator._in_graph
+        return original(ring, tensor, kc.replica().index, op, None)
 
     strategy = kc.replicate(devices=count)
     monkeypatch.setattr(strategy.communicator, "on_gpu", True)
-    monkeypatch.setattr(Communicator, "_nccl", on_cpu)
-    monkeypatch.setattr(Communicator, "_lowered", lowered)
+    monkeypatch.setattr(CpuRing, "all_reduce", on_cpu)
+    monkeypatch.setattr(XlaNccl, "_lowered", lowered)
     values = np.array([[np.nan, 1, -2], [3, -1, -np.inf], [3, 0, 7]] * 2)
 
     @kc.withdevices(devices=count)
     def run():
         x = tf.constant(values)[kc.replica().index]
         reduced = kc.allreduce(op, [x, tf.cast(x, tf.float32)])
-        with strategy.communicator.inside_xla():
-            return [*reduced, kc.allreduce(op, x)]
+        step_context.current().in_xla = True
+        return [*reduced, kc.allreduce(op, x)]
 
     for results in run():
         for result in results:

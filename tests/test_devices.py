@@ -60,7 +60,7 @@ import keras_conflux as kc
 from keras_conflux._compat import tensorflow_internals
 
 for device in kc.list_devices():
-    print(device.kind, device.index, device.name, device.memory)
+    print(device.kind, device.ordinal, device.name, device.memory)
     assert device.memory is None or device.kind == "CPU"
 kc.devices()
 kc.devices(1)

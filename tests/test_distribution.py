@@ -15,9 +15,10 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._compat import keras_internals
+from keras_conflux._replication.strategy import distribution_strategy
 
 KIND = DEVICES[0].kind.lower()
-NAMES = [f"{KIND}:{device.index}" for device in DEVICES]
+NAMES = [f"{KIND}:{device.ordinal}" for device in DEVICES]
 FIT = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
 
 needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
@@ -232,7 +233,7 @@ def test_without_a_distribution_models_are_on_one_device():
     model.fit(*regression(), **FIT)
     assert devices_of(model) == ()
     assert isinstance(keras_internals.backing(model.weights[0]), tf.Variable)
-    assert kc.strategy.distribution_strategy() is None
+    assert distribution_strategy() is None
 
 
 @needs_two

@@ -17,16 +17,19 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._communication.tree_collectives import TreeReducer
+from keras_conflux._communication.tree_collectives import ReplicaCollectives
+from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.callbacks import wants_every_batch
-from keras_conflux._fit.execution import train_function
-from keras_conflux._fit.execution.watchdog import Watch
+from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
-from keras_conflux._fit.input.batches import Splitter
-from keras_conflux._fit.input.batches import Stack
-from keras_conflux._fit.input.steps_per_execution import ENDLESS
+from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.callbacks import needs_every_batch
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
+from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
+from keras_conflux._fit.input.steps_per_execution import StepTimings
 
 BATCHES = 42
 X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller
@@ -55,7 +58,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("count", COMPILED)
 def test_many_steps_a_call_change_nothing(count, calls, monkeypatch):
     # How fast calls grow is otherwise up to how fast this machine is.
-    monkeypatch.setattr(epoch_iterator.Pace, "window", lambda *_: ENDLESS)
+    monkeypatch.setattr(StepTimings, "budget", lambda *_: NO_DEADLINE)
     one, many = dense("adam"), compiled(count)
     options = dict(epochs=3, validation_data=(X, Y), **FIT)
     expected, got = one.fit(X, Y, **options), many.fit(X, Y, **options)
@@ -114,7 +117,7 @@ def test_the_progress_bar_ends_at_the_last_batch(capsys):
     ids=lambda value: type(value).__name__,
 )
 def test_which_callbacks_want_every_batch(callback, expected):
-    assert wants_every_batch(callback) is expected
+    assert needs_every_batch(callback) is expected
 
 
 def test_training_that_is_stopped_before_an_epoch_ends_after_a_step():
@@ -177,9 +180,11 @@ def test_what_xla_cannot_compile_runs_without(calls):
     many.jit_compile = True
     kc.replicate(many, 1)
     expected = one.fit(X, Y, **FIT)
-    with pytest.warns(UserWarning, match="XLA cannot compile.*PyFunc") as seen:
+    message = "XLA cannot compile.*PyFunc"
+    with pytest.warns(kc.ConfluxWarning, match=message) as seen:
         got = many.fit(X, Y, **FIT)
-    assert len([w for w in seen if "XLA" in str(w.message)]) == 1
+    (warning,) = [w for w in seen if "XLA" in str(w.message)]
+    assert warning.filename == __file__
     assert_same_training(one, many, expected, got)
 
 
@@ -234,13 +239,13 @@ def test_an_endless_generator():
 
 def test_gradients_have_the_shapes_of_their_variables(monkeypatch):
     shapes = []
-    original = TreeReducer.weighted_sum
+    original = ReplicaCollectives.weighted_sum
 
     def weighted_sum(self, tree, weight):
         shapes.extend(leaf.shape for leaf in tree)
         return original(self, tree, weight)
 
-    monkeypatch.setattr(TreeReducer, "weighted_sum", weighted_sum)
+    monkeypatch.setattr(ReplicaCollectives, "weighted_sum", weighted_sum)
     model = keras.Sequential([keras.Input((3, 4)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     kc.replicate(model, MANY)
@@ -289,7 +294,9 @@ Detected at node while defined at (most recent call last):
 \ttf2xla conversion failed while converting while_body_12[]. Run with
   (1) INVALID_ARGUMENT:  Input 1 to {{node Sum}} must be a constant."""
     error = tf.errors.InvalidArgumentError(None, None, text)
-    assert train_function._reason(error) == "Input 1 to  must be a constant."
+    assert (
+        error_texts.compiler_reason(error) == "Input 1 to  must be a constant."
+    )
 
 
 def test_an_interrupt_leaves_the_model_usable():
@@ -361,7 +368,7 @@ def _heard():
 @pytest.mark.usefixtures("_heard")
 def test_a_second_interrupt_ends_the_wait():
     ended = threading.Event()
-    watch = Watch(kc.devices(2), "some step")
+    watch = StepWatchdog(kc.devices(2), "some step")
     with pytest.raises(kc.StepTimeoutError, match=r"replica 0 .*, 1 "):
         watch.call(interrupting(ended, times=2))
     ended.set()
@@ -371,7 +378,7 @@ def test_a_second_interrupt_ends_the_wait():
 @pytest.mark.usefixtures("_heard")
 def test_an_interrupted_call_comes_to_its_end():
     ended = threading.Event()
-    watch = Watch(kc.devices(2), "some step")
+    watch = StepWatchdog(kc.devices(2), "some step")
     done = []
     with pytest.raises(KeyboardInterrupt):
         watch.call(interrupting(ended, times=1, then=lambda: done.append(1)))
@@ -394,7 +401,7 @@ def interrupting(ended, times, then=lambda: None):
 @pytest.mark.parametrize("limit", ["inf", "1e300"])
 def test_a_time_limit_of_any_size(limit, monkeypatch):
     monkeypatch.setenv("CONFLUX_STEP_TIMEOUT", limit)
-    assert Watch(kc.devices(2), "some step").call(lambda: 1) == 1
+    assert StepWatchdog(kc.devices(2), "some step").call(lambda: 1) == 1
 
 
 def test_long_batches_make_short_calls(monkeypatch):
@@ -404,15 +411,14 @@ def test_long_batches_make_short_calls(monkeypatch):
     monkeypatch.setattr(
         tensorflow_internals,
         "memory_of",
-        lambda _: room / epoch_iterator.MEMORY,
+        lambda _: room / INPUT_MEMORY_FRACTION,
     )
     strategy = kc.replicate(devices=1)
-    chunks = epoch_iterator._Chunks(
-        strategy, 1, epoch_iterator.Plan(stacks=True, free=True)
-    )
-    chunks._size = 8
+    plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
+    groups = epoch_iterator.StepGroups(plan, 1)
+    groups._steps.next = 8
     source = iter(rows)
-    counts = [chunks._draw(source, 8, ENDLESS).count for _ in range(2)]
+    counts = [groups._draw(source, 8, NO_DEADLINE).count for _ in range(2)]
     assert counts == [4, 1]  # 1 + 1 + 9 + 9 of 20; one more has no room
 
 
@@ -431,9 +437,9 @@ def test_an_epoch_does_not_wait_for_the_end_of_its_iterator():
         for position in range(6):
             yield position, position, source
 
-    plan = epoch_iterator.Plan(stacks=True, free=True)
-    chunks = epoch_iterator._Chunks(kc.replicate(devices=1), 1, plan)
-    list(chunks.of(steps(), 6))
+    strategy = kc.replicate(devices=1)
+    plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
+    list(epoch_iterator.StepGroups(plan, 1).of_epoch(steps(), 6))
     assert dropped.get(timeout=60) is not threading.current_thread()
 
 
@@ -455,17 +461,17 @@ def test_stacks_and_single_batches(count):
     strategy = kc.replicate(devices=count)
     sizes = [2 * count, 2 * count, 2 * count + 1, count]
     drawn = [(np.arange(3 * n).reshape(n, 3), None) for n in sizes]
-    pieces = Splitter(strategy, stacks=True)(drawn)
-    even = [piece.count for piece in pieces if isinstance(piece, Stack)]
+    pieces = BatchSharder(strategy, stacks=True)(drawn)
+    even = [piece.count for piece in pieces if isinstance(piece, StackedBatch)]
     assert even == ([2, 1, 1] if count == 1 else [2, 1])
     batches = [
         batch
         for piece in pieces
-        for batch in (piece if isinstance(piece, Stack) else [piece])
+        for batch in (piece if isinstance(piece, StackedBatch) else [piece])
     ]
     for (x, _), batch in zip(drawn, batches, strict=True):
         assert sum(batch.sizes) == len(x)
-        parts = [part[0] for part in batch.parts]
+        parts = [shard[0] for shard in batch.shards]
         np.testing.assert_array_equal(np.concatenate(parts), x)
 
 
@@ -494,7 +500,7 @@ def test_withdevices_through_xla(count, jit_compile):
 @pytest.mark.filterwarnings("ignore:.*no `allreduce` has touched")
 def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
     # On CPU devices XLA compiles what exchanges nothing.
-    monkeypatch.setattr(Communicator, "takes_xla", True)
+    monkeypatch.setattr(Communicator, "supports_xla", True)
     model = kc.replicate(dense("adam"), count)
     assert not model.optimizer.built
     traced = []

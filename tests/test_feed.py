@@ -28,7 +28,7 @@ def test_parts_make_up_the_batch(count, samples):
 def test_a_replica_without_samples_gets_a_stand_in(count, samples):
     x = tf.range(samples)
     for index in range(count):
-        part = rows.part_of(x, index, count, at_least_one=True)
+        part = rows.shard_of(x, index, count, at_least_one=True)
         begin, end = rows.bounds(samples, index, count)
         expected = list(range(begin, end)) or [samples - 1]
         np.testing.assert_array_equal(part, expected)

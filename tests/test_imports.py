@@ -75,6 +75,7 @@ FLOORS = [
     "_common",
     "_compat",
     "_devices",
+    "_communication.transports",
     "_communication",
     "_replication",
     "_data",

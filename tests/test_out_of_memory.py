@@ -55,11 +55,11 @@ def test_a_device_without_memory_skips_the_batch():
 
     x = np.ones((2, 3), "float32")
     message = (
-        rf"run: no memory for a batch of bool\(\), float32\(2, 3\) a device.*"
+        rf"run: no memory for a batch of bool\(\), float32\(2, 3\) per device.*"
         rf"OOM when allocating .*replica {MANY - 1} \({DEVICES[MANY - 1]}\)"
     )
     for skipped in (1, 2):
-        with pytest.warns(UserWarning, match=message) as caught:
+        with pytest.warns(kc.ConfluxWarning, match=message) as caught:
             assert run(on_the_last(tf.constant(True)), x) is None
         assert f"as {skipped} so far" in str(caught[0].message)
         assert caught[0].filename == __file__
@@ -74,7 +74,7 @@ def test_an_op_that_gets_no_memory():
 
     assert float(run(on_the_last(tf.constant(4, tf.int64)))[-1]) == 2.0
     size = on_the_last(tf.constant(1 << 46, tf.int64))
-    with pytest.warns(UserWarning, match="no memory"):
+    with pytest.warns(kc.ConfluxWarning, match="no memory"):
         assert run(size) is None
 
 
@@ -146,7 +146,7 @@ def test_training_goes_on_as_if_the_batch_had_not_been():
                 apply(model, gradients)
             kc.assert_in_sync(model)
 
-    with pytest.warns(UserWarning, match="no memory"):
+    with pytest.warns(kc.ConfluxWarning, match="no memory"):
         train(one, [(0, False), (1, True), (2, False)])
     train(other, [(0, False), (2, False)])
     # The moving averages of some replicas may have seen the batch.

@@ -160,7 +160,7 @@ def test_an_iterator_that_is_left_ends_its_thread(leave):
 
 
 def test_closing_does_not_wait_for_a_source_for_ever(monkeypatch):
-    monkeypatch.setattr(prefetcher, "_PATIENCE", 0.1)
+    monkeypatch.setattr(prefetcher, "_JOIN_TIMEOUT", 0.1)
     blocked = threading.Event()
 
     def batches():

@@ -15,6 +15,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._replication import state
 
 
 def test_nothing_gives_a_strategy(count):
@@ -156,7 +157,7 @@ def test_spellings_of_devices():
     assert kc.devices([f"/job:localhost/device:{kind}:0"]) == DEVICES[:1]
     if MANY > 1:
         assert kc.devices("1, 0") == (DEVICES[1], DEVICES[0])
-    assert (DEVICES[0].kind, DEVICES[0].index) == (kind, 0)
+    assert (DEVICES[0].kind, DEVICES[0].ordinal) == (kind, 0)
 
 
 SHARE = """
@@ -201,7 +202,7 @@ def test_models_of_a_tree_are_replicated_in_place():
     target = {"model": dense(), "optimizer": keras.optimizers.SGD(0.1)}
     assert kc.replicate(target, MANY).keys() == target.keys()
     for each in (target["model"].weights[0], target["optimizer"].iterations):
-        assert len(kc.variables.copies(each)) == MANY
+        assert len(state.copies(each)) == MANY
 
 
 @pytest.mark.parametrize(
@@ -231,5 +232,5 @@ def test_a_scope_on_other_devices_than_before(leave):
         second = dense()
     for model in (second, first):
         model.fit(x, y, verbose=0)
-    assert len(kc.variables.copies(second.weights[0])) == MANY
-    assert len(kc.variables.copies(first.weights[0])) == 1
+    assert len(state.copies(second.weights[0])) == MANY
+    assert len(state.copies(first.weights[0])) == 1

@@ -121,10 +121,14 @@ def test_applying_local_gradients_warns_once():
         model.optimizer.apply(grads, model.trainable_variables)
 
     x, y = kc.split((X, Y), MANY)
-    with pytest.warns(UserWarning, match=r"forgot: .*allreduce") as caught:
+    with pytest.warns(
+        kc.ConfluxWarning, match=r"forgot: .*allreduce"
+    ) as caught:
         forgot(x, y)
-    ours = [w for w in caught if "drift apart" in str(w.message)]
-    assert len(ours) == 1
+    (ours,) = [w for w in caught if "drift apart" in str(w.message)]
+    assert ours.filename == __file__
+    first = forgot.__wrapped__.__code__.co_firstlineno
+    assert ours.lineno == first + 5  # that of `apply`
     assert not kc.in_sync(model)
     with pytest.raises(kc.ReplicaMismatchError, match=r"kernel.*by up to"):
         kc.assert_in_sync(model)

@@ -1,4 +1,4 @@
-"""Calls grow as fast as their batches can be there."""
+"""Executions grow as fast as their batches can arrive."""
 
 import sys
 
@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 
 import keras_conflux as kc
-from keras_conflux._fit.input import epoch_iterator
-from keras_conflux._fit.input.steps_per_execution import ENDLESS
-from keras_conflux._fit.input.steps_per_execution import power_of_two
+from keras_conflux._fit.input import steps_per_execution
+from keras_conflux._fit.input.epoch_iterator import StepGroups
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.powers_of_two import power_of_two
+from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 
 
-def chunks_of(most, split):
-    """Chunks of at most so many batches, which `split` takes instead."""
+def groups_of(maximum, shard):
+    """Step groups of at most so many batches, which `shard` takes instead."""
     strategy = kc.replicate(devices=1)
-    chunks = epoch_iterator._Chunks(
-        strategy, 1, epoch_iterator.Plan(stacks=True, free=True)
-    )
-    chunks._split, chunks._size = split, most
-    chunks._pace.note_call(1, 1.0)
-    return chunks
+    plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
+    groups = StepGroups(plan, 1)
+    groups._shard, groups._steps.next = shard, maximum
+    groups._steps.timings.note_execution(1, 1.0)
+    return groups
 
 
 class Clock:
@@ -27,14 +28,16 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(epoch_iterator.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            steps_per_execution.time, "monotonic", lambda: self.now
+        )
 
 
 @pytest.mark.parametrize(
     ("drawing", "moving", "most_waited"),
     [(0, 0, 0), (0, 0.3, 2), (0.3, 0.1, 4), (0.7, 0.1, 20), (0.9, 0, 40)],
 )
-def test_devices_wait_little_for_longer_calls(
+def test_devices_wait_little_for_longer_executions(
     drawing, moving, most_waited, monkeypatch
 ):
     """By fours, whatever the batches take, they would wait for up to 50 s."""
@@ -45,20 +48,20 @@ def test_devices_wait_little_for_longer_calls(
             clock.now += drawing
             yield np.ones((8, 4), "float32")
 
-    def split(batches, spec):
+    def shard(batches, spec):
         clock.now += moving * len(batches)
         return batches
 
-    chunks = chunks_of(64, split)
+    groups = groups_of(64, shard)
     source = draw()
-    counts = [chunks._draw(source, 4, ENDLESS).count]
+    counts = [groups._draw(source, 4, NO_DEADLINE).count]
     waited = 0.0
     while counts[-1] < 64:
         running = counts[-1]
         end = clock.now + running
-        window = chunks._pace.window(running)
-        most = min(4 * running, 64)
-        counts.append(chunks._draw(source, most, window).count)
+        budget = groups._steps.timings.budget(running)
+        maximum = min(4 * running, 64)
+        counts.append(groups._draw(source, maximum, budget).count)
         waited += max(0.0, clock.now - end)
         clock.now = max(clock.now, end)
     assert waited <= most_waited
@@ -75,15 +78,15 @@ def test_every_batch_is_run_once_and_in_order(monkeypatch):
             clock.now += rng.choice([0.0, 0.5, 5.0])
             yield np.full((8, 4), position)
 
-    chunks = chunks_of(16, lambda batches, spec: batches)
+    groups = groups_of(16, lambda batches, spec: batches)
     source, seen = draw(), []
-    drawn = chunks._draw(source, 4, ENDLESS)
+    drawn = groups._draw(source, 4, NO_DEADLINE)
     while drawn.error is None:
-        seen += drawn.pieces
-        window = chunks._pace.window(drawn.count)
+        seen += drawn.batches
+        budget = groups._steps.timings.budget(drawn.count)
         clock.now += drawn.count
-        drawn = chunks._draw(source, sys.maxsize, window)
-    seen += drawn.pieces
+        drawn = groups._draw(source, sys.maxsize, budget)
+    seen += drawn.batches
     assert [int(batch[0, 0]) for batch in seen] == list(range(100))
 
 

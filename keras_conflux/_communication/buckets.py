@@ -8,7 +8,7 @@ import tensorflow as tf
 BUCKET_BYTES = 32 << 20
 """A bucket is reduced as soon as it is full, while later ones are computed."""
 
-MOST_IN_ORDER = 4
+MAX_IN_ORDER = 4
 """About as many buckets wait for each other. XLA computes the gradients of a
 bucket right before its reduction, so many small ones hide no more than few, and
 cost more (docs/performance.md, round 5)."""
@@ -64,7 +64,7 @@ def map_buckets(
     """
     if in_order:
         total = sum(map(_bytes, tensors))
-        bucket_bytes = max(bucket_bytes, total // MOST_IN_ORDER)
+        bucket_bytes = max(bucket_bytes, total // MAX_IN_ORDER)
     results: list[tf.Tensor] = list(tensors)
     before = None
     for bucket in plan(tensors, bucket_bytes):

@@ -1,19 +1,19 @@
-"""What a leaf of a reduced tree may be, and what reducing does to it."""
+"""The dtypes that collectives take, and what they do to a leaf."""
 
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-REDUCED = (
+REDUCIBLE = (
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64,
 )  # fmt: skip
 """The dtypes that can be reduced."""
 # What can only be copied travels in a wider dtype that can be added.
-_CARRIERS = dict.fromkeys(
+_SUMMABLE = dict.fromkeys(
     (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32
 )
-COPIED = (*REDUCED, *_CARRIERS)
+COPYABLE = (*REDUCIBLE, *_SUMMABLE)
 """The dtypes that can be broadcast and gathered."""
 
 
@@ -54,13 +54,13 @@ def is_sparse(leaf: Any) -> bool:
 
 
 def weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-    """Returns a leaf times a scalar; of weight 0, NaN counts nothing either."""
+    """Returns a leaf times a scalar: zeros for weight 0, also for NaN."""
     if weight is None:
         return leaf
     if not leaf.dtype.is_floating:
         leaf = tf.cast(leaf, keras.config.floatx())
-    heard = tf.where(weight > 0, leaf, tf.zeros_like(leaf))
-    return heard * tf.cast(weight, leaf.dtype)
+    masked = tf.where(weight > 0, leaf, tf.zeros_like(leaf))
+    return masked * tf.cast(weight, leaf.dtype)
 
 
 def divided(leaf: tf.Tensor, count: int, op: str) -> tf.Tensor:
@@ -71,17 +71,17 @@ def divided(leaf: tf.Tensor, count: int, op: str) -> tf.Tensor:
     return leaf / tf.cast(count, leaf.dtype) if count > 1 else leaf
 
 
-def carried(leaf: tf.Tensor) -> tf.Tensor:
+def as_summable(leaf: tf.Tensor) -> tf.Tensor:
     """Returns a leaf in a dtype that can be added."""
-    return tf.cast(leaf, _CARRIERS.get(leaf.dtype, leaf.dtype))
+    return tf.cast(leaf, _SUMMABLE.get(leaf.dtype, leaf.dtype))
 
 
-def nothing(leaf: tf.Tensor) -> tf.Tensor:
+def sum_identity(leaf: tf.Tensor) -> tf.Tensor:
     """Returns the scalar that changes nothing if added to such a leaf."""
     # -0.0 is what leaves every float as it is when added, -0.0 included.
     return tf.constant(-0.0 if leaf.dtype.is_floating else 0, leaf.dtype)
 
 
-def nothing_like(leaf: tf.Tensor) -> tf.Tensor:
+def sum_identity_like(leaf: tf.Tensor) -> tf.Tensor:
     """Returns what changes nothing of a leaf of this shape if added."""
-    return tf.fill(tf.shape(leaf), nothing(leaf))
+    return tf.fill(tf.shape(leaf), sum_identity(leaf))

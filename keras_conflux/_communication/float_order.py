@@ -11,7 +11,7 @@ _INTEGERS = {tf.float32: tf.int32, tf.float64: tf.int64}
 _FLOATS = {integer: floats for floats, integer in _INTEGERS.items()}
 
 
-def to_integers(x: tf.Tensor, op: str) -> tf.Tensor:
+def to_ordered_integers(x: tf.Tensor, op: str) -> tf.Tensor:
     """Returns integers that are in the order of `x`.
 
     Args:
@@ -24,15 +24,15 @@ def to_integers(x: tf.Tensor, op: str) -> tf.Tensor:
     # The NaN beyond all others: all bits set, for "max" but the sign's.
     bits = tf.constant(integer.max if op == "max" else -1, integer)
     x = tf.where(tf.math.is_nan(x), tf.bitcast(bits, x.dtype), x)
-    return _turned(tf.bitcast(x, integer))
+    return _flip_negatives(tf.bitcast(x, integer))
 
 
 def to_floats(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns the floats of which `to_integers` made `x`."""
-    return tf.cast(tf.bitcast(_turned(x), _FLOATS[x.dtype]), dtype)
+    return tf.cast(tf.bitcast(_flip_negatives(x), _FLOATS[x.dtype]), dtype)
 
 
-def _turned(bits: tf.Tensor) -> tf.Tensor:
+def _flip_negatives(bits: tf.Tensor) -> tf.Tensor:
     """Turns the order of the negative ones round; its own inverse.
 
     The bits of a float are its sign and then its size.

@@ -30,21 +30,25 @@ def standardize_op(op: str) -> str:
     return name
 
 
-class TreeReducer:
-    """What one replica does with trees, among those of its strategy.
+class ReplicaCollectives:
+    """The collectives on trees, as one replica of a strategy calls them.
 
     Args:
         communicator: The channel of the strategy.
         index: The replica that calls.
+        in_xla: Whether what is traced becomes part of an XLA program.
     """
 
-    def __init__(self, communicator: Communicator, index: int) -> None:
+    def __init__(
+        self, communicator: Communicator, index: int, in_xla: bool = False
+    ) -> None:
         self._communicator = communicator
         self._index = index
+        self._in_xla = in_xla
 
     @property
     def count(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._communicator.size
 
     @property
@@ -63,7 +67,7 @@ class TreeReducer:
             weight: For `"mean"`, a scalar that says how much this replica
                 counts. With 0, nothing of its tree counts, NaN included.
         """
-        leaves = self._leaves(f"allreduce({op!r})", tree, dtypes.REDUCED)
+        leaves = self._leaves(f"allreduce({op!r})", tree, dtypes.REDUCIBLE)
         if weight is not None:
             weight = tf.cast(weight, tf.float64)
             total = self._reduce("sum", weight)
@@ -72,7 +76,7 @@ class TreeReducer:
 
     def weighted_sum(self, tree: Tree, weight: tf.Tensor) -> Tree:
         """Sums trees times weights. Of weight 0, NaN counts nothing either."""
-        leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCED)
+        leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCIBLE)
         return self._reduce_leaves("mean", tree, leaves, weight)
 
     def weighted(self, tree: Tree, weight: tf.Tensor) -> Tree:
@@ -88,10 +92,10 @@ class TreeReducer:
 
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root`."""
-        leaves = self._leaves("broadcast", tree, dtypes.COPIED)
+        leaves = self._leaves("broadcast", tree, dtypes.COPYABLE)
         mine = [
-            leaf if self._index == root else dtypes.nothing_like(leaf)
-            for leaf in map(dtypes.carried, leaves)
+            leaf if self._index == root else dtypes.sum_identity_like(leaf)
+            for leaf in map(dtypes.as_summable, leaves)
         ]
         copies = self._reduce_each("sum", mine)
         return trees.refill(
@@ -104,7 +108,7 @@ class TreeReducer:
 
     def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Joins the replicas' leaves along `axis`, where sizes may differ."""
-        leaves = self._leaves("allgather", tree, dtypes.COPIED, compare=False)
+        leaves = self._leaves("allgather", tree, dtypes.COPYABLE, compare=False)
         return trees.refill(tree, [self._gather(leaf, axis) for leaf in leaves])
 
     def _leaves(
@@ -161,16 +165,14 @@ class TreeReducer:
         # XLA runs collectives in the order in which the program's results
         # need them: by itself it would reduce the first variables' gradients
         # first, which are the last to be known.
-        return map_buckets(
-            reduce, dense, in_order=self._communicator.is_inside_xla
-        )
+        return map_buckets(reduce, dense, in_order=self._in_xla)
 
     def _reduce(self, op: str, tensor: tf.Tensor) -> tf.Tensor:
         """A differentiable all-reduce of one tensor."""
 
         @tf.custom_gradient
         def reduce(x: tf.Tensor) -> Any:
-            y = self._communicator.all_reduce(x, self._index, op)
+            y = self._communicator.all_reduce(x, self._index, op, self._in_xla)
 
             def gradient(dy: tf.Tensor) -> tf.Tensor:
                 # What all replicas' results owe to this replica's value.
@@ -213,9 +215,11 @@ class TreeReducer:
         padding = tf.pad(
             [[before, after]], [[axis % rank, rank - 1 - axis % rank], [0, 0]]
         )
-        carried = dtypes.carried(leaf)
+        as_summable = dtypes.as_summable(leaf)
         placed = tf.pad(
-            carried, padding, constant_values=dtypes.nothing(carried)
+            as_summable,
+            padding,
+            constant_values=dtypes.sum_identity(as_summable),
         )
         return tf.cast(self._reduce("sum", placed), leaf.dtype)
 
@@ -246,8 +250,8 @@ class TreeReducer:
         if not unknown or self._communicator.size == 1:
             return
         sizes = tf.stack([tf.size(leaf, tf.int64) for leaf in unknown])
-        extremes = self._reduce("max", tf.concat([sizes, -sizes], 0))
-        largest, smallest = tf.split(extremes, 2)
+        bounds = self._reduce("max", tf.concat([sizes, -sizes], 0))
+        largest, smallest = tf.split(bounds, 2)
         same = tf.debugging.assert_equal(
             largest,
             -smallest,

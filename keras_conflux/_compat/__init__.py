@@ -2,4 +2,5 @@
 
 from keras_conflux._compat import versions
 
+versions.assert_installed()
 versions.assert_supported()

@@ -1,9 +1,4 @@
-"""The only place that touches Keras' private names. Read in 3.15.1.
-
-Keras has no plug-in point for what replicas must do differently. `dispatch`
-adds one: a method gets a second behaviour for replicated objects and stays
-what it was for all others.
-"""
+"""Accessors of Keras' private names; `keras_names` lists them."""
 
 import functools
 import random
@@ -12,59 +7,15 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-
-# The classes that hold the methods to be dispatched: Keras exports only what
-# derives from them.
-from keras.src.backend.common import KerasVariable
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import (
     distribution_lib as backend_distribution,
 )
-from keras.src.backend.tensorflow import nn as nn_module
-from keras.src.backend.tensorflow.core import Variable as TFVariable
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
-from keras.src.distribution import distribution_lib as distribution_module
-from keras.src.losses import loss as loss_module
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator
 from keras.src.trainers import trainer as trainer_module
-from keras.src.trainers.trainer import Trainer
 
-__all__ = [
-    "BaseOptimizer",
-    "KerasVariable",
-    "TFEpochIterator",
-    "TFOptimizer",
-    "TFVariable",
-    "TensorFlowTrainer",
-    "Trainer",
-    "distribution_module",
-    "loss_module",
-    "nn_module",
-]
-
-
-_exchanges = [0]
-
-
-def dispatch(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Puts `replacement(original, *args, **kwargs)` in place of a method.
-
-    Args:
-        owner: The class or module that has it.
-        name: The attribute's name.
-        replacement: Called with the original first; decides whether it has
-            something to do and calls the original if not.
-    """
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def dispatcher(*args: Any, **kwargs: Any) -> Any:
-        return replacement(original, *args, **kwargs)
-
-    setattr(owner, name, dispatcher)
+from keras_conflux._compat import error_texts
 
 
 def provide_distribution(*functions: Callable[..., Any]) -> None:
@@ -92,19 +43,6 @@ def backing(variable: keras.Variable) -> Any:
 def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
     """Puts another TensorFlow variable under a Keras variable."""
     variable._value = new
-    _exchanges[0] += 1
-
-
-def forget_stale_functions(model: keras.Model) -> None:
-    """Drops what was traced over variables that have been exchanged since.
-
-    A model that shares layers with a replicated one is concerned, too.
-    """
-    if getattr(model, "_conflux_exchanges", 0) != _exchanges[0]:
-        model._conflux_exchanges = _exchanges[0]
-        model.train_function = None
-        model.test_function = None
-        model.predict_function = None
 
 
 def make_backing(
@@ -138,12 +76,6 @@ def make_backing(
     )
 
 
-def multi_optimizers() -> list[type]:
-    """Returns `MultiOptimizer`, if Keras has it: from 3.15 on."""
-    found = getattr(keras.optimizers, "MultiOptimizer", None)
-    return [found] if found is not None else []
-
-
 def accumulators(optimizer: Any) -> list[keras.Variable]:
     """Returns the variables that add up gradients between updates."""
     # Keras has no public name for them (base_optimizer.py, `build`).
@@ -159,10 +91,6 @@ def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
 def set_strategy(model: keras.Model, strategy: Any) -> None:
     """Makes `model` train, evaluate and predict under another strategy."""
     model._distribute_strategy = strategy
-    # What was traced for the former one is dropped.
-    model.train_function = None
-    model.test_function = None
-    model.predict_function = None
 
 
 def optimizer_strategy(optimizer: Any) -> tf.distribute.Strategy:
@@ -174,13 +102,6 @@ def set_optimizer_strategy(optimizer: Any, strategy: Any) -> None:
     """Makes an optimizer create and update its variables under a strategy."""
     # TFOptimizer takes the strategy at construction and never asks again.
     optimizer._distribution_strategy = strategy
-
-
-def default_strategy() -> tf.distribute.Strategy:
-    """Returns TensorFlow's strategy of a single device."""
-    # What `tf.distribute.get_strategy` gives where no scope is open.
-    with tf.Graph().as_default():
-        return tf.distribute.get_strategy()
 
 
 def global_seed_generator() -> keras.random.SeedGenerator:
@@ -220,7 +141,7 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
         # Keras cannot trace some models by shapes alone. And a step of the
         # user's own may do without `call`, or take what `call` does not. Both
         # are built by their first step on one device, so they shall be here.
-        untraceable = "automatically build the model" in str(error)
+        untraceable = error_texts.is_untraceable_by_shapes(error)
         if not untraceable and not _has_own_step(model):
             raise
 
@@ -237,14 +158,14 @@ def supports_jit(model: keras.Model) -> bool:
     return trainer_module.model_supports_jit(model)
 
 
-def looks_at_batches(callback: keras.callbacks.TensorBoard) -> bool:
+def tensorboard_needs_batches(callback: keras.callbacks.TensorBoard) -> bool:
     """Whether a TensorBoard callback writes or profiles single batches."""
     # `profile_batch` is kept as the first batch to profile.
     return callback.update_freq != "epoch" or callback._start_batch > 0
 
 
-def batch_spec(iterator: TFEpochIterator) -> Any:
-    """Returns the `tf.TypeSpec`s of the batches that an iterator yields."""
+def batch_spec(iterator: Any) -> Any:
+    """Returns the `tf.TypeSpec`s that an epoch iterator of Keras yields."""
     spec = iterator._distributed_dataset.element_spec
     return keras.tree.map_structure(_first_spec, spec)
 

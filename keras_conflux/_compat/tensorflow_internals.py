@@ -1,10 +1,8 @@
-"""The only place that touches TensorFlow's private names. Read in 2.21.0."""
+"""Accessors of TensorFlow's private names; `tensorflow_names` lists them."""
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,127 +11,8 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
-
-# The extended part of MirroredStrategy is where a strategy's behaviour lives,
-# and TensorFlow exports only the strategy around it.
-from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.eager import context
-from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import summary_ops_v2
-
-
-class ReplicatedExtended(mirrored_strategy.MirroredExtended):
-    """A MirroredStrategy's inside in which replicas never pause for others.
-
-    Each replica runs the whole program; it meets the others only in
-    `all_reduce`, which is given.
-    """
-
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        devices: Sequence[str],
-        all_reduce: Callable[[str, Any], Any],
-        around_run: Callable[[Callable[[], Any]], Any],
-        around_replica: Callable[[Callable], Callable],
-    ) -> None:
-        self._conflux_all_reduce = all_reduce
-        self._conflux_around_run = around_run
-        self._conflux_around_replica = around_replica
-        self._conflux_clones: Any = weakref.WeakKeyDictionary()
-        super().__init__(strategy, devices=list(devices))
-
-    def _use_merge_call(self) -> bool:
-        # With False, Keras and TensorFlow update variables inside a replica.
-        return False
-
-    def _make_collective_ops_with_fallbacks(self) -> Any:
-        # TensorFlow would make CollectiveAllReduce, whose keys start anew in
-        # each strategy, so that two strategies abort each other
-        # (tensorflow#61314). What reduces between replicas goes through
-        # `all_reduce`; what is left, reductions asked for outside of
-        # replicas, is copies and additions.
-        return tf.distribute.ReductionToOneDevice()
-
-    def _get_cross_device_ops(self, value: Any) -> Any:
-        return self._cross_device_ops
-
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        # ONLY_FIRST_REPLICA (Keras' step counter) would need the first replica
-        # in every assignment. All count the same steps.
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs.get("aggregation") == first:
-            kwargs["aggregation"] = tf.VariableAggregation.NONE
-        return super()._create_variable(next_creator, **kwargs)
-
-    def _replica_ctx_all_reduce(
-        self, reduce_op: Any, value: Any, options: Any = None
-    ) -> Any:
-        mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        return self._conflux_all_reduce("mean" if mean else "sum", value)
-
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            program = self._cloned(fn)
-        else:
-            program = self._prepared(fn)
-        return self._conflux_around_run(
-            lambda: super(ReplicatedExtended, self)._call_for_each_replica(
-                program, args, kwargs
-            )
-        )
-
-    def _prepared(self, fn: Callable) -> Callable:
-        return self._conflux_around_replica(_in_order_of_its_own(fn))
-
-    def _cloned(self, fn: Any) -> Any:
-        # mirrored_run.py runs the Python function of a tf.function in a clone
-        # of it and finds that by the function's identity.
-        if fn not in self._conflux_clones:
-            self._conflux_clones[fn] = fn._clone(
-                python_function=self._prepared(fn.python_function)
-            )
-        return self._conflux_clones[fn]
-
-
-def _in_order_of_its_own(fn: Callable) -> Callable:
-    """Keeps a replica's side effects from waiting for another replica's.
-
-    A tf.function runs ops with side effects on nothing in particular (an
-    assertion, a print, a Python call) one after another, in the order of
-    tracing: all of replica 0's before those of replica 1. So one after a
-    collective in replica 0 and one before it in replica 1 would wait for each
-    other for ever. Here each replica has an order of its own.
-    """
-
-    @functools.wraps(fn)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        result = fn(*args, **kwargs)
-        # The manager of automatic control dependencies, from __enter__ of
-        # auto_control_deps.py to its __exit__, where it would order them.
-        manager = getattr(graph, "experimental_acd_manager", None)
-        if not tf.executing_eagerly() and manager is not None:
-            _order(manager, graph.get_operations()[before:])
-        return result
-
-    return traced
-
-
-def _order(manager: Any, operations: Sequence[tf.Operation]) -> None:
-    previous = None
-    for operation in operations:
-        # As AutomaticControlDependencies.__exit__ finds them.
-        if (
-            auto_control_deps.op_is_stateful(operation)
-            and operation._control_flow_context is None
-            and not any(auto_control_deps._get_resource_inputs(operation))
-        ):
-            if previous is not None:
-                operation._add_control_input(previous)
-            manager.run_independently(operation)
-            previous = operation
 
 
 def in_replica_loop() -> bool:
@@ -175,9 +54,9 @@ def memory_of(device: str) -> int:
     return 0
 
 
-def graph_function(function: Callable, signature: Any) -> Callable:
+def concrete_function(function: Callable, signature: Any) -> Callable:
     """Returns `function` as a graph, with its control flow as it is."""
-    traced = quiet(
+    traced = without_retracing_warning(
         tf.function(function, input_signature=signature, autograph=False)
     )
     concrete: list[Callable] = []
@@ -197,7 +76,7 @@ def graph_function(function: Callable, signature: Any) -> Callable:
     return call
 
 
-def quiet(function: Any) -> Any:
+def without_retracing_warning(function: Any) -> Any:
     """Keeps a `tf.function` from warning that it is traced often.
 
     TensorFlow counts tracings by the line of the source. That is one for all
@@ -208,7 +87,7 @@ def quiet(function: Any) -> Any:
     return function
 
 
-def is_stop(error: BaseException) -> bool:
+def is_cancellation(error: BaseException) -> bool:
     """Whether a replica was stopped because of what went wrong elsewhere."""
     # Raised in the threads of replicas that wait in `merge_call`.
     return isinstance(error, mirrored_run._RequestedStop)

@@ -1,9 +1,17 @@
 """Says what to install or set when the package cannot work as imported."""
 
 import importlib.util
+import re
+
+from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import problems
+
+TESTED_KERAS = (3, 14), (3, 15)
+TESTED_TENSORFLOW = (2, 20), (2, 21)
+"""The oldest and the newest version that the tests pass with."""
 
 
-def assert_supported() -> None:
+def assert_installed() -> None:
     """Raises unless TensorFlow is installed and is Keras' backend.
 
     Raises:
@@ -25,3 +33,77 @@ def assert_supported() -> None:
             "environment variable KERAS_BACKEND=tensorflow before Keras is "
             "first imported."
         )
+
+
+def assert_supported() -> None:
+    """Compares the insides of Keras and TensorFlow with what is expected.
+
+    A version beyond those that are tested is warned about once.
+
+    Raises:
+        ImportError: If a private name is missing or has changed, with all of
+            them, the versions, and those that are tested.
+    """
+    import keras
+    import tensorflow as tf
+
+    from keras_conflux._common.user_warnings import warn
+    from keras_conflux._compat import keras_names
+    from keras_conflux._compat import tensorflow_names
+
+    found_keras = numbers(keras.__version__)
+    found_tensorflow = numbers(tf.__version__)
+    keras_expected = [*keras_names.patched(), *keras_names.READ]
+    tensorflow_expected = [*tensorflow_names.OVERRIDDEN, *tensorflow_names.READ]
+    wrong = [
+        *problems(keras_expected, found_keras),
+        *problems(tensorflow_expected, found_tensorflow),
+    ]
+    installed = f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
+    tested = (
+        f"Keras {_range(TESTED_KERAS)} and TensorFlow "
+        f"{_range(TESTED_TENSORFLOW)}"
+    )
+    if wrong:
+        raise ImportError(
+            f"keras_conflux does not fit {installed}, which are installed: "
+            f"{'; '.join(wrong)}. It is tested with {tested}. Type "
+            f"`pip install {_requirement('keras', TESTED_KERAS)} "
+            f"{_requirement('tensorflow', TESTED_TENSORFLOW)}`, or a newer "
+            "keras-conflux."
+        )
+    if not (
+        _is_in(found_keras, TESTED_KERAS)
+        and _is_in(found_tensorflow, TESTED_TENSORFLOW)
+    ):
+        warn(
+            f"keras_conflux is tested with {tested}. Installed are "
+            f"{installed}. What it relies on is there, but whether N devices "
+            "still compute what one does has not been tried."
+        )
+
+
+def has(point: PrivateName) -> bool:
+    """Whether the installed Keras is one that has a patch point."""
+    import keras
+
+    return point.since is None or numbers(keras.__version__) >= point.since
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version: `(3, 15, 1)` of `"3.15.1"`."""
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
+
+
+def _is_in(version: tuple, tested: tuple) -> bool:
+    oldest, newest = tested
+    return oldest <= version[:2] <= newest
+
+
+def _range(tested: tuple) -> str:
+    return " to ".join(".".join(map(str, each)) for each in tested)
+
+
+def _requirement(name: str, tested: tuple) -> str:
+    (major, oldest), (_, newest) = tested
+    return f"'{name}>={major}.{oldest},<{major}.{newest + 1}'"

@@ -25,7 +25,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import reducer
+from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
 
@@ -119,7 +119,7 @@ class _Call:
         return f"{self.verb}({self.op!r})" if self.op else self.verb
 
     def __call__(self, tree: Tree, weight: Any = None) -> Tree:
-        this = reducer()
+        this = replica_collectives()
         if self.root not in range(this.count):
             raise ValueError(
                 f"{self}: `root` is the index of a replica, from 0 to "
@@ -170,9 +170,9 @@ def _collective(
 
 def _inside(call: _Call, tree: Tree, weight: Any) -> Tree:
     result = call(tree, weight)
-    running = step_context.current()
-    if running is not None:
-        running.reduced.extend(trees.flatten(result))
+    context = step_context.current()
+    if context is not None:
+        context.reduced.extend(trees.flatten(result))
     return result
 
 

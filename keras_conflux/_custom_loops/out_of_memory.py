@@ -1,14 +1,14 @@
 """Goes on after a batch for which a device has no memory."""
 
 import functools
-import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import error_texts
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication.replicas import Replicas
@@ -77,13 +77,12 @@ class _Skipping:
             return self._run(*args, **kwargs)
         except tf.errors.ResourceExhaustedError as error:
             self.skipped += 1
-            warnings.warn(
+            warn(
                 f"{self._name}: no memory for a batch of "
-                f"{_describe((args, kwargs))} a device. It is skipped, as "
+                f"{_describe((args, kwargs))} per device. It is skipped, as "
                 f"{self.skipped} so far. {_reason(error)} Call "
                 "`keras_conflux.synchronize` on models whose layers keep "
-                "something of their data.",
-                stacklevel=2,
+                "something of their data."
             )
             return None
 
@@ -130,6 +129,5 @@ def _describe(arguments: tuple) -> str:
 
 def _reason(error: tf.errors.ResourceExhaustedError) -> str:
     """Returns what TensorFlow says of the tensor, and which replica it was."""
-    said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
-    reason = said[0].rstrip(".") if said else str(error).splitlines()[-1]
-    return f"{reason}. {getattr(error, '__notes__', [''])[-1]}"
+    notes = getattr(error, "__notes__", [""])
+    return f"{error_texts.memory_reason(error)}. {notes[-1]}"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,13 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import step_context
+from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.replicas import adopt
 from keras_conflux._replication.replicas import as_replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
@@ -113,8 +113,9 @@ class _Compiled:
         warned: set[str] = set()
         fail = tf.autograph.experimental.do_not_convert(self._fail)
         store = tf.autograph.experimental.do_not_convert(_store)
-        if jit_compile and strategy.communicator.takes_xla:
-            fn = _through_xla(fn, strategy)
+        in_xla = jit_compile and strategy.communicator.supports_xla
+        if in_xla:
+            fn = _through_xla(fn)
 
         # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
         # that Python's `if` and `for` over tensors work in `fn`.
@@ -124,9 +125,8 @@ class _Compiled:
             def one_replica() -> None:
                 index = replica_index()
                 args, kwargs = arguments[index]
-                with step_context.running(
-                    step_context.Program(self._name, warned)
-                ):
+                context = step_context.StepContext(self._name, warned, in_xla)
+                with step_context.entered(context):
                     try:
                         output = fn(*args, **kwargs)
                     except Exception as error:
@@ -141,14 +141,14 @@ class _Compiled:
                 raise
             return [outputs[index] for index in range(len(arguments))]
 
-        self._function = tensorflow_internals.quiet(
+        self._function = tensorflow_internals.without_retracing_warning(
             tf.function(all_replicas, reduce_retracing=True)
         )
 
     def __call__(self, arguments: Tree) -> Replicas:
         count = len(self._strategy.devices)
         parts = [select(arguments, index) for index in range(count)]
-        adopt(None, self._strategy)  # the seeds of keras.random
+        promote_new_state(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
         try:
             with self._strategy.communicator.lock:
@@ -159,16 +159,14 @@ class _Compiled:
         return Replicas(outputs, self._strategy.devices)
 
     def _fail(self, index: int | None, error: Exception) -> None:
-        if not self._failed and not tensorflow_internals.is_stop(error):
+        if not self._failed and not tensorflow_internals.is_cancellation(error):
             self._failed.append((index, error))
 
     def _explain(self, error: BaseException) -> BaseException:
         """Returns the error to raise: of the original type, saying where."""
         index, original = self._failed[0] if self._failed else (None, error)
         if isinstance(error, tf.errors.OpError) and not self._failed:
-            # TensorFlow puts the ops of replicas after the first in a scope.
-            match = re.search(r"\breplica_(\d+)/", str(error))
-            index = int(match[1]) if match else 0
+            index = error_texts.replica_of(error)
         if type(error) is not type(original):
             # AutoGraph adds the line of the user's source to the message, but
             # replaces exceptions of types that it does not know.
@@ -181,18 +179,10 @@ class _Compiled:
         return error
 
 
-def _through_xla(fn: Callable, strategy: ReplicatedStrategy) -> Callable:
-    inside_xla = tf.autograph.experimental.do_not_convert(
-        strategy.communicator.inside_xla
-    )
-
-    def one_replica(*args: Any, **kwargs: Any) -> Any:
-        with inside_xla():
-            return fn(*args, **kwargs)
-
+def _through_xla(fn: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         # A function for each replica: each is traced over its own variables.
-        return tf.function(one_replica, jit_compile=True)(*args, **kwargs)
+        return tf.function(fn, jit_compile=True)(*args, **kwargs)
 
     return run
 
@@ -200,12 +190,12 @@ def _through_xla(fn: Callable, strategy: ReplicatedStrategy) -> Callable:
 def select(tree: Tree, index: int) -> Tree:
     """Returns what replica `index` gets of arguments, some of them split."""
     return keras.tree.map_structure(
-        lambda leaf: leaf[index] if _is_split(leaf) else leaf,
+        lambda leaf: leaf[index] if _is_per_replica(leaf) else leaf,
         keras.tree.map_structure(as_replicas, tree),
     )
 
 
-def _is_split(leaf: Any) -> bool:
+def _is_per_replica(leaf: Any) -> bool:
     return isinstance(leaf, Replicas)
 
 
@@ -220,7 +210,9 @@ def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
             "one already runs on every device: call the plain function."
         )
     found = {
-        leaf.devices for leaf in trees.flatten(arguments) if _is_split(leaf)
+        leaf.devices
+        for leaf in trees.flatten(arguments)
+        if _is_per_replica(leaf)
     }
     if devices is not None:
         found.add(strategy_for(devices).devices)

@@ -11,7 +11,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._data.transfer import move_at_once
 from keras_conflux._devices.device import devices as find_devices
 
-_PATIENCE = 5
+_JOIN_TIMEOUT = 5
 """For how many seconds an iterator that is closed waits for its thread."""
 
 
@@ -86,7 +86,7 @@ def _results(
     finally:
         worker.stop()
         if thread is not threading.current_thread():
-            thread.join(_PATIENCE)
+            thread.join(_JOIN_TIMEOUT)
 
 
 class _Worker:

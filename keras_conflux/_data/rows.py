@@ -1,101 +1,17 @@
-"""Gives each replica its part of a batch."""
+"""The rows of a batch, one per sample, and which of them a replica gets."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._data.prefetcher import run_ahead
-from keras_conflux._data.transfer import device_of_leaf
-from keras_conflux._data.transfer import place
-from keras_conflux._devices.device import Device
-from keras_conflux._devices.device import DevicesLike
-from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.strategy import current_strategy
-from keras_conflux._replication.strategy import strategy_for
 
 
-def split(batch: Tree, devices: DevicesLike = None) -> Any:
-    """Splits a batch along its first axis, one part a device.
-
-    Parts are contiguous and in device order; the first ones get one sample
-    more where the count does not divide. With fewer samples than devices the
-    last devices get none.
-
-    Args:
-        batch: A tree of arrays or tensors of shape `(batch, ...)`.
-        devices: See `keras_conflux.devices`. By default those of the open
-            scope, else of `keras.distribution`, else those last given to
-            `replicate`, else all.
-
-    Returns:
-        A `Replicas`; a tuple of them if `batch` is a tuple, as `(x, y)` is.
-
-    Raises:
-        ValueError: If the leaves have different numbers of samples.
-    """
-    return _split(batch, _devices(devices))
-
-
-def distribute(
-    dataset: Iterable[Any], devices: DevicesLike = None, *, ahead: int = 0
-) -> Iterator[Any]:
-    """Yields the batches of `dataset`, each split by `split`.
-
-    For another epoch, call this again.
-
-    Args:
-        dataset: A batched `tf.data.Dataset` or any iterable of batches.
-        devices: See `split`.
-        ahead: How many batches may wait on the devices, drawn and split by a
-            thread as in `keras_conflux.prefetch`. With 0 there is no thread,
-            and each batch is drawn when it is asked for.
-
-    Raises:
-        ValueError: If `ahead` is negative, and what `split` raises.
-    """
-    chosen = _devices(devices)
-    if ahead == 0:
-        return map(lambda batch: _split(batch, chosen), dataset)
-    return run_ahead(
-        dataset, lambda batch: _split(batch, chosen, at_once=True), ahead
-    )
-
-
-def _devices(devices: DevicesLike) -> tuple[Device, ...]:
-    strategy = current_strategy() if devices is None else strategy_for(devices)
-    return strategy.devices
-
-
-def _split(
-    batch: Tree, devices: tuple[Device, ...], *, at_once: bool = False
-) -> Any:
-    assert_has_samples(batch)
-    cut = [_cut(batch, index, len(devices)) for index in range(len(devices))]
-    parts = place(cut, devices, at_once=at_once)
-    if isinstance(batch, tuple):
-        return tuple(
-            Replicas(part, devices) for part in zip(*parts, strict=True)
-        )
-    return Replicas(parts, devices)
-
-
-def _cut(batch: Tree, index: int, count: int) -> Tree:
-    def cut(leaf: Any) -> Any:
-        # Where it is, so that only this replica's rows travel.
-        with tf.device(device_of_leaf(leaf) or "CPU:0"):
-            return part_of(leaf, index, count)
-
-    return trees.map_leaves(cut, batch)
-
-
-def part_of(
+def shard_of(
     batch: Tree, index: int, count: int, at_least_one: bool = False
 ) -> Tree:
-    """Returns the part of a batch that replica `index` of `count` gets.
+    """Returns the shard of a batch that replica `index` of `count` gets.
 
     Args:
         batch: A tree of tensors of shape `(batch, ...)`.
@@ -104,7 +20,7 @@ def part_of(
         at_least_one: Gives a replica without samples the last sample.
     """
 
-    def part(leaf: Any) -> Any:
+    def shard(leaf: Any) -> Any:
         if not _has_samples(leaf):
             return leaf
         length = length_of(leaf)
@@ -112,9 +28,9 @@ def part_of(
         if at_least_one:
             begin = _minimum(begin, length - 1)
             end = length - _minimum(length - end, length - begin - 1)
-        return rows(leaf, begin, end)
+        return take(leaf, begin, end)
 
-    return trees.map_leaves(part, batch)
+    return trees.map_leaves(shard, batch)
 
 
 def sample_count(batch: Tree) -> int:
@@ -148,7 +64,11 @@ def sample_count(batch: Tree) -> int:
 
 
 def bounds(length: Any, index: int, count: int) -> tuple[Any, Any]:
-    """Returns where a replica's part of `length` samples begins and ends."""
+    """Returns where a replica's shard of `length` samples begins and ends.
+
+    Shards are contiguous and as even as can be; the first ones get one sample
+    more where the count does not divide.
+    """
     small, extra = length // count, length % count
     begin = index * small + _minimum(index, extra)
     end = (index + 1) * small + _minimum(index + 1, extra)
@@ -161,7 +81,7 @@ def _minimum(one: Any, other: Any) -> Any:
     return min(one, other)
 
 
-def rows(leaf: Any, begin: Any, end: Any) -> Any:
+def take(leaf: Any, begin: Any, end: Any) -> Any:
     """Returns the samples from `begin` to `end` of one leaf."""
     if isinstance(leaf, tf.SparseTensor):
         sizes = tf.concat([[end - begin], leaf.dense_shape[1:]], 0)

@@ -109,7 +109,7 @@ def _cut(leaf: Any, begin: int, size: int) -> Any:
 
 def _rows(leaf: Any, begin: int, end: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
-        return rows.rows(leaf, begin, end)
+        return rows.take(leaf, begin, end)
     return leaf[begin:end]  # of an array a view, so nothing is copied
 
 

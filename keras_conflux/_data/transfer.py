@@ -25,7 +25,7 @@ from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
 
 _COMPOSITE = tf.IndexedSlices | tf.RaggedTensor | tf.SparseTensor
-_STATEFUL = state.OWNERS | tf.Module
+_STATEFUL = state.STATEFUL | tf.Module
 
 
 def to_device(tree: Tree, device: int | str) -> Tree:

@@ -30,8 +30,8 @@ class Device(str):
         return self.split(":")[0]
 
     @property
-    def index(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Position among the devices of its kind."""
+    def ordinal(self) -> int:
+        """Position among the devices of its kind, from 0."""
         return int(self.split(":")[1])
 
     @property
@@ -123,7 +123,7 @@ def physical(device: Device) -> tf.config.PhysicalDevice:
         DeviceError: If the device does not exist.
     """
     _check([device])
-    return _physical_of_each(device.kind)[device.index]
+    return _physical_of_each(device.kind)[device.ordinal]
 
 
 def _all_of(kind: str) -> tuple[Device, ...]:
@@ -202,8 +202,8 @@ def _check(chosen: Sequence[Device]) -> None:
             f"[{', '.join(chosen)}]."
         )
     (kind,) = kinds
-    if kind == "CPU" and max(d.index for d in chosen) > 0:
-        _make_logical_cpus(max(d.index for d in chosen) + 1)
+    if kind == "CPU" and max(d.ordinal for d in chosen) > 0:
+        _make_logical_cpus(max(d.ordinal for d in chosen) + 1)
     existing = _existing(kind)
     for device in chosen:
         if device not in existing:

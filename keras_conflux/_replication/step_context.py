@@ -1,4 +1,4 @@
-"""What the program that a replica runs leaves to the package."""
+"""What is known of the step that this replica runs, while it is traced."""
 
 import contextlib
 import dataclasses
@@ -8,52 +8,83 @@ from typing import Any
 
 
 @dataclasses.dataclass
-class Program:
-    """A replica's program while it is traced."""
+class StepContext:
+    """The state of one replica's step, from its begin to its end."""
 
     name: str
-    """What a warning calls it."""
+    """What a warning calls the step."""
     warned: set[str] = dataclasses.field(default_factory=set)
-    """What has been warned of, in this program on any replica."""
-    share: Any = None
-    """In a step of `fit`, a scalar: this replica's part of the global batch.
-    All parts add up to one. `None` in `withdevices`, where the user reduces."""
-    graph: Any = None
-    """In a step of `fit`, the graph that it is traced to, if it is."""
+    """What has been warned of, in this step on any replica."""
+    in_xla: bool = False
+    """Whether what is traced becomes part of an XLA program."""
+    optimizing: bool = False
+    """Whether an optimizer is applying gradients."""
+    accumulating: bool = False
+    """Whether the gradients that it applies are accumulated before they are
+    reduced."""
     reduced: list[Any] = dataclasses.field(default_factory=list)
     """The leaves that the user's `allreduce` returned."""
+
+    # What follows belongs to a step of `fit`.
+
+    batch_fraction: Any = None
+    """A scalar: this replica's samples over those of the global batch. All
+    replicas' add up to one. `None` in `withdevices`, where the user reduces."""
+    graph: Any = None
+    """The graph that the step is traced to, if it is."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, the Keras variables that a step of `fit` has written."""
+    """By id, the Keras variables that the step has written."""
     before: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, what a variable was before a step of `fit` first added to it."""
+    """By id, what a variable was before the step first added to it."""
     averages: list[Any] = dataclasses.field(default_factory=list)
     """The Keras variables that are to be averaged after the last step."""
     named: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """By the names under which a step returns them, the metrics."""
-    weighted: set[int] = dataclasses.field(default_factory=set)
-    """The ids of the optimizers whose loss was multiplied by the share."""
+    """By the names under which the step returns them, the metrics."""
+    scaled: set[int] = dataclasses.field(default_factory=set)
+    """The ids of the optimizers whose loss was multiplied by the fraction."""
 
 
-_running = threading.local()
+_local = threading.local()
 
 
-def current() -> Program | None:
-    """Returns the program of this replica, if the package runs it."""
-    return getattr(_running, "program", None)
+def current() -> StepContext | None:
+    """Returns the context of this replica's step, if the package runs it."""
+    return getattr(_local, "context", None)
 
 
-def current_step() -> Program | None:
-    """Returns the program of this replica if it is a step of `fit`."""
-    program = current()
-    return program if program and program.share is not None else None
+def current_fit_step() -> StepContext | None:
+    """Returns the context of this replica's step if it is one of `fit`."""
+    context = current()
+    if context is None or context.batch_fraction is None:
+        return None
+    return context
 
 
 @contextlib.contextmanager
-def running(program: Program | None) -> Iterator[None]:
-    """Makes `program` the current one of this replica's thread."""
+def entered(context: StepContext) -> Iterator[None]:
+    """Makes a context the current one of this replica's thread."""
     before = current()
-    _running.program = program
+    _local.context = context
     try:
         yield
     finally:
-        _running.program = before
+        _local.context = before
+
+
+@contextlib.contextmanager
+def optimizing(accumulating: bool = False) -> Iterator[None]:
+    """Says that an optimizer is applying gradients in this replica.
+
+    An optimizer may hold others, as `LossScaleOptimizer` does, whose `apply`
+    reduces nothing again.
+
+    Args:
+        accumulating: See `StepContext`.
+    """
+    context = current() or StepContext("strategy.run")
+    context.optimizing, context.accumulating = True, accumulating
+    try:
+        with entered(context):
+            yield
+    finally:
+        context.optimizing = context.accumulating = False

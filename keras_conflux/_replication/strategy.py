@@ -1,4 +1,4 @@
-"""The strategy: one replica a device, each running the whole program."""
+"""The strategy: one replica per device, each running the whole program."""
 
 import contextlib
 from types import TracebackType
@@ -8,12 +8,13 @@ from typing import Self
 import tensorflow as tf
 
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._communication.tree_collectives import TreeReducer
+from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat.tensorflow_internals import ReplicatedExtended
+from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._replication import step_context
 from keras_conflux._replication.keras_distribution import active_devices
 
 
@@ -38,8 +39,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         extended = ReplicatedExtended(
             self,
             self._conflux_devices,
-            lambda op, tree: reducer().all_reduce(op, tree),
-            self._conflux_communicator.watch,
+            lambda op, tree: replica_collectives().all_reduce(op, tree),
+            self._conflux_communicator.checked_trace,
             keras_internals.with_this_threads_state,
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
@@ -48,7 +49,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """One device a replica, in replica order."""
+        """One device per replica, in replica order."""
         return self._conflux_devices
 
     @property
@@ -114,8 +115,15 @@ def current_strategy() -> ReplicatedStrategy:
     return _latest[0] if _latest else strategy_for(None)
 
 
+def default_strategy() -> tf.distribute.Strategy:
+    """Returns TensorFlow's strategy of a single device."""
+    # What `tf.distribute.get_strategy` gives where no scope is open.
+    with tf.Graph().as_default():
+        return tf.distribute.get_strategy()
+
+
 def is_replicated(value: Any) -> bool:
-    """Whether `value` is a variable with one copy a replica of ours."""
+    """Whether `value` is a variable with one copy per replica of ours."""
     return isinstance(value, tf.distribute.DistributedValues) and isinstance(
         getattr(value, "distribute_strategy", None), ReplicatedStrategy
     )
@@ -135,8 +143,11 @@ def replica_index() -> int:
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
-def reducer() -> TreeReducer:
+def replica_collectives() -> ReplicaCollectives:
     """The collectives of the running replica. Only inside one."""
-    return TreeReducer(
-        tf.distribute.get_strategy().communicator, replica_index()
+    context = step_context.current()
+    return ReplicaCollectives(
+        tf.distribute.get_strategy().communicator,
+        replica_index(),
+        in_xla=context is not None and context.in_xla,
     )

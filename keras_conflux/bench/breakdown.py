@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._fit.execution.train_function import compiles
-from keras_conflux._fit.input.batches import Splitter
-from keras_conflux._fit.input.epoch_iterator import Chunk
+from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
 
 STEPS = 16
 REPEATS = 5
@@ -45,8 +45,8 @@ def of_program(model: keras.Model, data: Any) -> dict[str, float]:
     return {name: round(s * 1e3, 3) for name, s in seconds.items()}
 
 
-def _nothing(_: Any, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
-    del index, op
+def _nothing(_: Any, tensor: tf.Tensor, *call: Any) -> tf.Tensor:
+    del call
     return tf.identity(tensor)
 
 
@@ -54,13 +54,13 @@ def _seconds(model: keras.Model, data: Any) -> tuple[float, float]:
     """Returns what a call takes, and what each of its steps."""
     model.make_train_function(force=True)
     train: Any = model.train_function
-    split = _splitter(model)
+    shard = _sharder(model)
 
-    def run(chunk: Chunk) -> None:
-        keras.tree.map_structure(float, train(chunk))
+    def run(group: StepGroup) -> None:
+        keras.tree.map_structure(float, train(group))
 
     few, many = (
-        _fastest(functools.partial(run, Chunk(split([data] * n), STEPS)))
+        _fastest(functools.partial(run, StepGroup(shard([data] * n), STEPS)))
         for n in (STEPS // 2, STEPS)
     )
     step = (many - few) / (STEPS // 2)
@@ -68,20 +68,19 @@ def _seconds(model: keras.Model, data: Any) -> tuple[float, float]:
 
 
 def _input_seconds(model: keras.Model, data: Any) -> float:
-    split = _splitter(model)
+    shard = _sharder(model)
 
     def move() -> None:
-        for piece in split([data] * STEPS):
-            for part in piece.parts:
-                for leaf in part:
+        for batch in shard([data] * STEPS):
+            for leaves in batch.shards:
+                for leaf in leaves:
                     tf.reshape(leaf, [-1])[:1].numpy()  # waits
 
     return _fastest(move) / STEPS
 
 
-def _splitter(model: keras.Model) -> Splitter:
-    strategy = model.distribute_strategy
-    return Splitter(strategy, stacks=compiles(model, strategy))
+def _sharder(model: keras.Model) -> BatchSharder:
+    return ExecutionPlan.of(model, model.distribute_strategy).sharder()
 
 
 def _fastest(function: Callable[[], Any]) -> float:

@@ -9,10 +9,10 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.execution.replica_step import Work
-from keras_conflux._fit.execution.watchdog import Watch
+from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import shares
+from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
 
@@ -21,66 +21,69 @@ class GraphProgram:
     """Runs a step for one batch after another, of any sizes.
 
     Args:
-        work: What the replicas do.
+        step: What each replica does.
         strategy: What replicates the model.
         eager: Whether to run without a graph, for debugging.
     """
 
     def __init__(
-        self, work: Work, strategy: ReplicatedStrategy, eager: bool = False
+        self,
+        step: ReplicaStep,
+        strategy: ReplicatedStrategy,
+        eager: bool = False,
     ) -> None:
-        self._work = work
+        self._step = step
         self._strategy = strategy
         self._eager = eager
-        self._watch = Watch(strategy.devices, work.name)
+        self._watchdog = StepWatchdog(strategy.devices, step.name)
         self._traced: dict[Any, Callable] = {}
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
-        """Runs a step a batch and returns the last one's result."""
+        """Runs a step per batch and returns the last one's result."""
         result = None
         for batch in batches:
             sizes = tf.constant(batch.sizes, tf.int64)
             if self._eager:
-                parts = _refilled(batch.specs, batch.parts)
-                result = self._all_replicas(parts, sizes)
+                shards = _refilled(batch.specs, batch.shards)
+                result = self._all_replicas(shards, sizes)
                 continue
             if batch.signature not in self._traced:
                 self._traced[batch.signature] = self._trace(batch)
-            result = self._watch.call(
-                self._traced[batch.signature], batch.parts, sizes
+            result = self._watchdog.call(
+                self._traced[batch.signature], batch.shards, sizes
             )
         return result
 
     def _trace(self, batch: Batch) -> Callable:
         specs = [trees.present(spec) for spec in batch.specs]
 
-        def packed(parts: list[list[Any]], sizes: tf.Tensor) -> Tree:
-            return self._all_replicas(_refilled(batch.specs, parts), sizes)
+        def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
+            return self._all_replicas(_refilled(batch.specs, shards), sizes)
 
         signature = [specs, tf.TensorSpec([len(specs)], tf.int64)]
-        return tensorflow_internals.graph_function(packed, signature)
+        return tensorflow_internals.concrete_function(packed, signature)
 
-    def _all_replicas(self, parts: list[Tree], sizes: tf.Tensor) -> Tree:
-        each = tf.unstack(sizes, len(parts))
-        weights = shares(each)
+    def _all_replicas(self, shards: list[Tree], sizes: tf.Tensor) -> Tree:
+        each = tf.unstack(sizes, len(shards))
+        fractions = batch_fractions(each)
         outputs: dict[int, Tree] = {}
 
         @tf.autograph.experimental.do_not_convert
         def one_replica() -> None:
             index = replica_index()
-            output = self._work.on_replica(
-                parts[index], weights[index], each[index]
+            output = self._step.on_replica(
+                shards[index], fractions[index], each[index]
             )
-            self._work.after_steps(weights[index])
-            outputs[index] = self._watch.note_end(index, output)
+            self._step.after_steps(fractions[index])
+            outputs[index] = self._watchdog.mark_end(index, output)
 
         self._strategy.run(one_replica)
-        ordered = [outputs[index] for index in range(len(parts))]
-        return self._work.merge(ordered, weights, each)
+        ordered = [outputs[index] for index in range(len(shards))]
+        return self._step.merge(ordered, fractions, each)
 
 
-def _refilled(structures: list[Tree], parts: list[list[Any]]) -> list[Tree]:
+def _refilled(structures: list[Tree], shards: list[list[Any]]) -> list[Tree]:
     return [
         trees.refill(structure, leaves)
-        for structure, leaves in zip(structures, parts, strict=True)
+        for structure, leaves in zip(structures, shards, strict=True)
     ]

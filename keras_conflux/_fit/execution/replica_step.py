@@ -1,4 +1,4 @@
-"""What each replica does with its part of a batch, and what comes of it."""
+"""What each replica does with its shard of a batch, and the common result."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -13,113 +13,119 @@ from keras_conflux._data import rows
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import logs
 from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_index
 
 
-class Work(Protocol):
+class ReplicaStep(Protocol):
     """One step of all replicas."""
 
     name: str
     """What a warning calls it."""
 
-    def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
-        """Does a replica's part. Traced once a replica, in replica order.
+    def on_replica(
+        self, shard: Tree, fraction: Any, size: Any, in_xla: bool = False
+    ) -> Tree:
+        """Runs a replica's step. Traced once per replica, in replica order.
 
         Args:
-            part: The replica's part of the global batch.
-            share: A scalar: its number of samples over the global batch's.
+            shard: The replica's shard of the global batch.
+            fraction: A scalar: its number of samples over the global batch's.
             size: Its number of samples, which may be 0; `None` if it cannot.
+            in_xla: Whether what is traced becomes part of an XLA program.
         """
         ...
 
-    def after_steps(self, share: Any) -> None:
-        """Does what once after many steps of the same share will do.
+    def after_steps(self, fraction: Any) -> None:
+        """Does what once after many steps of the same fraction will do.
 
-        Traced once a replica, after `on_replica`.
+        Traced once per replica, after `on_replica`.
         """
         ...
 
-    def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
+    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """Makes one result of what the replicas returned."""
         ...
 
 
-class _OfModel:
-    """Runs something of a model, and sees to what its layers keep of it."""
+class _ModelStep:
+    """Runs a step of a model, and makes what its layers keep equal."""
 
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
         self._model = model
-        self._programs: dict[int, step_context.Program] = {}
+        self._contexts: dict[int, StepContext] = {}
 
-    def on_replica(self, part: Tree, share: Any, size: Any) -> Tree:
-        """See `Work`."""
+    def on_replica(
+        self, shard: Tree, fraction: Any, size: Any, in_xla: bool = False
+    ) -> Tree:
+        """See `ReplicaStep`."""
         eager = tf.executing_eagerly()
-        graph = None if eager else tf.compat.v1.get_default_graph()
-        running = step_context.Program(self.name, share=share, graph=graph)
-        self._programs[replica_index()] = running
-        with step_context.running(running):
-            output = self._run(part, size, running)
-            layer_state.reduce_states(self._model, running)
+        context = StepContext(
+            self.name,
+            in_xla=in_xla,
+            batch_fraction=fraction,
+            graph=None if eager else tf.compat.v1.get_default_graph(),
+        )
+        self._contexts[replica_index()] = context
+        with step_context.entered(context):
+            output = self._run(shard, size, context)
+            layer_state.reduce_states(self._model, context)
         return output
 
-    def _run(
-        self, part: Tree, size: Any, running: step_context.Program
-    ) -> Tree:
+    def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         raise NotImplementedError
 
-    def after_steps(self, share: Any) -> None:
-        """See `Work`."""
-        layer_state.average(self._programs[replica_index()], share)
+    def after_steps(self, fraction: Any) -> None:
+        """See `ReplicaStep`."""
+        context = self._contexts[replica_index()]
+        with step_context.entered(context):
+            layer_state.average(context, fraction)
 
 
-class Step(_OfModel):
+class TrainOrTestStep(_ModelStep):
     """A `train_step` or `test_step`, whose result is the logs."""
 
     def __init__(self, model: keras.Model, step: Callable) -> None:
         super().__init__(model)
         self._step = step
 
-    def _run(
-        self, part: Tree, size: Any, running: step_context.Program
-    ) -> Tree:
+    def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         before = logs.metric_state(self._model, size)
         with logs.noting_results(self._model) as noted:
-            output = self._step(part)
-        running.named = logs.metrics_by_name(output, noted)
-        logs.restore(before, size, running)
+            output = self._step(shard)
+        context.named = logs.metrics_by_name(output, noted)
+        logs.restore(before, size, context)
         return output
 
-    def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
-        """See `Work`."""
+    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
+        """See `ReplicaStep`."""
         del sizes
-        last = self._programs[len(outputs) - 1]
-        return logs.of_global_batch(self._model, outputs, shares, last)
+        last = self._contexts[len(outputs) - 1]
+        return logs.of_global_batch(self._model, outputs, fractions, last)
 
 
-class Prediction(_OfModel):
+class PredictStep(_ModelStep):
     """A `predict_step`, whose result is the outputs for the global batch."""
 
-    def _run(
-        self, part: Tree, size: Any, running: step_context.Program
-    ) -> Tree:
-        del size, running
-        return self._model.predict_step(part)
+    def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
+        del size, context
+        return self._model.predict_step(shard)
 
-    def merge(self, outputs: list[Tree], shares: list, sizes: list) -> Tree:
-        """See `Work`."""
+    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
+        """See `ReplicaStep`."""
         return keras.tree.map_structure(
-            lambda *leaves: _of_global_batch(leaves, shares, sizes), *outputs
+            lambda *leaves: _of_global_batch(leaves, fractions, sizes), *outputs
         )
 
 
-def _of_global_batch(leaves: tuple, shares: list, sizes: list) -> Any:
+def _of_global_batch(leaves: tuple, fractions: list, sizes: list) -> Any:
     if leaves[0] is None:
         return None
     if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
-        return logs.weighted_mean(leaves, shares)
+        return logs.weighted_mean(leaves, fractions)
     # What a replica without samples predicted of its stand-in is dropped.
-    return _concat(
+    return _concatenated(
         [
             leaf if size is None else _if_any(leaf, size)
             for leaf, size in zip(leaves, sizes, strict=True)
@@ -129,15 +135,17 @@ def _of_global_batch(leaves: tuple, shares: list, sizes: list) -> Any:
 
 def _if_any(leaf: Any, size: tf.Tensor) -> Any:
     length = tf.cast(rows.length_of(leaf), tf.int64)
-    return rows.rows(leaf, tf.zeros_like(length), tf.sign(size) * length)
+    return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
 
 
 def joined(parts: list[Tree]) -> Tree:
     """Joins trees of tensors of shape `(batch, ...)` along the first axis."""
-    return keras.tree.map_structure(lambda *leaves: _concat(leaves), *parts)
+    return keras.tree.map_structure(
+        lambda *leaves: _concatenated(leaves), *parts
+    )
 
 
-def _concat(leaves: Sequence[Any]) -> Any:
+def _concatenated(leaves: Sequence[Any]) -> Any:
     if len(leaves) == 1:
         return leaves[0]
     if isinstance(leaves[0], tf.SparseTensor):

@@ -14,21 +14,23 @@ from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._devices.device import Device
 
-SECONDS = 1800.0
-"""How long a step may take, unless `CONFLUX_STEP_TIMEOUT` says otherwise."""
+DEFAULT_STEP_TIMEOUT = 1800.0
+"""How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
+otherwise."""
 
 
-class Watch:
+class StepWatchdog:
     """Calls a program of all replicas in a thread of its own.
 
     So an interrupt is heard while the devices work, and a collective that one
-    replica never reaches does not keep the user waiting for ever.
+    replica never reaches does not keep the user waiting without an end.
 
     Args:
-        devices: One a replica.
+        devices: One per replica.
         name: What the program runs, for the error.
-        steps: How many steps a call has that the user asked for. Where the
-            engine chooses, a call of many lasts seconds.
+        steps: Keras' `steps_per_execution`, by which the time limit is
+            multiplied. An execution whose length is chosen by the package
+            lasts seconds.
     """
 
     def __init__(
@@ -44,8 +46,8 @@ class Watch:
             ]
         self._before: list[int] | None = None
 
-    def note_end(self, index: int, outputs: Tree) -> Tree:
-        """Makes a replica's outputs tell that it has come to its end."""
+    def mark_end(self, index: int, outputs: Tree) -> Tree:
+        """Counts that a replica has ended when its outputs are there."""
         if tf.executing_eagerly():
             return outputs
         leaves = tf.nest.flatten(outputs, expand_composites=True)
@@ -82,7 +84,9 @@ class Watch:
             finally:
                 ended.set()
 
-        limit = float(os.environ.get("CONFLUX_STEP_TIMEOUT", SECONDS))
+        limit = float(
+            os.environ.get("CONFLUX_STEP_TIMEOUT", DEFAULT_STEP_TIMEOUT)
+        )
         seconds = min(self._steps * limit, threading.TIMEOUT_MAX)
         # Read only where a call has failed: reading takes half a millisecond.
         before, self._before = self._before or self._counts(), None

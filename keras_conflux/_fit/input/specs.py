@@ -53,28 +53,28 @@ class Specs:
 def specs_of(batch: Tree) -> Tree:
     """The specs of batches like this one, of any number of samples."""
     return trees.map_leaves(
-        lambda leaf: _of_any_length(tf.type_spec_from_value(leaf)), batch
+        lambda leaf: _of_any_batch_size(tf.type_spec_from_value(leaf)), batch
     )
 
 
-def specs_of_part(specs: Tree, count: int) -> Tree:
-    """The specs of a replica's part of batches of these specs.
+def specs_of_shard(specs: Tree, count: int) -> Tree:
+    """The specs of a replica's shard of batches of these specs.
 
     How many samples it has is not fixed, even where the batch says so: a layer
     that counts them would take the count for a number of its own, which is
     the same on all replicas.
     """
-    return specs if count == 1 else trees.map_leaves(_of_any_length, specs)
+    return specs if count == 1 else trees.map_leaves(_of_any_batch_size, specs)
 
 
-def loose_spec(leaf: Any) -> Any:
+def relaxed_spec(leaf: Any) -> Any:
     """The spec of leaves like this one, of any sizes."""
     if isinstance(leaf, tf.Tensor):
         return tf.TensorSpec([None] * leaf.shape.rank, leaf.dtype)
-    return _of_any_length(tf.type_spec_from_value(leaf))
+    return _of_any_batch_size(tf.type_spec_from_value(leaf))
 
 
-def _of_any_length(spec: Any) -> Any:
+def _of_any_batch_size(spec: Any) -> Any:
     if not spec.shape.rank:
         return spec
     shape = [None, *spec.shape[1:]]

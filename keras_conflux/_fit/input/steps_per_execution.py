@@ -1,43 +1,60 @@
-"""How many batches can be there when the devices have run those before.
+"""Decides how many steps the next execution runs.
 
-A call takes some milliseconds however many steps it has, so long ones are
-better; but their batches take longer to be drawn and moved than a shorter call
-runs. So a call gets what can be there in time, and what is drawn beyond that
-waits for the next one, which can then be longer.
+Starting an execution costs a fixed few milliseconds, so long ones are more
+efficient. But its batches must be on the devices before the execution before
+it ends. This module estimates how many batches can arrive in time, and grows
+the executions accordingly.
 """
 
 import math
 import time
+from typing import Any
 
-_LATE = 0.1
-"""The part of a call's time that devices may wait, for a longer call next."""
-_MOST_ALIKE = 3
-"""After so many calls of one length the next is longer even if devices wait.
-They would otherwise stay short where batches come as fast as steps."""
+from keras_conflux._fit.input.host_to_device import size_in_bytes
+from keras_conflux._fit.input.powers_of_two import power_of_two
+
+MAX_STEPS_PER_EXECUTION = 256
+"""The maximum number of steps of an execution that the package chooses."""
+MAX_EXECUTION_SECONDS = 4.0
+"""The maximum duration of such an execution, so that the progress bar moves
+and an interrupt is heard."""
+INPUT_MEMORY_FRACTION = 1 / 32
+"""The fraction of a device's memory that the batches of an execution take at
+most."""
+
+_MAX_GROWTH = 4
+"""The next execution has at most so many times the steps of the one before."""
+_MAX_STALL_FRACTION = 0.1
+"""The fraction of an execution's time that devices may wait for the batches of
+a longer one."""
+_MAX_EQUAL_EXECUTIONS = 3
+"""After so many executions of one length the next is longer even if devices
+wait for it. Executions would otherwise stay short where a batch takes as long
+to arrive as a step takes."""
 
 
-class Window:
-    """The time in which a call runs, and the batches of the next are moved.
+class PrefetchBudget:
+    """The time of an execution, in which the batches of the next must arrive.
 
     Args:
-        steps: How many steps the running call has.
-        least: How many the next one has at least.
-        seconds: How long the running one will last.
-        moving: How many seconds a batch takes to be moved.
+        steps: The number of steps of the running execution.
+        minimum: The minimum number of steps of the next one.
+        seconds: The estimated duration of the running one.
+        move_seconds: The time that it takes to move a batch.
     """
 
     def __init__(
-        self, steps: int, least: int, seconds: float, moving: float
+        self, steps: int, minimum: int, seconds: float, move_seconds: float
     ) -> None:
         self._steps = steps
-        self._least = least
-        self._moving = moving
+        self._minimum = minimum
+        self._move_seconds = move_seconds
         self._end = time.monotonic() + seconds
-        self._late = self._end + _LATE * seconds
+        self._late = self._end + _MAX_STALL_FRACTION * seconds
 
-    def is_over(self, drawn: int) -> bool:
+    def is_spent(self, drawn: int) -> bool:
         """Whether what is drawn must be moved now, and no more be drawn."""
-        if drawn < self._least:
+        if drawn < self._minimum:
             return False
         longer = drawn >= 2 * self._steps
         return not self.can_move(
@@ -47,57 +64,105 @@ class Window:
     def fitting(self, drawn: int) -> int:
         """Returns how many of the batches that are drawn to move now."""
         count = power_of_two(drawn)
-        while count > self._least and not self.can_move(count):
+        while count > self._minimum and not self.can_move(count):
             count //= 2
         return count
 
     def can_move(self, count: int) -> bool:
-        """Whether so many batches can be there in time."""
+        """Whether so many batches can arrive in time."""
         end = self._late if count > self._steps else self._end
-        return time.monotonic() + count * self._moving <= end
+        return time.monotonic() + count * self._move_seconds <= end
 
 
-ENDLESS = Window(steps=1, least=1, seconds=math.inf, moving=0.0)
-"""For batches that are waited for in any case."""
+NO_DEADLINE = PrefetchBudget(
+    steps=1, minimum=1, seconds=math.inf, move_seconds=0.0
+)
+"""For the first batches of an epoch, which are waited for in any case."""
 
 
-class Pace:
-    """What steps and moves have taken, by which windows are reckoned."""
+class StepTimings:
+    """What steps and moves have taken, from which budgets are estimated."""
 
     def __init__(self) -> None:
         self._step_seconds = math.inf
         self._move_seconds = math.inf
         self._steps = 0
-        self._alike = 0
+        self._equal_executions = 0
 
-    def note_call(self, steps: int, seconds: float) -> None:
-        """Takes down how long a call was."""
+    def note_execution(self, steps: int, seconds: float) -> None:
+        """Records the duration of an execution."""
         self._step_seconds = seconds / steps
 
     def note_move(self, batches: int, seconds: float) -> None:
-        """Takes down what moving took while a call ran.
+        """Records what moving took while an execution ran.
 
-        It may wait for the step that runs, so the least a batch counts.
+        A move may wait for the step that runs, so the shortest one counts.
         """
         if batches:
             self._move_seconds = min(self._move_seconds, seconds / batches)
 
-    def window(self, steps: int) -> Window:
-        """Returns the window of a call that begins now."""
-        self._alike = self._alike + 1 if steps <= self._steps else 1
+    def budget(self, steps: int) -> PrefetchBudget:
+        """Returns the budget of an execution that begins now."""
+        repeated = steps <= self._steps
+        self._equal_executions = self._equal_executions + 1 if repeated else 1
         self._steps = steps
+        stuck = self._equal_executions >= _MAX_EQUAL_EXECUTIONS
         known = math.isfinite(self._move_seconds)
-        return Window(
+        return PrefetchBudget(
             steps,
-            2 * steps if self._alike >= _MOST_ALIKE else steps,
+            2 * steps if stuck else steps,
             steps * self._step_seconds,
             self._move_seconds if known else 0.0,
         )
 
 
-def power_of_two(most: int) -> int:
-    """The largest that is not above `most`, and at least 1.
+class StepsPerExecution:
+    """How many steps the executions of one epoch iterator have.
 
-    How many batches are stacked is traced for, so it takes few values.
+    Args:
+        requested: Keras' `steps_per_execution`.
+        may_choose: Whether more than one may be run where the user has not
+            asked for a number.
+        memory: How many bytes the batches of an execution may take, of all
+            devices together.
     """
-    return 1 << max(0, most.bit_length() - 1)
+
+    def __init__(self, requested: int, may_choose: bool, memory: int) -> None:
+        self.requested = requested
+        self.chosen_here = may_choose and requested == 1
+        """Whether the numbers are chosen here, not by the user."""
+        self.timings = StepTimings()
+        self.next = requested
+        """How many steps the next execution has at most."""
+        self._memory = memory
+        self._limit = None if self.chosen_here else requested
+        self._executions = 0
+
+    @property
+    def limit(self) -> int:
+        """The maximum number of steps of any execution of this iterator."""
+        return self._limit or 1
+
+    def grown(self, maximum: int) -> int:
+        """Returns the maximum for the execution after one of `maximum`."""
+        return maximum * _MAX_GROWTH if self.chosen_here else maximum
+
+    def room_beside(self, batches: list[Any]) -> int:
+        """Returns how many bytes further batches of an execution may take."""
+        return self._memory - sum(map(size_in_bytes, batches))
+
+    def note_batch(self, size: int) -> None:
+        """Sets the limit by the first batch's size in bytes."""
+        if self._limit is None:
+            fitting = self._memory // max(size, 1)
+            self._limit = power_of_two(min(MAX_STEPS_PER_EXECUTION, fitting))
+
+    def note_execution(self, steps: int, seconds: float) -> None:
+        """Chooses the length of the next execution but one."""
+        self._executions += 1
+        # The first execution compiles.
+        if self.chosen_here and self._executions > 1:
+            self.timings.note_execution(steps, seconds)
+            fitting = int(MAX_EXECUTION_SECONDS * steps / seconds)
+            maximum = min(self.limit, _MAX_GROWTH * steps)
+            self.next = power_of_two(min(maximum, fitting))

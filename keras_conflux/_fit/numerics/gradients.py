@@ -1,11 +1,7 @@
 """Makes each replica's gradients those of the global batch."""
 
-import contextlib
-import threading
-import warnings
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,16 +9,17 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_internals
 from keras_conflux._custom_loops import spmd
-from keras_conflux._fit.numerics.graph_ancestry import descends
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import reducer
+from keras_conflux._replication.strategy import replica_collectives
 
-_local = threading.local()
 _outside_functions: Any = weakref.WeakKeyDictionary()
 
 
@@ -38,15 +35,15 @@ def apply(
     scaling, decay, averaging) then acts on the gradient of the global batch,
     on every replica alike. Where the gradients come from decides:
 
-    * a step of `fit`: the mean, weighted by each replica's share;
+    * a step of `fit`: the mean, weighted by each replica's batch fraction;
     * `withdevices`: nothing; the user has called `allreduce`;
     * a bare `strategy.run`: the sum, as Keras documents it.
     """
     if not in_replica():
         return _outside(original, optimizer, grads, trainable_variables)
-    if is_applying():
+    context = step_context.current()
+    if context is not None and context.optimizing:
         return original(optimizer, grads, trainable_variables)
-    running = step_context.current()
     given = None if trainable_variables is None else list(trainable_variables)
     _check_replicated(optimizer, given)
     _build(optimizer, given)
@@ -55,14 +52,14 @@ def apply(
     if given is not None and len(given) == len(grads):
         grads = _of_known_shape(grads, given)
     accumulating = False
-    if running is None:
-        grads = reducer().all_reduce("sum", grads)
-    elif running.share is not None:
+    if context is None:
+        grads = replica_collectives().all_reduce("sum", grads)
+    elif context.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
-        grads = _weighted(optimizer, grads, running, reduce=not accumulating)
+        grads = _weighted(optimizer, grads, context, reduce=not accumulating)
     else:
-        _warn_if_local(running, grads)
-    with _applying(pending=accumulating):
+        _warn_if_local(context, grads)
+    with step_context.optimizing(accumulating):
         return original(optimizer, grads, trainable_variables)
 
 
@@ -111,7 +108,7 @@ def _repeatable(grads: list[Any]) -> list[Any]:
     There, rows that occur twice are added up in any order, so that applying
     the same sparse gradient would give each replica other roundings.
     """
-    if not reducer().on_gpu:
+    if not replica_collectives().on_gpu:
         return grads
     return [
         tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
@@ -138,47 +135,55 @@ def reduce_accumulated(
 ) -> list[Any]:
     """Reduces gradients that were accumulated, before they are clipped.
 
-    So there is one reduction an update, not one a micro-step. Until then
+    So there is one reduction per update, not one per micro-step. Until then
     each replica's accumulators hold the part of its own samples.
     """
-    if getattr(_local, "pending", False):
-        grads = reducer().all_reduce("sum", grads)
+    if _is_accumulating():
+        grads = replica_collectives().all_reduce("sum", grads)
     return original(optimizer, grads)
 
 
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
     """Whether the gradients of all replicas are finite."""
     finite = original(optimizer, grads)
-    if getattr(_local, "pending", False):
-        finite = reducer().all_reduce("min", tf.cast(finite, tf.int32)) > 0
+    if _is_accumulating():
+        finite = (
+            replica_collectives().all_reduce("min", tf.cast(finite, tf.int32))
+            > 0
+        )
     return finite
 
 
+def _is_accumulating() -> bool:
+    context = step_context.current()
+    return context is not None and context.accumulating
+
+
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Weights a replica's loss by its share before it is differentiated.
+    """Weights a replica's loss by its batch fraction, before the gradient.
 
     So what flows backward through a collective, as in a synchronized
     BatchNormalization, already has the weight that it has on one device. A
     `train_step` that does not call `scale_loss` has its gradients weighted
     when they are applied.
     """
-    running = step_context.current_step()
-    if running is not None:
-        loss = loss * tf.cast(running.share, loss.dtype)
-        running.weighted.add(id(optimizer))
+    context = step_context.current_fit_step()
+    if context is not None:
+        loss = loss * tf.cast(context.batch_fraction, loss.dtype)
+        context.scaled.add(id(optimizer))
     return original(optimizer, loss)
 
 
 def _weighted(
-    optimizer: Any, grads: list, running: step_context.Program, reduce: bool
+    optimizer: Any, grads: list, context: StepContext, reduce: bool
 ) -> list:
     """Returns this replica's part of the global gradients, or their sum."""
-    weight = running.share
-    if id(optimizer) in running.weighted:
+    weight = context.batch_fraction
+    if id(optimizer) in context.scaled:
         weight = tf.where(weight > 0, 1.0, 0.0)
     if reduce:
-        return reducer().weighted_sum(grads, weight)
-    return reducer().weighted(grads, weight)
+        return replica_collectives().weighted_sum(grads, weight)
+    return replica_collectives().weighted(grads, weight)
 
 
 def _accumulates(optimizer: Any) -> bool:
@@ -204,7 +209,7 @@ def _outside(
         weakly = weakref.ref(optimizer)  # which `functions` lives as long as
 
         def everywhere(grads: list[Any]) -> None:
-            with _applying():
+            with step_context.optimizing():
                 original(weakly(), grads, given)
 
         functions[key] = spmd.withdevices(
@@ -215,7 +220,7 @@ def _outside(
     return None
 
 
-def no_second_reduction(
+def skip_second_reduction(
     original: Callable, optimizer: Any, grads_and_vars: Any
 ) -> list:
     """Leaves gradients alone that `apply` has reduced."""
@@ -224,35 +229,19 @@ def no_second_reduction(
     return original(optimizer, grads_and_vars)
 
 
-def is_applying() -> bool:
-    """Whether an optimizer is at work in this replica."""
-    return getattr(_local, "applying", False)
-
-
-@contextlib.contextmanager
-def _applying(pending: bool = False) -> Iterator[None]:
-    # An optimizer may hold others, such as LossScaleOptimizer.
-    _local.applying, _local.pending = True, pending
-    try:
-        yield
-    finally:
-        _local.applying = _local.pending = False
-
-
-def _warn_if_local(running: step_context.Program, grads: list[Any]) -> None:
-    if "local gradients" in running.warned or reducer().count == 1:
+def _warn_if_local(context: StepContext, grads: list[Any]) -> None:
+    if "local gradients" in context.warned or replica_collectives().count == 1:
         return
     if tf.executing_eagerly():  # nothing tells where a tensor comes from
         return
-    reduced = [op for leaf in running.reduced for op in _ops(leaf)]
-    if descends([op for leaf in grads for op in _ops(leaf)], reduced):
+    reduced = [op for leaf in context.reduced for op in _ops(leaf)]
+    if depends_on([op for leaf in grads for op in _ops(leaf)], reduced):
         return
-    running.warned.add("local gradients")
-    warnings.warn(
-        f"{running.name}: an optimizer applies gradients that no `allreduce` "
+    context.warned.add("local gradients")
+    warn(
+        f"{context.name}: an optimizer applies gradients that no `allreduce` "
         "has touched, so the replicas are about to drift apart. Call "
-        "`gradients = keras_conflux.allreduce('mean', gradients)` before it.",
-        stacklevel=2,
+        "`gradients = keras_conflux.allreduce('mean', gradients)` before it."
     )
 
 

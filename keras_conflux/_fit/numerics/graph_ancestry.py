@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 
-def descends(
+def depends_on(
     operations: Iterable[tf.Operation], ancestors: Iterable[tf.Operation]
 ) -> bool:
     """Whether one of the operations depends on one of the ancestors.

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common.trees import Tree
-from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
 
 
 def metric_state(model: keras.Model, size: Any) -> list[tuple]:
@@ -24,12 +24,10 @@ def metric_state(model: keras.Model, size: Any) -> list[tuple]:
     return [(v, v.value + 0) for v in model.metrics_variables]
 
 
-def restore(
-    before: list[tuple], size: Any, running: step_context.Program
-) -> None:
+def restore(before: list[tuple], size: Any, context: StepContext) -> None:
     """Puts the metrics of a replica without samples back."""
     for variable, old in before:
-        if id(variable) in running.assigned:
+        if id(variable) in context.assigned:
             variable.assign(tf.where(size > 0, variable.value, old))
 
 
@@ -76,20 +74,21 @@ def metrics_by_name(output: Tree, noted: list[tuple[Any, Any]]) -> dict:
 def of_global_batch(
     model: keras.Model,
     logs: list[dict],
-    shares: list[tf.Tensor],
-    running: step_context.Program,
+    fractions: list[tf.Tensor],
+    context: StepContext,
 ) -> dict:
     """Returns the logs of the global batch.
 
     What a metric of the model gives is computed from all replicas' counts;
-    anything else that a `train_step` returns is averaged by shares.
+    anything else that a `train_step` returns is averaged, weighted by the
+    replicas' fractions of the batch.
     """
     merged: Any = keras.tree.map_structure(
-        lambda *leaves: weighted_mean(leaves, shares), *logs
+        lambda *leaves: weighted_mean(leaves, fractions), *logs
     )
     if isinstance(merged, dict):
-        results = _metric_results(model, running)
-        for name, metric in running.named.items():
+        results = _metric_results(model, context)
+        for name, metric in context.named.items():
             if name not in results or name != metric.name:
                 results[name] = metric.result()
         merged.update(
@@ -98,10 +97,10 @@ def of_global_batch(
     return merged
 
 
-def _metric_results(model: keras.Model, running: step_context.Program) -> dict:
+def _metric_results(model: keras.Model, context: StepContext) -> dict:
     results: dict[str, Any] = {}
     for metric in model.metrics:
-        if not any(id(v) in running.assigned for v in metric.variables):
+        if not any(id(v) in context.assigned for v in metric.variables):
             continue
         result = metric.result()
         results.update(
@@ -110,8 +109,8 @@ def _metric_results(model: keras.Model, running: step_context.Program) -> dict:
     return results
 
 
-def weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
-    """Averages the replicas' values, each by its share of the samples."""
+def weighted_mean(leaves: tuple[Any, ...], fractions: list[tf.Tensor]) -> Any:
+    """Averages the replicas' values, each by its fraction of the samples."""
     if leaves[0] is None:
         return None
     tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
@@ -119,7 +118,7 @@ def weighted_mean(leaves: tuple[Any, ...], shares: list[tf.Tensor]) -> Any:
         tensors = [tf.cast(tensor, keras.config.floatx()) for tensor in tensors]
     return tf.add_n(
         [
-            tf.where(share > 0, tensor * tf.cast(share, tensor.dtype), 0)
-            for tensor, share in zip(tensors, shares, strict=True)
+            tf.where(fraction > 0, tensor * tf.cast(fraction, tensor.dtype), 0)
+            for tensor, fraction in zip(tensors, fractions, strict=True)
         ]
     )

@@ -1,7 +1,7 @@
-"""Makes the share-weighted mean of the replicas' losses the global loss.
+"""Makes the weighted mean of the replicas' losses the global loss.
 
 In a step of `fit` each replica computes the loss of its own samples, and what
-is reduced is the mean over replicas weighted by their shares of the batch.
+is reduced is their mean, weighted by the replicas' fractions of the batch.
 For a mean over samples that is the loss of the global batch as it stands. A
 loss with another denominator is brought to that form here.
 """
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import reducer
+from keras_conflux._replication.strategy import replica_collectives
 
 
 def scale(original: Callable, value: Any) -> Any:
@@ -26,10 +26,10 @@ def scale(original: Callable, value: Any) -> Any:
 
 def unscale(original: Callable, value: Any) -> Any:
     """Undoes `scale`, for losses that are shown."""
-    share = _share()
-    if share is not None and len(value.shape) > 0:
-        # `reduce_values` divided a loss that is not reduced by the share.
-        return value * tf.cast(share, value.dtype)
+    fraction = _batch_fraction()
+    if fraction is not None and len(value.shape) > 0:
+        # `reduce_values` divided a loss that is not reduced by the fraction.
+        return value * tf.cast(fraction, value.dtype)
     return value if step_context.current() is not None else original(value)
 
 
@@ -39,18 +39,20 @@ def reduce_values(
     sample_weight: Any = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> Any:
-    """Divides what is not a mean over samples by the replica's share."""
-    share = _share()
-    if share is None or len(values.shape) == 0:
+    """Divides what is not a mean over samples by the batch fraction."""
+    fraction = _batch_fraction()
+    if fraction is None or len(values.shape) == 0:
         return original(values, sample_weight, reduction)
-    share = tf.cast(share, values.dtype)
+    fraction = tf.cast(fraction, values.dtype)
     if reduction in (None, "none", "sum"):
         loss = original(values, sample_weight, reduction)
-        return tf.math.divide_no_nan(loss, share)
+        return tf.math.divide_no_nan(loss, fraction)
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         total = tf.reduce_sum(tf.cast(sample_weight, values.dtype))
-        total = reducer().all_reduce("sum", tf.where(share > 0, total, 0))
-        return tf.math.divide_no_nan(tf.reduce_sum(values), total * share)
+        total = replica_collectives().all_reduce(
+            "sum", tf.where(fraction > 0, total, 0)
+        )
+        return tf.math.divide_no_nan(tf.reduce_sum(values), total * fraction)
     return original(values, sample_weight, reduction)
 
 
@@ -62,10 +64,10 @@ def apply_mask(
     reduction: str | None,
 ) -> Any:
     """Counts the valid entries of the global batch, not of this replica."""
-    share = _share()
+    fraction = _batch_fraction()
     weight = original(sample_weight, mask, dtype, reduction)
     if (
-        share is None
+        fraction is None
         or mask is None
         or reduction
         not in (
@@ -76,13 +78,15 @@ def apply_mask(
         return weight
     # `weight` carries total / valid of this replica. Valid entries are not
     # spread over replicas as samples are.
-    share = tf.cast(share, dtype)
+    fraction = tf.cast(fraction, dtype)
     valid = tf.reduce_sum(tf.cast(mask, dtype))
-    everywhere = reducer().all_reduce("sum", tf.where(share > 0, valid, 0))
-    correction = tf.math.divide_no_nan(valid, everywhere * share)
+    everywhere = replica_collectives().all_reduce(
+        "sum", tf.where(fraction > 0, valid, 0)
+    )
+    correction = tf.math.divide_no_nan(valid, everywhere * fraction)
     return weight * correction
 
 
-def _share() -> Any:
-    running = step_context.current()
-    return running.share if running is not None and in_replica() else None
+def _batch_fraction() -> Any:
+    context = step_context.current_fit_step()
+    return context.batch_fraction if context and in_replica() else None

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.numerics.graph_ancestry import descends
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import replica_index
 
@@ -49,7 +49,7 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
         return False
     uses = tensorflow_internals.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]
-    return descends([value.op], reads)
+    return depends_on([value.op], reads)
 
 
 def _only_user(operation: tf.Operation) -> tf.Operation | None:

@@ -7,9 +7,9 @@ import keras
 from keras_conflux._compat import keras_internals
 
 
-def wants_every_batch(callback: Any) -> bool:
+def needs_every_batch(callback: Any) -> bool:
     """Whether a callback has something to do at each batch."""
-    return any(_does_something(callback, hook) for hook in _HOOKS)
+    return any(_overrides(callback, hook) for hook in _HOOKS)
 
 
 _HOOKS = [
@@ -19,7 +19,7 @@ _HOOKS = [
 ]
 
 
-def _does_something(callback: Any, hook: str) -> bool:
+def _overrides(callback: Any, hook: str) -> bool:
     if hook in vars(callback):  # as LambdaCallback sets it
         return True
     owner = next(
@@ -31,7 +31,7 @@ def _does_something(callback: Any, hook: str) -> bool:
     ):
         return getattr(callback, "save_freq", 1) not in ("epoch", False)
     if owner is keras.callbacks.TensorBoard:
-        return keras_internals.looks_at_batches(callback)
+        return keras_internals.tensorboard_needs_batches(callback)
     return owner not in (
         keras.callbacks.Callback,
         keras.callbacks.ProgbarLogger,

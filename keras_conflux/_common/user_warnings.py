@@ -1,0 +1,51 @@
+"""Warnings that point at the user's line."""
+
+import pathlib
+import sysconfig
+import traceback
+import warnings
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.errors import ConfluxWarning
+
+_LIBRARIES = tuple(
+    str(pathlib.Path(file).parent)
+    for file in (pathlib.Path(__file__).parent, keras.__file__, tf.__file__)
+)
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_SITE_PACKAGES = sysconfig.get_path("purelib")
+_registry: dict = {}
+
+
+def warn(message: str) -> None:
+    """Warns with the innermost line that is not of a library's making.
+
+    Args:
+        message: What to say. Python shows it once for each line.
+    """
+    file, line = _users_line()
+    warnings.warn_explicit(
+        message, ConfluxWarning, file, line, registry=_registry
+    )
+
+
+def _users_line() -> tuple[str, int]:
+    # The traceback of an op has the user's lines where AutoGraph has
+    # translated them; Python's own stack has those of generated files.
+    frames = (
+        traceback.extract_stack()
+        if tf.executing_eagerly()
+        else tf.no_op().traceback
+    )
+    for frame in reversed(frames):
+        if _is_the_users(frame.filename):
+            return frame.filename, frame.lineno or 0
+    return frames[0].filename, frames[0].lineno or 0
+
+
+def _is_the_users(file: str) -> bool:
+    if file.startswith(_SITE_PACKAGES):  # lies in the standard library's folder
+        return not file.startswith(_LIBRARIES)
+    return not file.startswith((_STANDARD_LIBRARY, *_LIBRARIES))

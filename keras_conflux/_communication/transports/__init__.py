@@ -1,0 +1,1 @@
+"""The ways in which one tensor is all-reduced, one class for each."""

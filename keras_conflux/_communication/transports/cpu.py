@@ -1,0 +1,59 @@
+"""All-reduces between CPU devices, in a graph."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_conflux._communication.transports.names import MERGE_OPS
+from keras_conflux._devices.device import Device
+
+
+class CpuRing:
+    """TensorFlow's ring, with keys that are drawn while the op runs.
+
+    TensorFlow finds the partners of a collective by an instance key. Here it
+    comes from a counter variable on each device. So shapes may change from
+    call to call, an op may sit in a branch of `tf.cond`, and a failed step
+    leaves no key behind that a later one could meet.
+
+    Args:
+        devices: One device per replica, in replica order.
+        group_key: Tells this group of devices from others.
+    """
+
+    def __init__(self, devices: Sequence[Device], group_key: int) -> None:
+        self._size = len(devices)
+        self._group_key = group_key
+        self._counters = [_counter(device) for device in devices]
+
+    def all_reduce(
+        self, tensor: tf.Tensor, index: int, op: str, call: int
+    ) -> tf.Tensor:
+        """See `Communicator.all_reduce`."""
+        del call
+        counter = self._counters[index]
+        with tf.control_dependencies([tensor]):
+            key = counter.assign_add(1, read_value=True)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=self._size,
+            group_key=self._group_key,
+            instance_key=tf.convert_to_tensor(key),
+            # A resource of the replica's own: without one TensorFlow runs the
+            # collectives of a function one after another, replica by replica.
+            ordering_token=[counter.handle],
+            merge_op=MERGE_OPS[op],
+            final_op="Id",
+            communication_hint="ring",
+        )
+
+    def recover(self) -> None:
+        """Levels the counters after a step that failed half-way."""
+        latest = max(int(counter.numpy()) for counter in self._counters)
+        for counter in self._counters:
+            counter.assign(latest + 1)
+
+
+def _counter(device: Device) -> tf.Variable:
+    with tf.device(device):
+        return tf.Variable(tf.constant(0), trainable=False)

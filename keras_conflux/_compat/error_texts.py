@@ -1,0 +1,50 @@
+"""What the error messages of Keras and TensorFlow tell. Read in 3.15.1, 2.21.0.
+
+Some kinds of failure are told apart by their messages only.
+"""
+
+import re
+
+import tensorflow as tf
+
+_COMPILER_WORDS = ("XLA", "compil")
+
+_NOISE = re.compile(
+    r"Graph execution error|Detected at node|File |\d+ root error|"
+    r"Stack trace for|<stack traces|The op is created|tf2xla |$"
+)
+
+
+def is_of_compiler(error: tf.errors.OpError) -> bool:
+    """Whether XLA says that it cannot compile a program."""
+    kinds = tf.errors.InvalidArgumentError | tf.errors.UnimplementedError
+    text = str(error)
+    return isinstance(error, kinds) and any(w in text for w in _COMPILER_WORDS)
+
+
+def compiler_reason(error: tf.errors.OpError) -> str:
+    """Returns what XLA's message says besides where the op was made."""
+    lines = [
+        re.sub(r"^\(\d\) \w+: +|{{.*?}}|\[\[.*?\]\]", "", line.strip()).strip()
+        for line in str(error.message).splitlines()
+    ]
+    telling = [line for line in lines if not _NOISE.match(line)]
+    return " ".join(dict.fromkeys(telling))[:500]
+
+
+def replica_of(error: tf.errors.OpError) -> int:
+    """Returns the index of the replica whose op failed."""
+    # TensorFlow puts the ops of replicas after the first in a scope.
+    match = re.search(r"\breplica_(\d+)/", str(error))
+    return int(match[1]) if match else 0
+
+
+def memory_reason(error: tf.errors.ResourceExhaustedError) -> str:
+    """Returns what TensorFlow says of the tensor that had no memory."""
+    said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
+    return said[0].rstrip(".") if said else str(error).splitlines()[-1]
+
+
+def is_untraceable_by_shapes(error: Exception) -> bool:
+    """Whether Keras says that it cannot build a model from shapes alone."""
+    return "automatically build the model" in str(error)

@@ -1,0 +1,183 @@
+"""Every name inside of Keras that the package replaces or reads.
+
+Read in Keras 3.14.0 and 3.15.1, where all parameters are the same. The first
+table has the patch points: methods that get a second behaviour for replicated
+objects.
+"""
+
+from keras_conflux._compat.private_names import PrivateName
+
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+_LOSS_SCALE = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_VARIABLE = "keras.src.backend.common.variables:Variable"
+_TF_VARIABLE = "keras.src.backend.tensorflow.core:Variable"
+_TRAINER = "keras.src.trainers.trainer:Trainer"
+_TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_TF_ITERATOR = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
+_METRICS = "keras.src.metrics.reduction_metrics:"
+_LOSS = "keras.src.losses.loss:"
+_DISTRIBUTION = "keras.src.distribution.distribution_lib:"
+
+
+class Patched:
+    """The methods and functions that are replaced, with their parameters."""
+
+    OPTIMIZER_APPLY = PrivateName(
+        f"{_OPTIMIZER}.apply", "self, grads, trainable_variables"
+    )
+    LOSS_SCALE_APPLY = PrivateName(
+        f"{_LOSS_SCALE}.apply", "self, grads, trainable_variables"
+    )
+    MULTI_OPTIMIZER_APPLY = PrivateName(
+        "keras.src.optimizers.multi_optimizer:MultiOptimizer.apply",
+        "self, grads, trainable_variables",
+        since=(3, 15),
+    )
+    OPTIMIZER_SCALE_LOSS = PrivateName(f"{_OPTIMIZER}.scale_loss", "self, loss")
+    LOSS_SCALE_SCALE_LOSS = PrivateName(
+        f"{_LOSS_SCALE}.scale_loss", "self, loss"
+    )
+    CLIP_GRADIENTS = PrivateName(f"{_OPTIMIZER}._clip_gradients", "self, grads")
+    CHECK_FINITE = PrivateName(f"{_LOSS_SCALE}.check_finite", "self, grads")
+    SUM_GRADIENTS = PrivateName(
+        f"{_TF_OPTIMIZER}._all_reduce_sum_gradients", "self, grads_and_vars"
+    )
+    ADD_OPTIMIZER_VARIABLE = PrivateName(
+        f"{_TF_OPTIMIZER}.add_variable_from_reference",
+        "self, reference_variable, name, initializer",
+    )
+    OPTIMIZER_INIT = PrivateName(
+        f"{_TF_OPTIMIZER}.__init__", "self, args, kwargs"
+    )
+    SCALE_LOSS = PrivateName(f"{_LOSS}scale_loss_for_distribution", "value")
+    UNSCALE_LOSS = PrivateName(f"{_LOSS}unscale_loss_for_distribution", "value")
+    REDUCE_VALUES = PrivateName(
+        f"{_LOSS}reduce_values", "values, sample_weight, reduction"
+    )
+    APPLY_MASK = PrivateName(
+        f"{_LOSS}apply_mask", "sample_weight, mask, dtype, reduction"
+    )
+    ASSIGN = PrivateName(f"{_VARIABLE}.assign", "self, value")
+    ASSIGN_ADD = PrivateName(f"{_VARIABLE}.assign_add", "self, value")
+    ASSIGN_SUB = PrivateName(f"{_VARIABLE}.assign_sub", "self, value")
+    VARIABLE_INT = PrivateName(f"{_VARIABLE}.__int__", "self")
+    VARIABLE_FLOAT = PrivateName(f"{_VARIABLE}.__float__", "self")
+    VARIABLE_INITIALIZE = PrivateName(
+        f"{_TF_VARIABLE}._initialize", "self, value", ("_value",)
+    )
+    SYNCHRONIZED_MOMENTS = PrivateName(
+        "keras.src.backend.tensorflow.nn:_compute_moments_sync",
+        "x, axes, keepdims",
+    )
+    MEAN_UPDATE = PrivateName(
+        f"{_METRICS}Mean.update_state", "self, values, sample_weight"
+    )
+    SUM_UPDATE = PrivateName(
+        f"{_METRICS}Sum.update_state", "self, values, sample_weight"
+    )
+    NEXT_SEED = PrivateName(
+        "keras.src.random.seed_generator:SeedGenerator.next", "self, ordered"
+    )
+    COMPILE = PrivateName(f"{_TRAINER}.compile")
+    RESOLVE_AUTO_JIT = PrivateName(
+        f"{_TRAINER}._resolve_auto_jit_compile", "self"
+    )
+    TRAINER_INIT = PrivateName(f"{_TF_TRAINER}.__init__", "self")
+    MAKE_TRAIN_FUNCTION = PrivateName(
+        f"{_TF_TRAINER}.make_train_function",
+        "self, force",
+        ("train_function", "_make_function"),
+    )
+    MAKE_TEST_FUNCTION = PrivateName(
+        f"{_TF_TRAINER}.make_test_function",
+        "self, force",
+        ("test_function", "_make_function"),
+    )
+    MAKE_PREDICT_FUNCTION = PrivateName(
+        f"{_TF_TRAINER}.make_predict_function",
+        "self, force",
+        ("predict_function",),
+    )
+    MAKE_FUNCTION = PrivateName(
+        f"{_TF_TRAINER}._make_function", "self, step_function"
+    )
+    SYMBOLIC_BUILD = PrivateName(
+        f"{_TF_TRAINER}._maybe_symbolic_build", "self, iterator, data_batch"
+    )
+    FIT = PrivateName(
+        f"{_TF_TRAINER}.fit", None, ("callbacks", "TFEpochIterator")
+    )
+    EVALUATE = PrivateName(
+        f"{_TF_TRAINER}.evaluate", None, ("callbacks", "TFEpochIterator")
+    )
+    PREDICT = PrivateName(
+        f"{_TF_TRAINER}.predict", None, ("callbacks", "TFEpochIterator")
+    )
+    ITERATOR_INIT = PrivateName(
+        f"{_TF_ITERATOR}.__init__",
+        "self, distribute_strategy, args, kwargs",
+        ("_distributed_dataset",),
+    )
+    ENUMERATE_ITERATOR = PrivateName(
+        f"{_TF_ITERATOR}._enumerate_iterator",
+        "self",
+        ("steps_per_execution",),
+    )
+    # Keras exports a second reference to this function.
+    SET_DISTRIBUTION = PrivateName(
+        "keras.distribution:set_distribution", "value"
+    )
+    SET_DISTRIBUTION_INSIDE = PrivateName(
+        f"{_DISTRIBUTION}set_distribution", "value"
+    )
+    DATA_PARALLEL_INIT = PrivateName(
+        f"{_DISTRIBUTION}DataParallel.__init__",
+        "self, device_mesh, devices, auto_shard_dataset",
+    )
+
+
+READ = (
+    PrivateName(f"{_TF_VARIABLE}._map_aggregation", "self, aggregation"),
+    PrivateName(
+        f"{_TF_VARIABLE}._map_synchronization", "self, synchronization"
+    ),
+    PrivateName(f"{_OPTIMIZER}.build", None, ("_accumulated_gradients",)),
+    PrivateName(f"{_TF_OPTIMIZER}.__init__", None, ("_distribution_strategy",)),
+    PrivateName(f"{_TF_TRAINER}.__init__", None, ("_distribute_strategy",)),
+    PrivateName(f"{_TF_TRAINER}._symbolic_build", "self, iterator, data_batch"),
+    PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
+    PrivateName("keras.callbacks:TensorBoard.__init__", None, ("update_freq",)),
+    PrivateName(
+        "keras.callbacks:TensorBoard._init_profile_batch",
+        None,
+        ("_start_batch",),
+    ),
+    PrivateName(
+        "keras.src.random.seed_generator:global_seed_generator",
+        "",
+        ("GLOBAL_SEED_GENERATOR",),
+    ),
+    PrivateName(
+        "keras.src.dtype_policies.dtype_policy:dtype_policy",
+        "",
+        ("dtype_policy",),
+    ),
+    PrivateName(
+        "keras.src.backend.common.global_state:get_global_attribute",
+        "name, default, set_to_default",
+    ),
+    PrivateName(
+        "keras.src.backend.common.global_state:set_global_attribute",
+        "name, value",
+    ),
+    PrivateName("keras.src.backend.tensorflow.distribution_lib:"),
+)
+"""What is read or called, and where attributes without a class are set."""
+
+
+def patched() -> list[PrivateName]:
+    """Returns all patch points."""
+    return [
+        each for each in vars(Patched).values() if isinstance(each, PrivateName)
+    ]

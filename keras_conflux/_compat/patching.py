@@ -1,0 +1,30 @@
+"""Gives methods of Keras a second behaviour.
+
+Keras has no plug-in point for what replicas must do differently. `patch` adds
+one: a method behaves differently for replicated objects and stays what it was
+for all others.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from keras_conflux._compat.private_names import PrivateName
+
+
+def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
+    """Puts `replacement(original, *args, **kwargs)` in place of a method.
+
+    Args:
+        point: One of `keras_names.Patched`.
+        replacement: Called with the original first; decides whether it has
+            something to do and calls the original if not.
+    """
+    owner = point.owner
+    original = getattr(owner, point.attribute)
+
+    @functools.wraps(original)
+    def dispatcher(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    setattr(owner, point.attribute, dispatcher)

@@ -1,0 +1,93 @@
+"""Splits batches of a custom loop over the devices."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+from keras_conflux._data import rows
+from keras_conflux._data.prefetcher import run_ahead
+from keras_conflux._data.transfer import device_of_leaf
+from keras_conflux._data.transfer import place
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import current_strategy
+from keras_conflux._replication.strategy import strategy_for
+
+
+def split(batch: Tree, devices: DevicesLike = None) -> Any:
+    """Splits a batch along its first axis, one part a device.
+
+    Parts are contiguous and in device order; the first ones get one sample
+    more where the count does not divide. With fewer samples than devices the
+    last devices get none.
+
+    Args:
+        batch: A tree of arrays or tensors of shape `(batch, ...)`.
+        devices: See `keras_conflux.devices`. By default those of the open
+            scope, else of `keras.distribution`, else those last given to
+            `replicate`, else all.
+
+    Returns:
+        A `Replicas`; a tuple of them if `batch` is a tuple, as `(x, y)` is.
+
+    Raises:
+        ValueError: If the leaves have different numbers of samples.
+    """
+    return _split(batch, _devices(devices))
+
+
+def distribute(
+    dataset: Iterable[Any], devices: DevicesLike = None, *, ahead: int = 0
+) -> Iterator[Any]:
+    """Yields the batches of `dataset`, each split by `split`.
+
+    For another epoch, call this again.
+
+    Args:
+        dataset: A batched `tf.data.Dataset` or any iterable of batches.
+        devices: See `split`.
+        ahead: How many batches may wait on the devices, drawn and split by a
+            thread as in `keras_conflux.prefetch`. With 0 there is no thread,
+            and each batch is drawn when it is asked for.
+
+    Raises:
+        ValueError: If `ahead` is negative, and what `split` raises.
+    """
+    chosen = _devices(devices)
+    if ahead == 0:
+        return map(lambda batch: _split(batch, chosen), dataset)
+    return run_ahead(
+        dataset, lambda batch: _split(batch, chosen, at_once=True), ahead
+    )
+
+
+def _devices(devices: DevicesLike) -> tuple[Device, ...]:
+    strategy = current_strategy() if devices is None else strategy_for(devices)
+    return strategy.devices
+
+
+def _split(
+    batch: Tree, devices: tuple[Device, ...], *, at_once: bool = False
+) -> Any:
+    rows.assert_has_samples(batch)
+    cut = [_cut(batch, index, len(devices)) for index in range(len(devices))]
+    parts = place(cut, devices, at_once=at_once)
+    if isinstance(batch, tuple):
+        return tuple(
+            Replicas(part, devices) for part in zip(*parts, strict=True)
+        )
+    return Replicas(parts, devices)
+
+
+def _cut(batch: Tree, index: int, count: int) -> Tree:
+    def cut(leaf: Any) -> Any:
+        # Where it is, so that only this replica's rows travel.
+        with tf.device(device_of_leaf(leaf) or "CPU:0"):
+            return rows.shard_of(leaf, index, count)
+
+    return trees.map_leaves(cut, batch)

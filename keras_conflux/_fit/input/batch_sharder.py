@@ -1,0 +1,136 @@
+"""Shards global batches over the replicas."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+from keras_conflux._data import rows
+from keras_conflux._fit.input import host_to_device
+from keras_conflux._fit.input.batches import Batch
+from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.specs import Specs
+from keras_conflux._fit.input.specs import specs_of
+from keras_conflux._fit.input.specs import specs_of_shard
+from keras_conflux._replication.strategy import ReplicatedStrategy
+
+
+class BatchSharder:
+    """Shards the batches of one source of data, as evenly as can be.
+
+    Args:
+        strategy: What replicates the model.
+        stacks: Whether to stack those that divide evenly.
+    """
+
+    def __init__(self, strategy: ReplicatedStrategy, stacks: bool) -> None:
+        self._strategy = strategy
+        self._stacks = stacks
+        self._specs = Specs()
+
+    def __call__(
+        self, drawn: Sequence[Tree], spec: Tree = None
+    ) -> list[Batch | StackedBatch]:
+        """Shards some batches and moves each shard to its device.
+
+        Args:
+            drawn: What an iterator over global batches has yielded, or what a
+                user's own `DistributedDataset` has, which is sharded already.
+            spec: The `tf.TypeSpec`s that the iterator says it yields. A step
+                is traced for these, as on one device: traced for the shapes
+                of a batch instead, it would be traced again for the last one,
+                and what depends on static shapes would differ from one
+                device.
+        """
+        sharded: list[Batch | StackedBatch] = []
+        batches = [_standardized(batch) for batch in drawn]
+        for key, group in itertools.groupby(batches, self._shape):
+            if key is None:
+                sharded.extend(self._one(batch, spec) for batch in group)
+            else:
+                sharded.append(self._several(list(group), spec))
+        return sharded
+
+    def _shape(self, batch: Tree) -> Any:
+        """What the batches of a stack share, or `None`."""
+        leaves = trees.present(batch)
+        count = len(self._strategy.devices)
+        if not self._stacks or not all(map(host_to_device.is_dense, leaves)):
+            return None
+        lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
+        length = lengths.pop()
+        if lengths or length == 0 or length % count:
+            return None
+        shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+        return str(trees.paths(batch)), shapes
+
+    def _one(self, batch: Tree, spec: Tree) -> Batch:
+        if _is_distributed(batch):
+            return self._as_given(batch)
+        sizes, specs = self._sizes_and_specs(batch, spec)
+        leaves = trees.present(batch)
+        shards = host_to_device.move(leaves, self._strategy.devices)
+        return Batch(shards, sizes, specs)
+
+    def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
+        leaves = [trees.present(batch) for batch in batches]
+        shards = host_to_device.move_stacked(leaves, self._strategy.devices)
+        sizes, specs = self._sizes_and_specs(batches[0], spec)
+        return StackedBatch(shards, sizes, specs, len(batches))
+
+    def _as_given(self, batch: Tree) -> Batch:
+        shards = [
+            trees.map_leaves(
+                lambda leaf, i=index: self._strategy.experimental_local_results(
+                    leaf
+                )[i],
+                batch,
+            )
+            for index in range(len(self._strategy.devices))
+        ]
+        return Batch(
+            [trees.present(shard) for shard in shards],
+            tuple(rows.sample_count(shard) for shard in shards),
+            [specs_of(shard) for shard in shards],
+        )
+
+    def _sizes_and_specs(
+        self, batch: Tree, spec: Tree
+    ) -> tuple[tuple[int, ...], list[Tree]]:
+        count = len(self._strategy.devices)
+        total = rows.sample_count(batch)
+        limits = [rows.bounds(total, index, count) for index in range(count)]
+        shard = specs_of_shard(self._specs(batch, spec), count)
+        return tuple(end - begin for begin, end in limits), [shard] * count
+
+
+def _is_distributed(batch: Tree) -> bool:
+    kind = tf.distribute.DistributedValues
+    return any(isinstance(leaf, kind) for leaf in trees.flatten(batch))
+
+
+def _standardized(batch: Tree) -> Tree:
+    """Makes tensors of arrays, and `None` of Optionals.
+
+    Keras' adapters put an Optional where a batch has `None`.
+    """
+    return keras.tree.map_structure(
+        lambda leaf: (
+            None
+            if leaf is None or isinstance(leaf, tf.experimental.Optional)
+            else _as_tensor(leaf)
+        ),
+        batch,
+    )
+
+
+def _as_tensor(leaf: Any) -> Any:
+    kinds = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
+    if isinstance(leaf, kinds | tf.distribute.DistributedValues):
+        return leaf
+    with tf.device("CPU:0"):
+        return tf.convert_to_tensor(leaf)

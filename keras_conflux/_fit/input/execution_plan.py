@@ -1,0 +1,90 @@
+"""How one call of `fit`, `evaluate` or `predict` is cut into executions."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.callbacks import needs_every_batch
+from keras_conflux._replication.strategy import ReplicatedStrategy
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionPlan:
+    """Decided once per call, and followed by all of its epoch iterators."""
+
+    strategy: ReplicatedStrategy
+    compiled: bool
+    """Whether XLA compiles the steps. Batches are stacked for it."""
+    chooses_steps: bool = False
+    """Whether an execution may run more steps than the user has asked for."""
+    is_ending: Callable[[], bool] = lambda: False
+    """Whether the next execution is to be the last."""
+    drawing: list[Generator] = dataclasses.field(default_factory=list)
+    """What draws the batches of epochs. Keras leaves one half-way when it
+    stops early."""
+
+    @classmethod
+    def of(
+        cls, model: keras.Model, strategy: ReplicatedStrategy
+    ) -> "ExecutionPlan":
+        """Returns a plan of one step per execution."""
+        return cls(strategy, compiles(model, strategy))
+
+    @classmethod
+    def of_fit(
+        cls,
+        model: keras.Model,
+        strategy: ReplicatedStrategy,
+        callbacks: list[Any],
+    ) -> "ExecutionPlan":
+        """Returns a plan of many steps per execution, if no callback minds."""
+        compiled = compiles(model, strategy)
+        return cls(
+            strategy,
+            compiled,
+            compiled and not any(map(needs_every_batch, callbacks)),
+            is_ending=lambda: getattr(model, "stop_training", False),
+        )
+
+    def sharder(self) -> BatchSharder:
+        """Returns what shards the batches of one source of data."""
+        return BatchSharder(self.strategy, stacks=self.compiled)
+
+
+def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:
+    """Whether XLA compiles what the replicas of a model do."""
+    eager = model.run_eagerly or tf.config.functions_run_eagerly()
+    return bool(
+        model.jit_compile and not eager and strategy.communicator.supports_xla
+    )
+
+
+# Keras makes epoch iterators without saying for which model.
+_current: contextvars.ContextVar[ExecutionPlan | None] = contextvars.ContextVar(
+    "execution_plan", default=None
+)
+
+
+def current_plan() -> ExecutionPlan | None:
+    """Returns the plan of the call that runs in this thread, if one does."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def following(plan: ExecutionPlan) -> Iterator[None]:
+    """Makes a plan that of the epoch iterators which are made here."""
+    token = _current.set(plan)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        for drawing in plan.drawing:
+            drawing.close()

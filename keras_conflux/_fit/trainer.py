@@ -1,0 +1,164 @@
+"""What `compile`, `fit`, `evaluate` and `predict` do for replicated models.
+
+Each function stands in front of the trainer's method of its name, or of nearly
+its name, and calls it as `original`.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_conflux._compat import keras_internals
+from keras_conflux._fit.execution import train_function
+from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._replication import promotion
+from keras_conflux._replication import state
+from keras_conflux._replication import synchronization
+from keras_conflux._replication import traced_functions
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import default_strategy
+from keras_conflux._replication.strategy import distribution_strategy
+from keras_conflux._replication.strategy import has_strategies
+
+
+def compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replicates the optimizer and the metrics that it makes."""
+    strategy = _strategy(model)
+    result = original(model, *args, **kwargs)
+    if strategy is not None:
+        promotion.promote_new_state(model, strategy)
+    return result
+
+
+def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
+    """Decides for `jit_compile="auto"`, which Keras refuses to strategies."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model)
+    return strategy.communicator.on_gpu and keras_internals.supports_jit(model)
+
+
+def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs many steps per execution, if no callback minds."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model, *args, **kwargs)
+    callbacks = _callbacks(original, model, args, kwargs)
+    plan = ExecutionPlan.of_fit(model, strategy, callbacks)
+    with following(plan):
+        history = original(model, *args, **kwargs)
+    if plan.compiled and strategy.communicator.size > 1:
+        # XLA sums in other orders on each GPU. Where an optimizer sums, as
+        # for `global_clipnorm`, copies come apart by roundings.
+        synchronization.synchronize(model)
+    return history
+
+
+def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs many steps per execution, if no callback minds."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model, *args, **kwargs)
+    callbacks = _callbacks(original, model, args, kwargs)
+    with following(ExecutionPlan.of_fit(model, strategy, callbacks)):
+        return original(model, *args, **kwargs)
+
+
+def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs as many steps per execution as the user has asked for."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model, *args, **kwargs)
+    with following(ExecutionPlan.of(model, strategy)):
+        return original(model, *args, **kwargs)
+
+
+def build(
+    original: Callable, model: Any, iterator: Any = None, data_batch: Any = None
+) -> Any:
+    """Builds from the shapes of the data, without drawing a batch."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model, iterator, data_batch)
+    spec = (
+        data_batch if iterator is None else keras_internals.batch_spec(iterator)
+    )
+    with strategy.scope():
+        keras_internals.symbolic_build(model, spec)
+    promotion.promote_new_state(model, strategy)
+
+
+def make_train_or_test_function(
+    original: Callable, model: Any, force: bool = False
+) -> Any:
+    """Drops the former function where it has become stale."""
+    traced_functions.forget_stale(model)
+    return original(model, force)
+
+
+def make_function(original: Callable, model: Any, step_function: Any) -> Any:
+    """Makes a train or test function that runs on all replicas."""
+    strategy = _strategy(model)
+    if strategy is None:
+        return original(model, step_function)
+    return train_function.make_function(model, strategy, step_function)
+
+
+def make_predict_function(
+    original: Callable, model: Any, force: bool = False
+) -> Any:
+    """Makes a predict function that runs on all replicas."""
+    strategy = _strategy(model)
+    traced_functions.forget_stale(model)
+    if strategy is None:
+        return original(model, force)
+    promotion.promote_new_state(model, strategy)
+    if model.predict_function is None or force:
+        model.predict_function = train_function.make_predict_function(
+            model, strategy
+        )
+    return model.predict_function
+
+
+def make_iterator(
+    original: Callable,
+    iterator: Any,
+    distribute_strategy: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Makes an epoch iterator over global batches, which is drawn from here."""
+    if not isinstance(distribute_strategy, ReplicatedStrategy):
+        original(iterator, distribute_strategy, *args, **kwargs)
+        return
+    original(iterator, default_strategy(), *args, **kwargs)
+    epoch_iterator.attach(iterator, distribute_strategy)
+
+
+def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
+    """Returns what replicates a model, after seeing to it that it does.
+
+    Sharing a replicated layer is enough, and so is Keras' distribution.
+    """
+    strategy = keras_internals.strategy_of(model)
+    if strategy is None:
+        if has_strategies():
+            strategy = state.replicated_by(state.variables_of(model))
+        strategy = strategy or distribution_strategy()
+        if strategy is not None:
+            promotion.promote(model, strategy)
+    return strategy if isinstance(strategy, ReplicatedStrategy) else None
+
+
+def _callbacks(
+    original: Callable, model: Any, args: tuple, kwargs: dict
+) -> list[Any]:
+    given = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    callbacks = given.get("callbacks") or []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return keras.tree.flatten(callbacks)

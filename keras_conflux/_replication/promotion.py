@@ -1,0 +1,164 @@
+"""Gives models and optimizers one copy per device, in place, and back."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._replication import state
+from keras_conflux._replication import traced_functions
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import current_strategy
+from keras_conflux._replication.strategy import default_strategy
+from keras_conflux._replication.strategy import is_replicated
+
+
+def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
+    """Gives a model or optimizer its copies, in place, with all state kept.
+
+    Args:
+        target: A model, layer, optimizer or metric.
+        wanted: The strategy, by default the one that replicates it already,
+            else the current one.
+
+    Raises:
+        StrategyError: If it belongs to another strategy.
+    """
+    owners = list(state.stateful_objects(target))
+    present = _present_strategy(target, owners)
+    if present and wanted and present is not wanted:
+        raise StrategyError(
+            f"{target.name!r} is replicated on {', '.join(present.devices)} "
+            f"and was asked for on {', '.join(wanted.devices)}. Call "
+            "`keras_conflux.unreplicate` on it first."
+        )
+    strategy = present or wanted or current_strategy()
+    _promote_state(owners, strategy)
+    _attach(owners, strategy)
+
+
+def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
+    """Replicates what has been added since: optimizers, metrics, layers.
+
+    Args:
+        target: A model that `strategy` replicates, or `None` for the seeds of
+            `keras.random` alone.
+        strategy: What replicates it.
+    """
+    seeds = keras_internals.global_seed_generator()
+    if state.replicated_by([seeds.state]) not in (None, strategy):
+        _demote_variables([seeds.state])
+    owners = list(state.stateful_objects([target, seeds]))
+    _promote_state(owners, strategy)
+    for owner in owners:
+        if isinstance(owner, keras.optimizers.Optimizer):
+            keras_internals.set_optimizer_strategy(owner, strategy)
+
+
+def demote(target: Any) -> None:
+    """Puts a model or optimizer back on one device, with all state kept."""
+    owners = list(state.stateful_objects(target))
+    found = state.variables_of(target, owners)
+    state.strategy_of(found)  # raises if there are several
+    _demote_variables(found)
+    _attach(owners, None)
+
+
+def _present_strategy(
+    target: Any, owners: Sequence[Any]
+) -> ReplicatedStrategy | None:
+    found = state.strategy_of(state.variables_of(target, owners))
+    attached = (
+        keras_internals.strategy_of(target)
+        if isinstance(target, keras.Model)
+        else None
+    )
+    if attached is not None and not isinstance(attached, ReplicatedStrategy):
+        raise StrategyError(
+            f"The model {target.name!r} was made under a "
+            f"{type(attached).__name__}. Build it outside of that scope, "
+            "or under `keras_conflux.replicate().scope()`."
+        )
+    return attached or found
+
+
+def _attach(owners: Sequence[Any], strategy: ReplicatedStrategy | None) -> None:
+    for owner in owners:
+        if isinstance(owner, keras.Model):
+            keras_internals.set_strategy(owner, strategy)
+            traced_functions.forget(owner)
+        if isinstance(owner, keras.optimizers.Optimizer):
+            keras_internals.set_optimizer_strategy(
+                owner, strategy or default_strategy()
+            )
+
+
+def _promote_state(owners: Sequence[Any], strategy: ReplicatedStrategy) -> None:
+    """Gives each variable of some stateful objects one copy per device.
+
+    A variable that has its copies already, or no value yet, is left alone.
+    """
+    # Between updates each replica accumulates the gradient of its samples.
+    summed = {
+        id(variable)
+        for owner in owners
+        for variable in keras_internals.accumulators(owner)
+    }
+    waiting = [
+        variable
+        for variable in state.state_of(owners).values()
+        if _is_to_promote(variable, id(variable) in summed)
+    ]
+    if waiting:
+        with tf.init_scope(), strategy.scope():
+            for variable in waiting:
+                _promote_variable(variable, id(variable) in summed)
+
+
+def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
+    value = keras_internals.backing(variable)
+    if value is None or not is_replicated(value):
+        return value is not None
+    # Made by Keras in the strategy's scope, not by `make_backing`.
+    aggregates = value.aggregation != tf.VariableAggregation.NONE
+    return state.is_mirrored(variable) and (summed or aggregates)
+
+
+def _promote_variable(variable: keras.Variable, summed: bool) -> None:
+    old = keras_internals.backing(variable)
+    value = state.copies(old)[0].read_value()
+    new = keras_internals.make_backing(variable, value, summed)
+    _exchange(variable, old, new)
+    if not state.is_mirrored(variable):
+        for copy in state.copies(new)[1:]:
+            copy.assign(tf.zeros_like(copy))
+
+
+def _demote_variables(variables: Sequence[keras.Variable]) -> None:
+    for variable in variables:
+        old = keras_internals.backing(variable)
+        if not is_replicated(old):
+            continue
+        # A strategy's scope may be open here, but not in another thread.
+        with ThreadPoolExecutor(1) as thread:
+            new = thread.submit(_single, variable, old).result()
+        _exchange(variable, old, new)
+
+
+def _single(variable: keras.Variable, old: Any) -> tf.Variable:
+    with tf.device(state.copies(old)[0].device):
+        # Reading from outside of the replicas adds up a metric's copies.
+        return keras_internals.make_backing(variable, tf.convert_to_tensor(old))
+
+
+def _exchange(variable: keras.Variable, old: Any, new: tf.Variable) -> None:
+    tensorflow_internals.keep_identity(
+        state.copies(old)[0], state.copies(new)[0]
+    )
+    keras_internals.set_backing(variable, new)
+    traced_functions.note_exchange()

@@ -1,0 +1,148 @@
+"""`replicate` and `unreplicate`: models in place, values as `Replicas`."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import TypeAlias
+from typing import TypeVar
+from typing import overload
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_internals
+from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication import promotion
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import current_strategy
+from keras_conflux._replication.strategy import strategy_for
+from keras_conflux._replication.strategy import use
+
+Replicable: TypeAlias = (
+    keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
+)
+_Target = TypeVar("_Target", bound=Replicable)
+
+
+@overload
+def replicate(
+    target: None = None, devices: DevicesLike = None
+) -> ReplicatedStrategy: ...
+@overload
+def replicate(target: _Target, devices: DevicesLike = None) -> _Target: ...
+@overload
+def replicate(
+    target: Callable[[], Any], devices: DevicesLike = None
+) -> Any: ...
+@overload
+def replicate(target: Tree, devices: DevicesLike = None) -> Replicas: ...
+def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
+    """Puts `target` on every device.
+
+    What it does depends on the target:
+
+    * nothing: returns the `ReplicatedStrategy` over the devices, for
+      `with kc.replicate() as strategy:` or `strategy.scope()`;
+    * a Keras model, layer, optimizer or metric: gives every variable one copy
+      a device, in place and with all state kept, and returns it. A model may
+      be built or not, compiled or not, trained or not: `fit`, `evaluate`,
+      `predict` and `export` work on. A metric's copies count what their
+      replica sees, and reading it adds them up;
+    * a tree of these: each of them;
+    * an array, tensor, variable, or a tree of them: returns a `Replicas` with
+      one copy on each device. A variable becomes one variable a device;
+    * any other callable: calls it in the strategy's scope and returns what it
+      made.
+
+    Args:
+        target: See above.
+        devices: See `keras_conflux.devices`. By default all for a strategy;
+            for all else the devices of the open scope, else of
+            `keras.distribution`, else those last given to `replicate`, else
+            all.
+
+    Raises:
+        DeviceError: If the devices do not exist, repeat or are mixed.
+        StrategyError: If the model belongs to another strategy.
+    """
+    if devices is None:
+        strategy = strategy_for(None) if target is None else current_strategy()
+    else:
+        strategy = strategy_for(devices)
+    use(strategy)
+    if target is None:
+        return strategy
+    _check_target(target)
+    in_place = [isinstance(x, Replicable) for x in trees.flatten(target)]
+    if all(in_place) and not isinstance(target, Replicable):
+        return trees.map_leaves(lambda leaf: replicate(leaf, devices), target)
+    if isinstance(target, Replicable):
+        promotion.promote(target, strategy if devices is not None else None)
+        return target
+    if callable(target) and not isinstance(
+        target, keras.Variable | tf.Variable
+    ):
+        with strategy.scope():
+            return target()
+    return _replicate_tree(target, strategy)
+
+
+def _check_target(target: Any) -> None:
+    if isinstance(target, str | int) and not isinstance(target, bool):
+        raise TypeError(
+            f"`replicate` takes what is to be put on every device. Received: "
+            f"{target!r}. To choose devices, write "
+            f"`replicate(devices={target!r})`."
+        )
+    for path, leaf in trees.with_paths(target):
+        if isinstance(leaf, tf.data.Dataset | keras.losses.Loss):
+            raise TypeError(
+                f"`replicate` has no use for the {type(leaf).__name__} at "
+                f"{path}: a loss has no variables, and a dataset is given to "
+                "`fit` as it is, or to `keras_conflux.distribute`."
+            )
+    leaves = trees.flatten(target)
+    models = [leaf for leaf in leaves if isinstance(leaf, Replicable)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, Replicable)]
+    if models and others:
+        raise TypeError(
+            "`replicate` puts models in place and copies arrays, but not both "
+            f"at once. Received: a {type(models[0]).__name__} beside a "
+            f"{type(others[0]).__name__}."
+        )
+
+
+def unreplicate(target: _Target) -> _Target:
+    """Puts a replicated model or optimizer back on one device, in place.
+
+    All state is kept: weights, optimizer, metrics, seeds. What is not
+    replicated is returned as it is.
+
+    Args:
+        target: A Keras model or optimizer.
+    """
+    promotion.demote(target)
+    return target
+
+
+def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas:
+    copied = []
+    for device in strategy.devices:
+        with tf.device(device):
+            copied.append(trees.map_leaves(_copy, tree))
+    return Replicas(copied, strategy.devices)
+
+
+def _copy(leaf: Any) -> Any:
+    if isinstance(leaf, keras.Variable):
+        leaf = keras_internals.backing(leaf)
+    if isinstance(leaf, tf.Variable):
+        return tf.Variable(leaf.read_value(), trainable=leaf.trainable)
+    if isinstance(leaf, tf.Tensor):
+        return tf.identity(leaf)
+    if isinstance(leaf, np.ndarray | np.generic | bool | int | float):
+        return tf.convert_to_tensor(leaf)  # pyright: ignore[reportArgumentType]
+    return leaf
