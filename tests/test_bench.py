@@ -1,12 +1,16 @@
 """`python -m keras_conflux.bench` on CPU devices."""
 
 import json
+import pathlib
+import re
 
 import pytest
 from conftest import ON_GPU
 
 from keras_conflux.bench import __main__ as bench
 from keras_conflux.bench import report
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 @pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
@@ -29,7 +33,7 @@ def test_bench(tmp_path, capsys):
     assert "model.fit" in shown
     assert "allreduce" in shown
     assert "exchange" in shown
-    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    assert (tmp_path / "speed.png").stat().st_size > 10_000
 
 
 def test_efficiency_is_over_single_devices():
@@ -49,3 +53,20 @@ def test_efficiency_is_over_single_devices():
     assert report.efficiency(four, [one, four]) == pytest.approx(0.8)
     assert report.efficiency(four, [four]) is None
     assert report.efficiency(four | {"jit": "off"}, [one, four]) is None
+
+
+def texts(image: pathlib.Path) -> list[str]:
+    return re.findall(r"<text [^>]*>([^<]*)</text>", image.read_text())
+
+
+def test_the_picture_shows_the_recorded_data(tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn, again = tmp_path / "speed.svg", tmp_path / "again.svg"
+    for image in (drawn, again):
+        bench.main(
+            ["--draw", str(DOCS / "data" / "performance.json"), str(image)]
+        )
+    assert drawn.read_bytes() == again.read_bytes()
+    assert {"1 GPU", "2 GPUs", "4 GPUs", "keras-conflux"} <= {*texts(drawn)}
+    assert texts(drawn) == texts(DOCS / "images" / "speed.svg")
+    assert drawn.stat().st_size < 60_000

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rich
 
+from keras_conflux.bench import plot
 from keras_conflux.bench import report
 
 
@@ -38,12 +39,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kib", type=int, nargs="*", default=[4, 65536])
     parser.add_argument("--ops", nargs="+", default=["sum", "mean", "max"])
     parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        nargs=2,
+        metavar=("JSON", "IMAGE"),
+        help="measure nothing; draw what a file of measurements holds",
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs everything that was asked for and reports it."""
     options = parse(arguments)
+    if options.draw:
+        plot.draw_file(*options.draw)
+        return
     training = []
     for model in options.models:
         for count in options.devices:
@@ -75,6 +86,17 @@ def main(arguments: list[str] | None = None) -> None:
                 *options.ops,
             )
     report.write(options.out, training, collectives)
+    if training:
+        _draw(options.out)
+
+
+def _draw(folder: Path) -> None:
+    try:
+        plot.draw_file(folder / "bench.json", folder / "speed.png")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        rich.print("There is no plot, as matplotlib is not installed.")
 
 
 def _run(module: str, *arguments: str) -> list[dict]:

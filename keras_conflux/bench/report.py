@@ -1,4 +1,4 @@
-"""Tables, JSON and a plot of what was measured."""
+"""Tables and JSON of what was measured."""
 
 import json
 import platform
@@ -134,7 +134,7 @@ def collectives_table(results: list[dict]) -> Table:
 
 
 def write(folder: Path, training: list[dict], collectives: list[dict]) -> None:
-    """Prints the tables and writes `bench.json` and, if it can, a plot."""
+    """Prints the tables and writes `bench.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": machine(),
@@ -149,48 +149,3 @@ def write(folder: Path, training: list[dict], collectives: list[dict]) -> None:
             rich.print(breakdown_table(broken_down))
     if collectives:
         rich.print(collectives_table(collectives))
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        rich.print("No plot: `pip install keras-conflux\\[bench]` for it.")
-        return
-    mpl.use("agg")
-    if training:
-        plot(folder / "scaling.png", training)
-
-
-def plot(path: Path, results: list[dict]) -> None:
-    """Draws throughput over the number of devices, and what is linear."""
-    from matplotlib import pyplot
-
-    models = sorted({result["model"] for result in results})
-    figure, all_axes = pyplot.subplots(
-        1, len(models), figsize=(5 * len(models), 4), squeeze=False
-    )
-    for axes, model in zip(all_axes[0], models, strict=True):
-        mine = [result for result in results if result["model"] == model]
-        for how, jit in sorted({(run["how"], run["jit"]) for run in mine}):
-            counts, speeds = zip(
-                *sorted(
-                    (result["devices"], throughput(result))
-                    for result in mine
-                    if (result["how"], result["jit"]) == (how, jit)
-                ),
-                strict=True,
-            )
-            label = how if jit == "auto" else f"{how}, XLA {jit}"
-            axes.plot(counts, speeds, "o-", label=label)
-            if how == "conflux":
-                linear = [speeds[0] / counts[0] * count for count in counts]
-                axes.plot(counts, linear, "k:")
-        axes.set(
-            title=model,
-            xlabel="devices",
-            ylabel=f"{mine[0]['unit']} a second",
-            ylim=(0, None),
-            xticks=sorted({result["devices"] for result in mine}),
-        )
-        axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
