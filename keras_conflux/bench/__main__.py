@@ -30,8 +30,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--how", nargs="+", default=["keras", "stock", "conflux"]
     )
     parser.add_argument("--jit", nargs="+", default=["auto"], help="auto, off")
-    parser.add_argument("--batch", type=int, help="samples a device")
-    parser.add_argument("--steps", type=int, default=64, help="in an epoch")
+    parser.add_argument("--batch", type=int, help="samples per device")
+    parser.add_argument("--steps", type=int, default=64, help="per epoch")
     parser.add_argument("--epochs", type=int, default=4, help="that are timed")
     parser.add_argument(
         "--breakdown", action="store_true", help="where a step's time goes"

@@ -18,7 +18,7 @@ class Case:
     data: Callable[[int], tuple[np.ndarray, np.ndarray]]
     """Makes a batch of so many samples."""
     batch_size: int
-    """Samples a device."""
+    """Samples per device."""
     unit: str
     """What throughput counts."""
     units: int = 1

@@ -1,6 +1,8 @@
 """Draws measured speed: a panel per model, a bar per measurement.
 
-python -m keras_conflux.bench --draw docs/data/performance.json IMAGE
+    python -m keras_conflux.bench --draw docs/data/performance.json IMAGE
+
+This makes the picture of the documents; the benchmark draws its own results.
 """
 
 import json
@@ -122,7 +124,8 @@ def _draw_bar(
 def _name(run: dict) -> str:
     how: str = run["how"]
     name = NAMES.get(how, how)
-    return name if run.get("jit", "auto") == "auto" else f"{name}, XLA off"
+    jit = run.get("jit", "auto")
+    return name if jit == "auto" else f"{name}, XLA {jit}"
 
 
 def _scaling(run: dict, runs: list[dict]) -> float | None:

@@ -34,7 +34,7 @@ def milliseconds(result: dict) -> float:
 
 
 def throughput(result: dict) -> float:
-    """Images or tokens a second."""
+    """Images or tokens per second."""
     return result["units_a_step"] / milliseconds(result) * 1e3
 
 
@@ -56,11 +56,17 @@ def efficiency(result: dict, results: list[dict]) -> float | None:
 
 
 def training_table(results: list[dict]) -> Table:
-    """One row a run of `fit`."""
+    """One row per run of `fit`."""
     table = Table(title="model.fit")
     for name in ("model", "how", "devices", "batch", "jit"):
         table.add_column(name)
-    for name in ("ms a step", "spread", "a second", "efficiency", "peak GB"):
+    for name in (
+        "ms per step",
+        "spread",
+        "per second",
+        "efficiency",
+        "peak GB",
+    ):
         table.add_column(name, justify="right")
     for result in results:
         times = result["ms_a_step"]
@@ -82,15 +88,17 @@ def training_table(results: list[dict]) -> Table:
 
 
 def breakdown_table(results: list[dict]) -> Table:
-    """One row a run of `fit` whose steps were broken down.
+    """One row per run of `fit` whose steps were broken down.
 
-    What `fit` takes besides computation and the exchange that it does not
-    hide are calls, and the input where it is late.
+    The columns: a step of `fit`; a step in which replicas exchange nothing; the
+    exchange that computation does not hide; the rest of a step of `fit`, which
+    is late input and the start of executions; an execution besides its steps;
+    splitting and moving a batch.
     """
-    table = Table(title="a step of fit, a call, a batch: ms")
+    table = Table(title="where the time goes, ms")
     for name in ("model", "devices", "jit"):
         table.add_column(name)
-    for name in ("fit", "alone", "exchange", "rest", "call", "batch"):
+    for name in ("fit", "alone", "exchange", "rest", "execution", "batch"):
         table.add_column(name, justify="right")
     for result in results:
         parts = result["breakdown"]
@@ -113,11 +121,11 @@ def breakdown_table(results: list[dict]) -> Table:
 
 
 def collectives_table(results: list[dict]) -> Table:
-    """One row a kind of all-reduce."""
+    """One row per kind of all-reduce."""
     table = Table(title="allreduce")
     for name in ("devices", "KiB", "op", "form", "XLA"):
         table.add_column(name)
-    for name in ("us", "bus GB/s", "us a call"):
+    for name in ("us", "bus GB/s", "us per call"):
         table.add_column(name, justify="right")
     for result in results:
         table.add_row(
