@@ -13,7 +13,7 @@ import pytest
 import keras_conflux as kc
 
 ROOT = pathlib.Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SETUP = "from docs_setup import *"
 FENCE = re.compile(r"^```(.*)$")
 
