@@ -1,0 +1,69 @@
+"""Lets the site show the same files as the repository, links included.
+
+README.md and other files outside of `docs/` become pages of the site. Links are
+written as paths in the repository, and become paths in the site.
+"""
+
+import pathlib
+import posixpath
+import re
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+ROOT = pathlib.Path(__file__).parent.parent
+OUTSIDE_DOCS = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "LICENSE": "LICENSE",
+}
+"""Files of the repository, and where they are in the site."""
+
+_LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)#:"\s]+)')
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Puts the pages of a folder where the navigation has `folder/*.md`."""
+    config.nav = _expanded(config.nav)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Adds the pages that lie outside of `docs/`."""
+    for source, page in OUTSIDE_DOCS.items():
+        path = str(ROOT / source)
+        files.append(File.generated(config, page, abs_src_path=path))
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Turns links to files of the repository into links to pages."""
+    here = page.file.src_uri
+    return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
+
+
+def _expanded(items: list) -> list:
+    found = []
+    for item in items:
+        if isinstance(item, dict):
+            ((title, below),) = item.items()
+            below = _pages(below) if "*" in below else below
+            below = _expanded(below) if isinstance(below, list) else below
+            item = {title: below}
+        found.append(item)
+    return found
+
+
+def _pages(pattern: str) -> list[str]:
+    docs = ROOT / "docs"
+    return sorted(p.relative_to(docs).as_posix() for p in docs.glob(pattern))
+
+
+def _in_site(target: str, here: str) -> str:
+    """Returns the link to `target` from the page `here` of the site."""
+    in_repository = {page: source for source, page in OUTSIDE_DOCS.items()}
+    source = in_repository.get(here, f"docs/{here}")
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    page = OUTSIDE_DOCS.get(path) or path.removeprefix("docs/")
+    return posixpath.relpath(page, posixpath.dirname(here) or ".")
