@@ -7,6 +7,7 @@ written as paths in the repository, and become paths in the site.
 import pathlib
 import posixpath
 import re
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
@@ -43,16 +44,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
 
 
-def _expanded(items: list) -> list:
-    found = []
-    for item in items:
-        if isinstance(item, dict):
-            ((title, below),) = item.items()
-            below = _pages(below) if "*" in below else below
-            below = _expanded(below) if isinstance(below, list) else below
-            item = {title: below}
-        found.append(item)
-    return found
+def _expanded(nav: Any) -> Any:
+    if isinstance(nav, list):
+        return [_expanded(item) for item in nav]
+    if isinstance(nav, dict):
+        return {title: _expanded(below) for title, below in nav.items()}
+    return _pages(nav) if "*" in nav else nav
 
 
 def _pages(pattern: str) -> list[str]:
