@@ -8,6 +8,7 @@ from conftest import COUNTS
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from hypothesis import assume
 from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_training
@@ -46,7 +47,14 @@ def replica_trees(draw):
             st.fixed_dictionaries({"a": st.lists(leaf, max_size=2), "b": leaf}),
         )
     )
+    assume(keras.tree.flatten(tree))
     return tree, draw(st.integers(0, 2**16))
+
+
+@pytest.mark.parametrize("tree", [[], {"a": []}])
+def test_a_tree_without_leaves_is_refused(tree):
+    with pytest.raises(ValueError, match="has no leaves"):
+        kc.allreduce("sum", kc.Replicas([tree] * MANY, MANY))
 
 
 def _is_spec(value):
@@ -109,26 +117,22 @@ def test_allreduce_is_numpy(inside, case, op, count):
     spec, seed = case
     rng = np.random.default_rng(seed)
     trees = [_values(spec, rng) for _ in range(count)]
-    replicas = kc.Replicas(trees, count)
-    if not keras.tree.flatten(trees[0]):
-        with pytest.raises(ValueError, match="has no leaves"):
-            kc.allreduce(op, replicas)
-        return
-    if inside:
-        results = kc.withdevices(lambda tree: kc.allreduce(op, tree))(replicas)
-    else:
-        results = kc.allreduce(op, replicas)
+
+    def reduce(tree):
+        return kc.allreduce(op, tree)
+
+    run = kc.withdevices(reduce) if inside else reduce
+    results = run(kc.Replicas(trees, count))
     assert results.devices == DEVICES[:count]
     _assert_reduced(op, trees, results)
 
 
+@pytest.mark.skipif(MANY < 2, reason="one tree alone is for a replica")
 def test_trees_one_after_another():
     trees = [{"a": np.float32(i), "b": None} for i in range(1, MANY + 1)]
-    results = kc.allreduce("+", *trees) if MANY > 1 else None
-    if results is not None:
-        assert [r["a"].numpy() for r in results] == [
-            sum(range(1, MANY + 1))
-        ] * MANY
+    results = kc.allreduce("+", *trees)
+    assert [float(r["a"]) for r in results] == [sum(range(1, MANY + 1))] * MANY
+    assert [r["b"] for r in results] == [None] * MANY
 
 
 def test_indexed_slices_stay_sparse_and_may_be_uneven(count):
@@ -160,24 +164,24 @@ def test_indexed_slices_stay_sparse_and_may_be_uneven(count):
             )()
 
 
-def test_weighted_mean_ignores_nan_of_weight_zero(count):
+@pytest.mark.parametrize("inside", [False, True])
+def test_weighted_mean_ignores_nan_of_weight_zero(count, inside):
+    def mean(value, weight):
+        return kc.allreduce("mean", value, weight=weight)
+
+    def assert_mean(values, weights, expected):
+        run = kc.withdevices(mean) if inside else mean
+        results = run(kc.Replicas(values, count), kc.Replicas(weights, count))
+        for result in results:
+            np.testing.assert_allclose(result, expected, rtol=1e-6)
+
     values = [tf.constant([float(i), 1.0]) for i in range(count)]
     weights = [float(i) for i in range(1, count + 1)]
-    expected = np.average(np.stack(values), axis=0, weights=weights)
-    for result in kc.allreduce(
-        "mean", kc.Replicas(values, count), weight=kc.Replicas(weights, count)
-    ):
-        np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert_mean(values, weights, np.average(values, 0, weights))
     if count > 1:
-        values[0] = tf.constant([np.nan, np.inf])
-        weights[0] = 0.0
-        expected = np.average(np.stack(values[1:]), axis=0, weights=weights[1:])
-        (result, *_) = kc.allreduce(
-            "mean",
-            kc.Replicas(values, count),
-            weight=kc.Replicas(weights, count),
-        )
-        np.testing.assert_allclose(result, expected, rtol=1e-6)
+        expected = np.average(values[1:], 0, weights[1:])
+        values[0], weights[0] = tf.constant([np.nan, np.inf]), 0.0
+        assert_mean(values, weights, expected)
 
 
 def test_many_tensors_travel_in_buckets(count):
@@ -396,8 +400,14 @@ def test_allgather_joins_scalars(count):
         np.testing.assert_array_equal(result, range(count))
 
 
-@pytest.mark.parametrize("op", sorted(OPS))
-@pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
+@pytest.mark.parametrize(
+    ("op", "zeros"),
+    # Of equal values a minimum or maximum has no derivative.
+    [
+        *((op, False) for op in sorted(OPS)),
+        *((op, True) for op in ("sum", "mean", "product")),
+    ],
+)
 def test_gradient_is_the_finite_difference(count, op, zeros):
     rng = np.random.default_rng(1)
     points = rng.uniform(0.5, 2, (count, 3))
@@ -430,9 +440,26 @@ def test_gradient_is_the_finite_difference(count, op, zeros):
         kc.Replicas(list(map(tf.constant, points)), count),
         kc.Replicas(list(map(tf.constant, weights)), count),
     )
-    if zeros and op in ("min", "max"):
-        return  # equal values have no derivative there
     np.testing.assert_allclose(np.stack(list(result)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_equal_extremes_share_the_gradient(count, op):
+    @kc.withdevices(devices=count)
+    def gradient():
+        point = tf.constant([3.0, float(kc.replica().index == 0)])
+        with tf.GradientTape() as tape:
+            tape.watch(point)
+            loss = tf.reduce_sum(kc.allreduce(op, point))
+        return tape.gradient(loss, point)
+
+    # Each replica's loss is of the reduced value, so there are `count` to
+    # share. The second entry is 1 on replica 0 and 0 on the others.
+    ones = 1 if op == "max" else max(count - 1, 1)
+    for index, result in enumerate(gradient()):
+        chosen = (index == 0) == (op == "max") or count == 1
+        second = count / ones if chosen else 0
+        np.testing.assert_allclose(result, [1, second], rtol=1e-6)
 
 
 def test_gradient_of_allgather(count):
