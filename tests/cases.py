@@ -33,8 +33,8 @@ class Case:
     name: str
     build: Callable[[], keras.Model]
     """Returns a compiled model, the same at each call."""
-    fit: dict[str, Any] | Callable[[], dict[str, Any]]
-    """What `fit` gets."""
+    fit: Callable[[], dict[str, Any]]
+    """Returns the arguments of `fit`."""
     rtol: float = 1e-5
     """Over 1e-5 only with a reason beside it."""
     counts_one_more: bool = False
@@ -52,7 +52,7 @@ def case(
     optimizer: Callable[[], Any] = lambda: optimizers.SGD(0.05, momentum=0.9),
     model: Callable[[], keras.Model] | None = None,
     compile: Callable[[], dict] = dict,
-    fit: Any = None,
+    fit: Callable[[], dict] | None = None,
     x: Any = X,
     y: Any = Y,
     rtol: float = 1e-5,
@@ -97,31 +97,31 @@ def mlp() -> list:
 
 # Optimizers.
 
-for make in (
-    lambda: optimizers.SGD(0.05),
-    lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    lambda: optimizers.Adam(1e-2),
-    lambda: optimizers.Adam(1e-2, amsgrad=True),
-    lambda: optimizers.AdamW(1e-2),
-    lambda: optimizers.Adamax(1e-2),
-    lambda: optimizers.Adadelta(0.5),
-    lambda: optimizers.Adagrad(0.05),
-    lambda: optimizers.Adafactor(1e-2),
-    lambda: optimizers.Ftrl(0.1),
-    lambda: optimizers.Lamb(1e-2),
-    lambda: optimizers.Lion(1e-3),
-    lambda: optimizers.Muon(1e-2),
-    lambda: optimizers.Nadam(1e-2),
-    lambda: optimizers.RMSprop(1e-2, centered=True),
-    lambda: optimizers.LossScaleOptimizer(optimizers.Adam(1e-2)),
-):
-    kind = make().name
-    while f"optimizer {kind}" in CASES:
-        kind += "+"
-    case(f"optimizer {kind}", optimizer=make)
+OPTIMIZERS = {
+    "SGD": lambda: optimizers.SGD(0.05),
+    "SGD with Nesterov momentum": lambda: optimizers.SGD(
+        0.05, momentum=0.9, nesterov=True
+    ),
+    "Adam": lambda: optimizers.Adam(1e-2),
+    "Adam with amsgrad": lambda: optimizers.Adam(1e-2, amsgrad=True),
+    "AdamW": lambda: optimizers.AdamW(1e-2),
+    "Adamax": lambda: optimizers.Adamax(1e-2),
+    "Adadelta": lambda: optimizers.Adadelta(0.5),
+    "Adagrad": lambda: optimizers.Adagrad(0.05),
+    "Adafactor": lambda: optimizers.Adafactor(1e-2),
+    "Ftrl": lambda: optimizers.Ftrl(0.1),
+    "Lamb": lambda: optimizers.Lamb(1e-2),
+    "Lion": lambda: optimizers.Lion(1e-3),
+    "LossScaleOptimizer": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(1e-2)
+    ),
+    "Muon": lambda: optimizers.Muon(1e-2),
+    "Nadam": lambda: optimizers.Nadam(1e-2),
+    "RMSprop": lambda: optimizers.RMSprop(1e-2, centered=True),
+}
 
 
-def multi_optimizer():
+def multi_optimizer() -> optimizers.Optimizer:
     first, second = optimizers.Adam(1e-2), optimizers.SGD(0.05)
     return optimizers.MultiOptimizer(
         lambda variable: first if "kernel" in variable.path else second
@@ -129,13 +129,16 @@ def multi_optimizer():
 
 
 if hasattr(optimizers, "ScheduleFreeAdamW"):
-    case(
-        "optimizer schedule-free",
-        optimizer=lambda: optimizers.ScheduleFreeAdamW(1e-2),
-        built=True,
-    )
+    OPTIMIZERS["ScheduleFreeAdamW"] = lambda: optimizers.ScheduleFreeAdamW(1e-2)
 if hasattr(optimizers, "MultiOptimizer"):  # from Keras 3.15 on
-    case("optimizer multi", optimizer=multi_optimizer)
+    OPTIMIZERS["MultiOptimizer"] = multi_optimizer
+
+for name, make in OPTIMIZERS.items():
+    case(
+        f"optimizer {name}",
+        optimizer=make,
+        built=name == "ScheduleFreeAdamW",
+    )
 
 # What optimizers do with gradients. The limits bind.
 
