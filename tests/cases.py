@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 from keras import optimizers
+from models import Keeps
 
 SAMPLES = 61  # of 16 a batch: the last batch has 13, for 2, 3 and 4 devices
 RNG = np.random.default_rng(0)
@@ -181,6 +182,15 @@ case(
     x=OVERFLOWS,
     body=lambda: [layers.Input((8,)), layers.Dense(1)],
     optimizer=lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01)),
+    compile=lambda: {"metrics": []},
+)
+case(
+    "overflow on one replica while accumulating",
+    x=OVERFLOWS,
+    body=lambda: [layers.Input((8,)), layers.Dense(1)],
+    optimizer=lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.01, gradient_accumulation_steps=2)
+    ),
     compile=lambda: {"metrics": []},
 )
 for policy in ("mixed_float16", "mixed_bfloat16"):
@@ -380,6 +390,16 @@ case(
     epochs=2,
 )
 case("first batch of one sample", convolution, x=IMAGES[:1], y=Y[:1])
+
+
+def average(kept: keras.Variable, x: tf.Tensor) -> None:
+    kept.assign(kept * 0.9 + keras.ops.mean(x, 0) * 0.1)
+
+
+case(
+    "moving average of a layer",
+    body=lambda: [layers.Input((8,)), Keeps(average), layers.Dense(1)],
+)
 
 
 def frozen() -> list:
