@@ -25,7 +25,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices
 from keras_conflux._devices.device import list_devices
 from keras_conflux._devices.visibility import claim
-from keras_conflux._fit import patches as _patches
+from keras_conflux._fit import keras_patches as _keras_patches
 from keras_conflux._replication.diagnostics import Statistics
 from keras_conflux._replication.diagnostics import assert_finite
 from keras_conflux._replication.diagnostics import statistics
@@ -76,7 +76,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_patches.install()
+_keras_patches.install()
 
 
 def __dir__() -> list[str]:

@@ -113,14 +113,6 @@ def test_input_and_numerics_of_fit_are_strangers():
             assert not {each for each in others if each.startswith("_fit")}
 
 
-def test_private_modules_live_in_one_folder():
-    for path in PACKAGE.rglob("*.py"):
-        if path.parent.name != "_compat":
-            source = path.read_text()
-            assert "keras.src" not in source, path
-            assert "tensorflow.python" not in source, path
-
-
 def test_the_namespace_is_the_public_names():
     public = {name for name in vars(kc) if not name.startswith("_")}
     assert public - {"bench"} == set(kc.__all__)  # bench where imported

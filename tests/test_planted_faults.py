@@ -18,8 +18,8 @@ import test_batches
 import test_collectives
 import test_equal
 import test_fit
-import test_kept
-import test_run
+import test_layer_state
+import test_withdevices
 from cases import CASES
 from conftest import MANY
 from conftest import ON_GPU
@@ -28,50 +28,58 @@ from models import assert_same_outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._compat.private_keras_names import Patched
 
 pytestmark = [
     pytest.mark.skipif(MANY < 2, reason="needs two devices"),
     pytest.mark.skipif(ON_GPU, reason="patches what runs on CPU devices"),
 ]
 
+FIT = "keras_conflux._fit"
+NUMERICS = f"{FIT}.numerics"
+REPLICATION = "keras_conflux._replication"
+COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
+
 # Where the mechanisms are. Nothing else in this file names the insides of the
 # package, or the methods of Keras that the package replaces.
 PLACES = {
     # of the package
-    "accumulates": "keras_conflux.engine.gradients:_accumulates",
-    "accumulators": "keras_conflux._keras:accumulators",
-    "average": "keras_conflux.engine.statistics:_average",
-    "compiles": "keras_conflux.engine.step:compiles",
-    "compiles a shape": "keras_conflux.engine.step:_Runner._is_worth_compiling",
-    "copies": "keras_conflux.variables:copies",
-    "logs": "keras_conflux.engine.logs:of_global_batch",
-    "move a batch": "keras_conflux.engine.batches:Splitter._one",
-    "promote": "keras_conflux.variables:_promote",
-    "reduce": "keras_conflux.reduction:TreeReducer._reduce",
-    "reduce a tree": "keras_conflux.reduction:TreeReducer.all_reduce",
-    "reduce gradients": "keras_conflux.engine.gradients:_weighted",
-    "reduce sparse": "keras_conflux.reduction:TreeReducer._sparse_sum",
-    "reducer": "keras_conflux.strategy:reducer",
-    "restore metrics": "keras_conflux.engine.logs:restore",
-    "scale back": "keras_conflux.engine.statistics:_scaled_back",
-    "send": "keras_conflux.reduction:TreeReducer.broadcast",
-    "shares": "keras_conflux.engine.graph:shares",
-    "synchronize": "keras_conflux.synchronization:synchronize",
-    "weigh": "keras_conflux.operands:weighted",
-    "without stand-ins": "keras_conflux.engine.work:_if_any",
+    "accumulates": f"{NUMERICS}.gradients:_accumulates",
+    "accumulators": "keras_conflux._compat.keras_internals:accumulators",
+    "average": f"{NUMERICS}.layer_state:_average",
+    "compiles": f"{FIT}.input.execution_plan:compiles",
+    "compiles a shape": (
+        f"{FIT}.execution.step_executor:StepExecutor._is_worth_compiling"
+    ),
+    "copies": f"{REPLICATION}.state:copies",
+    "logs": f"{NUMERICS}.logs:of_global_batch",
+    "move a batch": f"{FIT}.input.batch_sharder:BatchSharder._one",
+    "promote": f"{REPLICATION}.promotion:_promote_variable",
+    "reduce": f"{COLLECTIVES}._reduce",
+    "reduce a tree": f"{COLLECTIVES}.all_reduce",
+    "reduce gradients": f"{NUMERICS}.gradients:_weighted",
+    "reduce sparse": f"{COLLECTIVES}._sparse_sum",
+    "collectives": f"{REPLICATION}.strategy:replica_collectives",
+    "restore metrics": f"{NUMERICS}.logs:restore",
+    "scale back": f"{NUMERICS}.sync_batch_norm:_gradient_scaled",
+    "send": f"{COLLECTIVES}.broadcast",
+    "fractions": f"{FIT}.execution.graph_program:batch_fractions",
+    "synchronize": f"{REPLICATION}.synchronization:synchronize",
+    "weigh": "keras_conflux._communication.dtypes:weighted",
+    "without stand-ins": f"{FIT}.execution.replica_step:_if_any",
     # of Keras, replaced by the package
-    "add": "keras:Variable.assign_add",
-    "assign": "keras:Variable.assign",
-    "clip": "keras.optimizers:SGD._clip_gradients",
-    "divide loss": "keras.src.losses.loss:scale_loss_for_distribution",
-    "mask": "keras.src.losses.loss:apply_mask",
-    "moments": "keras.src.backend.tensorflow.nn:_compute_moments_sync",
-    "reduce in Keras": "keras.optimizers:SGD._all_reduce_sum_gradients",
-    "reduce losses": "keras.src.losses.loss:reduce_values",
-    "scale loss": "keras.optimizers:SGD.scale_loss",
-    "seed": "keras.random:SeedGenerator.next",
-    "show loss": "keras.src.losses.loss:unscale_loss_for_distribution",
-    "update mean": "keras.metrics:Mean.update_state",
+    "add": Patched.ASSIGN_ADD.path,
+    "assign": Patched.ASSIGN.path,
+    "clip": Patched.CLIP_GRADIENTS.path,
+    "divide loss": Patched.SCALE_LOSS.path,
+    "mask": Patched.APPLY_MASK.path,
+    "moments": Patched.SYNCHRONIZED_MOMENTS.path,
+    "reduce in Keras": Patched.SUM_GRADIENTS.path,
+    "reduce losses": Patched.REDUCE_VALUES.path,
+    "scale loss": Patched.OPTIMIZER_SCALE_LOSS.path,
+    "seed": Patched.NEXT_SEED.path,
+    "show loss": Patched.UNSCALE_LOSS.path,
+    "update mean": Patched.MEAN_UPDATE.path,
 }
 
 
@@ -117,10 +125,11 @@ TESTS = {
     "copies after XLA": assert_equal_after_xla,
     "random numbers": test_fit.test_dropout_differs_between_replicas,
     "sums of a layer": functools.partial(
-        test_kept.test_what_a_layer_keeps, test_kept._sums, False
+        test_layer_state.test_what_a_layer_keeps, test_layer_state._sums, False
     ),
     "synchronized normalization in a step of one's own": functools.partial(
-        test_kept.test_synchronized_normalization_in_a_step_of_ones_own, 7
+        test_layer_state.test_synchronized_normalization_in_a_step_of_ones_own,
+        7,
     ),
     "broadcast": functools.partial(
         test_collectives.test_one_replica_updates_and_sends_what_it_has, 2
@@ -135,7 +144,7 @@ TESTS = {
         test_batches.test_predict_of_any_number_of_rows, tf.identity, 1
     ),
     "loop with a weighted mean": functools.partial(
-        test_run.test_custom_loop_equals_one_device, 2
+        test_withdevices.test_custom_loop_equals_one_device, 2
     ),
 }
 
@@ -185,7 +194,7 @@ def _local_gradients(original, optimizer, grads, *_, **__):
 
 
 def _sum_of_gradients(original, optimizer, grads, *_, **__):
-    return call("reducer").all_reduce("sum", grads)
+    return call("collectives").all_reduce("sum", grads)
 
 
 def _clip_first(original, optimizer, grads, *args, **kwargs):
@@ -253,7 +262,7 @@ FAULTS = [
     ),
     Fault(
         "each replica counts alike, whatever samples it has",
-        {"shares": lambda original, sizes: [_equal_weight() for _ in sizes]},
+        {"fractions": lambda original, sizes: [_equal_weight() for _ in sizes]},
         ("optimizer SGD",),
     ),
     Fault(
@@ -354,7 +363,7 @@ FAULTS = [
     Fault(
         "moving averages are averaged without weights",
         {
-            "average": lambda original, weights, share: original(
+            "average": lambda original, weights, fraction: original(
                 weights, _equal_weight()
             )
         },
@@ -465,5 +474,5 @@ def _with_original(original: Callable, replacement: Callable) -> Callable:
 
 def test_each_place_is_patched():
     used = {place for fault in FAULTS for place in fault.planted}
-    helpers = {"compiles", "compiles a shape", "copies", "reducer"}
+    helpers = {"compiles", "compiles a shape", "copies", "collectives"}
     assert used | helpers == set(PLACES)

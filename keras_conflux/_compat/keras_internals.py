@@ -1,4 +1,4 @@
-"""Accessors of Keras' private names; `keras_names` lists them."""
+"""Accessors of the private names that `private_keras_names` lists."""
 
 import functools
 import random

@@ -16,7 +16,7 @@ def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
     """Puts `replacement(original, *args, **kwargs)` in place of a method.
 
     Args:
-        point: One of `keras_names.Patched`.
+        point: One of `private_keras_names.Patched`.
         replacement: Called with the original first; decides whether it has
             something to do and calls the original if not.
     """

@@ -1,4 +1,4 @@
-"""Accessors of TensorFlow's private names; `tensorflow_names` lists them."""
+"""Accessors of the private names that `private_tensorflow_names` lists."""
 
 import functools
 import threading

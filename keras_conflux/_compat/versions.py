@@ -48,16 +48,14 @@ def assert_supported() -> None:
     import tensorflow as tf
 
     from keras_conflux._common.user_warnings import warn
-    from keras_conflux._compat import keras_names
-    from keras_conflux._compat import tensorflow_names
+    from keras_conflux._compat import private_keras_names
+    from keras_conflux._compat import private_tensorflow_names
 
     found_keras = numbers(keras.__version__)
     found_tensorflow = numbers(tf.__version__)
-    keras_expected = [*keras_names.patched(), *keras_names.READ]
-    tensorflow_expected = [*tensorflow_names.OVERRIDDEN, *tensorflow_names.READ]
     wrong = [
-        *problems(keras_expected, found_keras),
-        *problems(tensorflow_expected, found_tensorflow),
+        *problems(private_keras_names.all_names(), found_keras),
+        *problems(private_tensorflow_names.all_names(), found_tensorflow),
     ]
     installed = f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
     tested = (

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._fit.input.batch_sharder import BatchSharder
-from keras_conflux._fit.input.callbacks import needs_every_batch
+from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 

@@ -176,8 +176,7 @@ READ = (
 """What is read or called, and where attributes without a class are set."""
 
 
-def patched() -> list[PrivateName]:
-    """Returns all patch points."""
-    return [
-        each for each in vars(Patched).values() if isinstance(each, PrivateName)
-    ]
+def all_names() -> list[PrivateName]:
+    """Returns all names, of both tables."""
+    patched = vars(Patched).values()
+    return [*(x for x in patched if isinstance(x, PrivateName)), *READ]

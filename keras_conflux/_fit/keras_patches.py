@@ -8,8 +8,8 @@ import functools
 
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import versions
-from keras_conflux._compat.keras_names import Patched
 from keras_conflux._compat.patching import patch
+from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator

@@ -90,3 +90,8 @@ READ = (
     ),
 )
 """What is read or called, and where attributes without a class are set."""
+
+
+def all_names() -> list[PrivateName]:
+    """Returns all names, of both tables."""
+    return [*OVERRIDDEN, *READ]

@@ -1,0 +1,141 @@
+"""What the package knows of Keras and TensorFlow is listed, and compared."""
+
+import ast
+import pathlib
+import re
+import warnings
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_conflux as kc
+from keras_conflux._compat import private_keras_names
+from keras_conflux._compat import private_tensorflow_names
+from keras_conflux._compat import versions
+from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import problems
+from keras_conflux._fit.keras_patches import PATCHES
+
+PACKAGE = pathlib.Path(kc.__file__).parent
+OUTSIDE = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "_compat"]
+LISTED = [
+    *private_keras_names.all_names(),
+    *private_tensorflow_names.all_names(),
+]
+
+
+def test_installed_versions_are_as_expected():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        versions.assert_supported()
+
+
+def test_all_that_is_wrong_is_said_at_once(monkeypatch):
+    clip, finite = Patched.CLIP_GRADIENTS, Patched.CHECK_FINITE
+    monkeypatch.delattr(clip.owner, clip.attribute)
+    monkeypatch.setattr(
+        finite.owner, finite.attribute, lambda self, grads, why: True
+    )
+    monkeypatch.setattr(keras, "__version__", "3.99.0")
+    with pytest.raises(ImportError) as caught:
+        versions.assert_supported()
+    said = str(caught.value)
+    assert "Keras 3.99.0" in said
+    assert f"`{clip.path}` is missing" in said
+    assert f"`{finite.path}` takes (self, grads, why), not (self, " in said
+    assert "Keras 3.14 to 3.15 and TensorFlow 2.20 to 2.21" in said
+    assert "pip install 'keras>=3.14,<3.16' 'tensorflow>=2.20,<2.22'" in said
+
+
+def test_an_attribute_that_is_renamed_is_noticed():
+    def build(self):
+        self._other_gradients = []
+
+    name = PrivateName(f"{__name__}:build", mentions=("_accumulated",))
+    globals()["build"] = build
+    assert problems([name], (3, 15)) == [
+        f"`{__name__}:build` does not use `_accumulated`"
+    ]
+    assert problems([PrivateName("keras:not_yet", since=(4, 0))], (3, 15)) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "version"), [(keras, "3.16.0"), (tf, "2.22.0-rc0")]
+)
+def test_a_version_beyond_those_tested_warns_once(
+    library, version, monkeypatch
+):
+    monkeypatch.setattr(library, "__version__", version)
+    with pytest.warns(kc.ConfluxWarning, match=version) as caught:
+        versions.assert_supported()
+    assert len(caught) == 1
+
+
+def test_a_patch_release_does_not_warn(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.15.9")
+    versions.assert_supported()
+
+
+def test_the_range_is_that_of_the_installation():
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    (major, minor), _ = versions.TESTED_KERAS
+    assert f'"keras>={major}.{minor}"' in text
+    (major, minor), _ = versions.TESTED_TENSORFLOW
+    assert text.count(f">={major}.{minor}") == 2  # for CPUs and for GPUs
+
+
+def test_each_patch_point_is_patched_once():
+    listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
+    points = [point for point, _ in PATCHES]
+    assert len(points) == len(set(points))
+    assert set(points) == set(listed)
+
+
+def names_and_strings(path: pathlib.Path) -> set[str]:
+    """Returns what a file reads of objects, and its strings."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def test_listed_private_names_stand_in_one_folder_only():
+    private = {
+        name
+        for each in LISTED
+        for name in (each.attribute, *each.mentions)
+        if re.match(r"_[a-z]", name, re.IGNORECASE)
+    }
+    assert "_clip_gradients" in private
+    for path in OUTSIDE:
+        assert not names_and_strings(path) & private, path
+
+
+def test_private_names_that_are_read_are_this_packages_own():
+    """So a new one of Keras or TensorFlow is put where it is listed."""
+    defined = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                defined.add(node.name)
+            if isinstance(node, ast.Attribute) and isinstance(
+                node.ctx, ast.Store
+            ):
+                defined.add(node.attr)
+    for path in OUTSIDE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                private = re.match(r"_[a-z]", node.attr)
+                assert not private or node.attr in defined, (path, node.attr)
+
+
+def test_private_modules_are_imported_in_one_folder_only():
+    for path in OUTSIDE:
+        source = path.read_text()
+        for module in ("keras.src", "tensorflow.python", "tensorflow.compiler"):
+            assert module not in source, path
