@@ -48,4 +48,4 @@ def _users_line() -> tuple[str, int]:
 def _is_the_users(file: str) -> bool:
     if file.startswith(_SITE_PACKAGES):  # lies in the standard library's folder
         return not file.startswith(_LIBRARIES)
-    return not file.startswith((_STANDARD_LIBRARY, *_LIBRARIES))
+    return not file.startswith((_STANDARD_LIBRARY, "<frozen ", *_LIBRARIES))

@@ -11,11 +11,11 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import (
     distribution_lib as backend_distribution,
 )
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.random import seed_generator
 from keras.src.trainers import trainer as trainer_module
 
 from keras_conflux._compat import error_texts
+from keras_conflux._compat.private_keras_names import Patched
 
 
 def provide_distribution(*functions: Callable[..., Any]) -> None:
@@ -147,8 +147,9 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
 
 
 def _has_own_step(model: keras.Model) -> bool:
+    trainer = Patched.FIT.owner
     return any(
-        getattr(type(model), step) is not getattr(TensorFlowTrainer, step)
+        getattr(type(model), step) is not getattr(trainer, step)
         for step in ("train_step", "test_step", "predict_step")
     )
 

@@ -1,23 +1,33 @@
 """Every name inside of Keras that the package replaces or reads.
 
-Read in Keras 3.14.0 and 3.15.1, where all parameters are the same. The first
-table has the patch points: methods that get a second behaviour for replicated
-objects.
+Read in Keras 3.14.0 and 3.15.1, where all parameters are the same, and in what
+will be 3.16. The first table has the patch points: methods that get a second
+behaviour for replicated objects.
 """
 
+import keras
+
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import numbers
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _LOSS_SCALE = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
-_TF_VARIABLE = "keras.src.backend.tensorflow.core:Variable"
-_TRAINER = "keras.src.trainers.trainer:Trainer"
-_TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _TF_ITERATOR = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _METRICS = "keras.src.metrics.reduction_metrics:"
 _LOSS = "keras.src.losses.loss:"
 _DISTRIBUTION = "keras.src.distribution.distribution_lib:"
+
+if numbers(keras.__version__) >= (3, 16):
+    _TRAINER = "keras.src.trainers.trainer:BaseTrainer"
+    _TF_TRAINER = "keras.src.backend.tensorflow.trainer:Trainer"
+    _TF_OPS = "keras.src.backend.tensorflow.ops"
+else:
+    _TRAINER = "keras.src.trainers.trainer:Trainer"
+    _TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+    _TF_OPS = "keras.src.backend.tensorflow"
+_TF_VARIABLE = f"{_TF_OPS}.core:Variable"
 
 
 class Patched:
@@ -67,7 +77,7 @@ class Patched:
         f"{_TF_VARIABLE}._initialize", "self, value", ("_value",)
     )
     SYNCHRONIZED_MOMENTS = PrivateName(
-        "keras.src.backend.tensorflow.nn:_compute_moments_sync",
+        f"{_TF_OPS}.nn:_compute_moments_sync",
         "x, axes, keepdims",
     )
     MEAN_UPDATE = PrivateName(

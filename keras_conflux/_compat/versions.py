@@ -1,9 +1,9 @@
 """Says what to install or set when the package cannot work as imported."""
 
 import importlib.util
-import re
 
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import numbers
 from keras_conflux._compat.private_names import problems
 
 TESTED_KERAS = (3, 14), (3, 15)
@@ -86,11 +86,6 @@ def has(point: PrivateName) -> bool:
     import keras
 
     return point.since is None or numbers(keras.__version__) >= point.since
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """Returns the leading numbers of a version: `(3, 15, 1)` of `"3.15.1"`."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
 
 
 def _is_in(version: tuple, tested: tuple) -> bool:
