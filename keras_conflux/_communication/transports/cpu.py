@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.names import MERGE_OPS
+from keras_conflux._communication.transports.op_names import MERGE_OPS
 from keras_conflux._devices.device import Device
 
 

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.names import NCCL_OPS
+from keras_conflux._communication.transports.op_names import NCCL_OPS
 from keras_conflux._compat import tensorflow_internals
 
 
