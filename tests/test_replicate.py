@@ -118,8 +118,16 @@ def test_unreplicate_leaves_others_alone():
 
 
 def test_one_value_a_device():
-    with pytest.raises(ValueError, match="one value a device"):
+    with pytest.raises(ValueError, match="one value per device"):
         kc.Replicas([1, 2, 3], 1)
+
+
+def test_a_device_that_has_nothing_is_named():
+    if MANY < 2:
+        pytest.skip("needs two devices")
+    values = kc.Replicas([1], 1)
+    with pytest.raises(kc.DeviceError, match=f"is on {DEVICES[1]}"):
+        values[DEVICES[1]]
 
 
 def test_two_strategies_in_one_process():

@@ -3,25 +3,45 @@
 import functools
 from collections.abc import Callable
 from typing import Any
+from typing import overload
 
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
+from keras_conflux._custom_loops.signatures import P
+from keras_conflux._custom_loops.signatures import R
+from keras_conflux._custom_loops.signatures import SkippingDecorator
+from keras_conflux._custom_loops.signatures import SkippingFunction
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import replica_index
 
 
+@overload
+def skip_out_of_memory(
+    fn: Callable[P, R],
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
+) -> SkippingFunction[P, Replicas[R] | None]: ...
+@overload
+def skip_out_of_memory(
+    fn: None = None,
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
+) -> SkippingDecorator: ...
 def skip_out_of_memory(
     fn: Callable[..., Any] | None = None,
     *,
     devices: DevicesLike = None,
     jit_compile: bool = False,
 ) -> Any:
-    """Makes `fn` run on every device, or on none if memory does not suffice.
+    """Makes `fn` run on every device, and skips batches without memory.
 
     Like `withdevices`, but where a device runs out of memory the call warns,
     naming the batch, and returns `None` instead of raising. This is for data
@@ -29,7 +49,7 @@ def skip_out_of_memory(
     goes on in this way.
 
     `fn` makes no collective call. A replica without memory would not make it,
-    and on GPUs the others would wait for ever, as an NCCL call cannot be
+    and on GPUs the others would wait without end, as an NCCL call cannot be
     taken back. So compute gradients in `fn`, then reduce and apply them in a
     `withdevices` function, which a batch without memory never reaches. That
     gives up the overlap of the reduction with the backward pass.
@@ -38,21 +58,38 @@ def skip_out_of_memory(
     skip. What a library reports as another error is raised.
 
     What the layers of some replicas have written by then stays written: the
-    draws of a Dropout, the moving averages of a BatchNormalization. After a
+    seeds of a Dropout, the moving averages of a BatchNormalization. After a
     skip, `synchronize(model)` makes the copies equal again.
 
     Args:
         fn: What to run. `None` makes a decorator with options.
-        devices: See `withdevices`.
-        jit_compile: See `withdevices`.
+        devices: See `keras_conflux.devices`. By default those of the
+            `Replicas` among the arguments, as with `withdevices`.
+        jit_compile: Whether XLA compiles what each device runs, as with
+            `withdevices`.
 
     Returns:
-        A function that returns a `Replicas` or `None`. Its attribute
-        `skipped` says how often it was `None`.
+        A function of the same parameters that returns a `Replicas` or `None`.
+        Its attribute `skipped` says how often it was `None`.
 
     Raises:
         ValueError: When it is called, if `fn` makes a collective call on
             several devices.
+        Exception: When it is called, all that a `withdevices` function raises,
+            `tf.errors.ResourceExhaustedError` apart.
+
+    Example:
+        ```python
+        @kc.skip_out_of_memory
+        def squares(x):
+            return tf.reduce_sum(x**2)
+
+        for inputs, _ in kc.distribute(dataset):
+            sums = squares(inputs)
+            if sums is not None:
+                total = kc.allreduce("sum", sums)
+        print(squares.skipped)
+        ```
     """
     if fn is None:
         return functools.partial(
@@ -63,7 +100,7 @@ def skip_out_of_memory(
 
 class _Skipping:
     def __init__(
-        self, fn: Callable, devices: DevicesLike, jit_compile: bool
+        self, fn: Callable[..., Any], devices: DevicesLike, jit_compile: bool
     ) -> None:
         self.skipped = 0
         """For how many batches there was no memory."""
@@ -72,7 +109,7 @@ class _Skipping:
             _without_collectives(fn), devices=devices, jit_compile=jit_compile
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Replicas | None:
+    def __call__(self, *args: Any, **kwargs: Any) -> Replicas[Any] | None:
         try:
             return self._run(*args, **kwargs)
         except tf.errors.ResourceExhaustedError as error:
@@ -87,7 +124,7 @@ class _Skipping:
             return None
 
 
-def _without_collectives(fn: Callable) -> Callable:
+def _without_collectives(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `fn` raise while it is traced if it makes a collective call."""
     calls = tf.autograph.experimental.do_not_convert(_calls)
     refuse = tf.autograph.experimental.do_not_convert(_refuse)
@@ -117,7 +154,7 @@ def _refuse(name: str) -> None:
     )
 
 
-def _describe(arguments: tuple) -> str:
+def _describe(arguments: Tree) -> str:
     parts = trees.flatten(arguments)
     parts = [part[0] if isinstance(part, Replicas) else part for part in parts]
     return ", ".join(
@@ -127,7 +164,7 @@ def _describe(arguments: tuple) -> str:
     )
 
 
-def _reason(error: tf.errors.ResourceExhaustedError) -> str:
+def _reason(error: Exception) -> str:
     """Returns what TensorFlow says of the tensor, and which replica it was."""
     notes = getattr(error, "__notes__", [""])
     return f"{error_texts.memory_reason(error)}. {notes[-1]}"

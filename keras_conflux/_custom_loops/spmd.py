@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
+from typing import overload
 
 import keras
 import tensorflow as tf
@@ -13,6 +14,10 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._custom_loops.signatures import Decorator
+from keras_conflux._custom_loops.signatures import P
+from keras_conflux._custom_loops.signatures import PerDeviceFunction
+from keras_conflux._custom_loops.signatures import R
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import step_context
@@ -28,10 +33,19 @@ from keras_conflux._replication.strategy import strategy_for
 
 @dataclasses.dataclass(frozen=True)
 class Replica:
-    """Where the running program is."""
+    """Which replica the running program is, as `replica` tells.
+
+    Example:
+        ```python
+        @kc.withdevices
+        def scaled(x):
+            this = kc.replica()
+            return x * (this.index + 1) / this.count
+        ```
+    """
 
     index: int
-    """Position of this replica, from 0."""
+    """The position of this replica, from 0."""
     count: int
     """How many replicas run."""
     device: Device
@@ -40,10 +54,22 @@ class Replica:
 
 @tf.autograph.experimental.do_not_convert
 def replica() -> Replica:
-    """Returns the running replica.
+    """Returns which replica is running: its index, their count, its device.
+
+    Returns:
+        A `Replica`.
 
     Raises:
         StrategyError: Outside of `withdevices`, `strategy.run` and `fit`.
+
+    Example:
+        ```python
+        @kc.withdevices
+        def whoami():
+            return kc.replica().index
+
+        print([index.numpy() for index in whoami()])
+        ```
     """
     if not in_replica():
         raise StrategyError(
@@ -55,13 +81,32 @@ def replica() -> Replica:
     return Replica(index, len(devices), devices[index])
 
 
+@overload
+def withdevices(
+    fn: Callable[P, R],
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
+) -> PerDeviceFunction[P, Replicas[R]]: ...
+@overload
+def withdevices(
+    fn: None = None,
+    *,
+    devices: DevicesLike = None,
+    jit_compile: bool = False,
+) -> Decorator: ...
 def withdevices(
     fn: Callable[..., Any] | None = None,
     *,
     devices: DevicesLike = None,
     jit_compile: bool = False,
-) -> Callable[..., Any]:
+) -> Any:
     """Makes `fn` run on every device at once, compiled to one graph.
+
+    It is like `strategy.run` of `tf.distribute`, and like `pmap` in JAX: the
+    same function runs once per device, each time with its own part of the
+    data. `fn` becomes graph code as under `tf.function`, so Python's `if` and
+    `for` work on tensors.
 
     Arguments that are `Replicas` or `tf.distribute` values give each device
     its own part; all others go to every device as they are. Models and
@@ -82,17 +127,44 @@ def withdevices(
             of these `fn` runs as a plain graph.
 
     Returns:
-        A function that returns a `Replicas`: what `fn` returned on each
-        device, in device order.
+        A function of the same parameters that returns a `Replicas` of what
+        `fn` returned on each device, in device order. If `fn` is `None`, a
+        decorator that makes such a function.
+
+    Raises:
+        DeviceError: When the function is called, if the devices do not exist,
+            repeat or are mixed.
+        ReplicaMismatchError: When it is called, if replicas make different
+            collective calls.
+        StrategyError: When it is called, if that is inside a replica, or if
+            its arguments are on different devices.
+        Exception: What `fn` raises, with a note that names the replica.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        optimizer = kc.replicate(keras.optimizers.SGD(0.1))
+
+        @kc.withdevices
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_fn(y, model(x))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            gradients = kc.allreduce("mean", gradients)
+            optimizer.apply(gradients, model.trainable_variables)
+            return loss
+
+        losses = step(*kc.split((x, y)))
+        ```
     """
     if fn is None:
         return functools.partial(
             withdevices, devices=devices, jit_compile=jit_compile
         )
-    functions: dict[ReplicatedStrategy, Callable] = {}
+    functions: dict[ReplicatedStrategy, _Compiled] = {}
 
     @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Replicas:
+    def run(*args: Any, **kwargs: Any) -> Replicas[Any]:
         strategy = _strategy(devices, (args, kwargs))
         if strategy not in functions:
             functions[strategy] = _Compiled(fn, strategy, jit_compile)
@@ -105,7 +177,10 @@ class _Compiled:
     """`fn` as one graph for all devices of one strategy."""
 
     def __init__(
-        self, fn: Callable, strategy: ReplicatedStrategy, jit_compile: bool
+        self,
+        fn: Callable[..., Any],
+        strategy: ReplicatedStrategy,
+        jit_compile: bool,
     ) -> None:
         self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
         self._strategy = strategy
@@ -145,7 +220,7 @@ class _Compiled:
             tf.function(all_replicas, reduce_retracing=True)
         )
 
-    def __call__(self, arguments: Tree) -> Replicas:
+    def __call__(self, arguments: Tree) -> Replicas[Any]:
         count = len(self._strategy.devices)
         parts = [select(arguments, index) for index in range(count)]
         promote_new_state(None, self._strategy)  # the seeds of keras.random
@@ -179,7 +254,7 @@ class _Compiled:
         return error
 
 
-def _through_xla(fn: Callable) -> Callable:
+def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         # A function for each replica: each is traced over its own variables.
         return tf.function(fn, jit_compile=True)(*args, **kwargs)

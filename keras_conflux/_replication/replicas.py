@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
+from typing import overload
 
 import tensorflow as tf
 
 from keras_conflux._common import trees
-from keras_conflux._common.trees import Tree
+from keras_conflux._common.errors import DeviceError
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
@@ -14,31 +16,73 @@ from keras_conflux._devices.device import short_name
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_for
 
+T_co = TypeVar("T_co", covariant=True)
 
-class Replicas(Sequence):
-    """One tree a device, in device order.
 
-    `replicas[0]`, `replicas["GPU:0"]`, `len`, iteration and slices to a list
-    give what each device has.
+class Replicas(Sequence[T_co]):
+    """One tree per device, in device order.
+
+    `replicas[0]` and `replicas["GPU:0"]` are what one device has, and
+    `replicas[:2]` is a list. `len` and iteration work, too. For type checkers
+    `Replicas[tf.Tensor]` has one tensor per device. Conflux.jl has such a
+    container.
+
+    An index that is too large raises `IndexError`, and a device that has no
+    part of it `DeviceError`.
 
     Args:
-        values: One tree a device.
+        values: One tree per device.
         devices: As many devices, see `keras_conflux.devices`.
+
+    Raises:
+        DeviceError: If the devices do not exist, repeat or are mixed.
+        ValueError: If there are not as many values as devices.
+
+    Example:
+        ```python
+        rates = kc.Replicas([0.1, 0.2], devices=2)
+        print(rates, rates.devices, rates[1])
+
+        double = kc.withdevices(lambda rate: 2 * rate)
+        print(list(double(rates)))
+        ```
     """
 
-    def __init__(self, values: Sequence[Tree], devices: DevicesLike) -> None:
+    devices: tuple[Device, ...]
+    """The device of each value, in order."""
+
+    def __init__(self, values: Sequence[T_co], devices: DevicesLike) -> None:
         self._values = list(values)
-        self.devices: tuple[Device, ...] = find_devices(devices)
+        self.devices = find_devices(devices)
         if len(self._values) != len(self.devices):
             raise ValueError(
-                "A Replicas has one value a device. Received: "
+                "A Replicas has one value per device. Received: "
                 f"{len(self._values)} values for {len(self.devices)} devices "
                 f"({', '.join(self.devices)})."
             )
 
     @classmethod
-    def from_distributed(cls, value: Any) -> "Replicas":
-        """Makes one of a `tf.distribute` per-replica value or variable."""
+    def from_distributed(cls, value: Any) -> "Replicas[Any]":
+        """Makes one of a `tf.distribute` per-replica value or variable.
+
+        Args:
+            value: What `strategy.run` returned, or a replicated variable, of
+                any `tf.distribute` strategy.
+
+        Returns:
+            What each device has. Variables become their copies.
+
+        Raises:
+            ValueError: If `value` is not distributed, and there are several
+                devices.
+
+        Example:
+            ```python
+            with kc.replicate(devices=2) as strategy:
+                losses = strategy.run(lambda: tf.constant(1.0))
+            print(list(kc.Replicas.from_distributed(losses)))
+            ```
+        """
         strategy = getattr(value, "distribute_strategy", current_strategy())
         local = strategy.experimental_local_results(value)
         return cls(
@@ -46,7 +90,18 @@ class Replicas(Sequence):
         )
 
     def to_distributed(self) -> Any:
-        """Returns the `tf.distribute` per-replica value of a single leaf."""
+        """Returns the `tf.distribute` per-replica value, for `strategy.run`.
+
+        Returns:
+            A per-replica value; of trees, a tree of these.
+
+        Example:
+            ```python
+            (parts,) = kc.split((x,), devices=2)
+            strategy = kc.replicate(devices=2)
+            sums = strategy.run(tf.reduce_sum, (parts.to_distributed(),))
+            ```
+        """
         strategy = strategy_for(self.devices)
         return strategy.experimental_distribute_values_from_function(
             lambda context: self._values[context.replica_id_in_sync_group]
@@ -55,10 +110,23 @@ class Replicas(Sequence):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, which: int | slice | str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    @overload
+    def __getitem__(self, which: int | str) -> T_co: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[T_co]: ...
+    def __getitem__(self, which: int | slice | str) -> Any:
         if isinstance(which, str):
-            return self._values[self.devices.index(find_devices(which)[0])]
+            return self._values[self._position(which)]
         return self._values[which]
+
+    def _position(self, name: str) -> int:
+        device = find_devices([name])[0]
+        if device not in self.devices:
+            raise DeviceError(
+                f"Nothing of this Replicas is on {device}. Its devices are: "
+                f"{', '.join(self.devices)}."
+            )
+        return self.devices.index(device)
 
     def __repr__(self) -> str:
         leaves = trees.flatten(self._values[0])

@@ -24,7 +24,9 @@ from keras_conflux._replication.strategy import use
 Replicable: TypeAlias = (
     keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
 )
-_Target = TypeVar("_Target", bound=Replicable)
+KerasObject = TypeVar("KerasObject", bound=Replicable)
+Result = TypeVar("Result")
+Values = TypeVar("Values")
 
 
 @overload
@@ -32,30 +34,37 @@ def replicate(
     target: None = None, devices: DevicesLike = None
 ) -> ReplicatedStrategy: ...
 @overload
-def replicate(target: _Target, devices: DevicesLike = None) -> _Target: ...
+def replicate(
+    target: KerasObject, devices: DevicesLike = None
+) -> KerasObject: ...
 @overload
 def replicate(
-    target: Callable[[], Any], devices: DevicesLike = None
-) -> Any: ...
+    target: Callable[[], Result], devices: DevicesLike = None
+) -> Result: ...
 @overload
-def replicate(target: Tree, devices: DevicesLike = None) -> Replicas: ...
+def replicate(
+    target: Values, devices: DevicesLike = None
+) -> Replicas[Values]: ...
 def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
-    """Puts `target` on every device.
+    """Puts a model, an optimizer or values on every device.
 
-    What it does depends on the target:
+    `fit`, `evaluate` and `predict` of a replicated model use all devices and
+    compute what one device computes. What the call does depends on the target:
 
     * nothing: returns the `ReplicatedStrategy` over the devices, for
       `with kc.replicate() as strategy:` or `strategy.scope()`;
     * a Keras model, layer, optimizer or metric: gives every variable one copy
-      a device, in place and with all state kept, and returns it. A model may
+      per device, in place and with all state kept, and returns it. A model may
       be built or not, compiled or not, trained or not: `fit`, `evaluate`,
       `predict` and `export` work on. A metric's copies count what their
       replica sees, and reading it adds them up;
     * a tree of these: each of them;
     * an array, tensor, variable, or a tree of them: returns a `Replicas` with
-      one copy on each device. A variable becomes one variable a device;
+      one copy on each device. A variable becomes one variable per device;
     * any other callable: calls it in the strategy's scope and returns what it
       made.
+
+    Conflux.jl and FluxDistributed.jl replicate any tree, too.
 
     Args:
         target: See above.
@@ -64,9 +73,24 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
             `keras.distribution`, else those last given to `replicate`, else
             all.
 
+    Returns:
+        The strategy, the target itself, a `Replicas`, or what the callable
+        returned, as listed above.
+
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
         StrategyError: If the model belongs to another strategy.
+        TypeError: If the target is a string or a number, has a dataset or a
+            loss in it, or has both models and arrays.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())  # on all devices
+        model.compile("adam", "mse")
+        model.fit(dataset, verbose=0)
+
+        table = kc.replicate(np.eye(3), devices=2)  # a Replicas
+        ```
     """
     if devices is None:
         strategy = strategy_for(None) if target is None else current_strategy()
@@ -115,20 +139,35 @@ def _check_target(target: Any) -> None:
         )
 
 
-def unreplicate(target: _Target) -> _Target:
+def unreplicate(target: KerasObject) -> KerasObject:
     """Puts a replicated model or optimizer back on one device, in place.
 
-    All state is kept: weights, optimizer, metrics, seeds. What is not
-    replicated is returned as it is.
+    All state is kept: weights, optimizer, metrics, seeds. Of a metric, the
+    copies are added up. What is not replicated is left as it is.
 
     Args:
-        target: A Keras model or optimizer.
+        target: A Keras model, layer, optimizer or metric.
+
+    Returns:
+        The target itself, whose variables are on its first device now.
+
+    Raises:
+        StrategyError: If its variables belong to several strategies, or to a
+            strategy that is not a `ReplicatedStrategy`.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        model.fit(dataset, verbose=0)
+        kc.unreplicate(model).predict(x, verbose=0)  # on one device
+        ```
     """
     promotion.demote(target)
     return target
 
 
-def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas:
+def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas[Any]:
     copied = []
     for device in strategy.devices:
         with tf.device(device):

@@ -1,0 +1,69 @@
+"""What type checkers know of a function that runs on every device.
+
+It keeps its parameters, except that each of them also takes a `Replicas`.
+Python cannot say that of a `ParamSpec`. So a call whose first or second
+positional argument is a `Replicas` is accepted with any others, and all other
+calls are checked as those of the plain function are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import Concatenate
+from typing import ParamSpec
+from typing import Protocol
+from typing import TypeVar
+from typing import overload
+
+from keras_conflux._replication.replicas import Replicas
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+_Instance = TypeVar("_Instance", contravariant=True)
+_Others = ParamSpec("_Others")
+
+
+class _PerDeviceCall(Protocol[P, R_co]):
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(
+        self, first: Replicas[Any], /, *args: Any, **kwargs: Any
+    ) -> R_co: ...
+    @overload
+    def __call__(
+        self, first: Any, second: Replicas[Any], /, *args: Any, **kwargs: Any
+    ) -> R_co: ...
+
+
+class PerDeviceFunction(_PerDeviceCall[P, R_co], Protocol[P, R_co]):
+    """A function of parameters `P`, or a method, that runs on every device."""
+
+    def __get__(
+        self: "PerDeviceFunction[Concatenate[_Instance, _Others], R_co]",
+        instance: _Instance,
+        owner: Any = None,
+    ) -> "PerDeviceFunction[_Others, R_co]": ...
+
+
+class SkippingFunction(_PerDeviceCall[P, R_co], Protocol[P, R_co]):
+    """A function of parameters `P` that runs on every device, or is skipped."""
+
+    skipped: int
+    """How many calls were skipped, and returned `None`."""
+
+
+class Decorator(Protocol):
+    """What `withdevices` returns if it is given options only."""
+
+    def __call__(
+        self, fn: Callable[P, R], /
+    ) -> PerDeviceFunction[P, Replicas[R]]: ...
+
+
+class SkippingDecorator(Protocol):
+    """What `skip_out_of_memory` returns if it is given options only."""
+
+    def __call__(
+        self, fn: Callable[P, R], /
+    ) -> SkippingFunction[P, Replicas[R] | None]: ...
