@@ -18,7 +18,7 @@ class ConfluxError(Exception):
     Example:
         ```python
         try:
-            kc.replicate(model, devices=[0, 9])
+            kc.replicate(build_model(), devices=["GPU:0", "GPU:99"])
         except kc.ConfluxError as error:
             print(error)
         ```
@@ -31,17 +31,43 @@ class ReplicaMismatchError(ConfluxError, ValueError):
     Raised when the trees given to a collective differ in structure, shape or
     dtype, when replicas make different collective calls, and by
     `assert_in_sync` when the copies of a variable differ.
+
+    Example:
+        ```python
+        try:
+            kc.allreduce("sum", tf.zeros(2), tf.zeros(3))
+        except kc.ReplicaMismatchError as error:
+            print(error)  # names the leaf and both replicas
+        ```
     """
 
 
 class StrategyError(ConfluxError, RuntimeError):
-    """An object belongs to another strategy, or to none where one is needed."""
+    """An object belongs to another strategy, or to none where one is needed.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model(), devices=[0, 1])
+        try:
+            kc.replicate(model, devices=[2, 3])
+        except kc.StrategyError:
+            kc.replicate(kc.unreplicate(model), devices=[2, 3])
+        ```
+    """
 
 
 class DeviceError(ConfluxError, ValueError):
     """A device does not exist, repeats, is of another kind, or comes late.
 
     It comes late when TensorFlow has started with other settings already.
+
+    Example:
+        ```python
+        try:
+            strategy = kc.replicate(devices="gpu")
+        except kc.DeviceError:
+            strategy = kc.replicate(devices="cpu")
+        ```
     """
 
 
@@ -49,6 +75,19 @@ class StepTimeoutError(ConfluxError, TimeoutError):
     """A step has not ended in time; some replicas still wait.
 
     The program cannot be stopped. End the process.
+
+    Example:
+        ```python
+        import os
+
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        try:
+            model.fit(dataset, verbose=0)
+        except kc.StepTimeoutError as error:
+            print(error, flush=True)
+            os._exit(1)
+        ```
     """
 
 
@@ -57,6 +96,8 @@ class ConfluxWarning(UserWarning):
 
     Example:
         ```python
+        import warnings
+
         warnings.filterwarnings("error", category=kc.ConfluxWarning)
         ```
     """

@@ -40,7 +40,7 @@ def refill(tree: Tree, leaves: Iterable[Leaf]) -> Tree:
 
 
 def paths(tree: Tree) -> list[str]:
-    """Returns one path a leaf, in the order of `flatten`: `['kernel'][0]`."""
+    """Returns one path per leaf, in the order of `flatten`: `['kernel'][0]`."""
     return [
         "".join(f"[{key!r}]" for key in path) or "the value"
         for path, _ in keras.tree.flatten_with_path(tree)

@@ -33,6 +33,11 @@ from keras_conflux._replication.strategy import replica_index
 def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
     """Reduces the replicas' trees, leaf by leaf, to one that all get.
 
+    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
+    replica gives its tree and gets the result. Outside, the trees of all
+    replicas are given, and a `Replicas` comes back. Conflux.jl has the second
+    form, Lux.jl and FluxMPI.jl have the first.
+
     Leaves are float16, bfloat16, float32, float64, int32 or int64; each keeps
     its shape and dtype, except that the mean of integers is of
     `keras.config.floatx()`. `None` leaves stay `None`. `tf.IndexedSlices` work
@@ -45,7 +50,8 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
         values: Inside a replica, its tree. Outside, a `Replicas`, or the
             first of the replicas' trees. In both places also a model or
             variables: their floating-point copies are then reduced in place.
-        *others: Outside, the other replicas' trees.
+        *others: Outside, the other replicas' trees, if `values` is the first.
+            Leaves have the shapes and dtypes of those of `values`.
         weight: For `"mean"`, how much a replica counts, for example its
             number of samples: a scalar inside, a `Replicas` of them outside.
             What a replica of weight 0 gives is ignored, NaN included.
@@ -55,10 +61,29 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
         if variables were reduced in place.
 
     Raises:
-        ReplicaMismatchError: If the trees differ in structure, shape or dtype.
-        StrategyError: Outside of replicas, if there is nothing to reduce with.
-        TypeError: If a leaf is of a dtype that cannot be reduced.
-        ValueError: If the op is unknown or the tree is empty.
+        DeviceError: Outside, if there are more trees than devices.
+        ReplicaMismatchError: If the trees differ in structure, shape or dtype,
+            or if replicas make different collective calls.
+        StrategyError: Outside, if there is a single tree, so nothing to
+            reduce it with, or if `weight` is on other devices. If variables
+            are not replicated, or are by several strategies.
+        TypeError: If a leaf is not numeric, or of a dtype that cannot be
+            reduced.
+        ValueError: If the op is unknown or does not work on
+            `tf.IndexedSlices`, if the tree has no leaves, if `weight` is given
+            for another op than `"mean"`, or if a replica gives several trees.
+
+    Example:
+        ```python
+        total = kc.allreduce("sum", tf.constant(1.0), tf.constant(2.0))
+        print(list(total))  # 3.0 on each of two devices
+
+        @kc.withdevices
+        def mean_of_all(x):
+            return kc.allreduce("mean", tf.reduce_sum(x), weight=len(x))
+
+        mean_of_all(kc.split(x))
+        ```
     """
     op = standardize_op(op)
     if weight is not None and op != "mean":
@@ -70,11 +95,44 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
 def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
     """Reduces the replicas' trees to replica `root`; others keep their own.
 
+    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
+    replica gives its tree. Outside, the trees of all replicas are given, and a
+    `Replicas` comes back. Leaves, their dtypes and NaN are as in `allreduce`.
+
     Args:
-        op: See `allreduce`.
-        values: See `allreduce`.
-        *others: See `allreduce`.
-        root: The replica that gets the result.
+        op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
+            or `"max"`.
+        values: Inside a replica, its tree. Outside, a `Replicas`, or the
+            first of the replicas' trees. In both places also a model or
+            variables: the floating-point copies of replica `root` are then
+            changed in place.
+        *others: Outside, the other replicas' trees, if `values` is the first.
+            Leaves have the shapes and dtypes of those of `values`.
+        root: The index of the replica that gets the result, from 0.
+
+    Returns:
+        Inside, the reduced tree on replica `root`, and on each other replica
+        its own tree, as tensors. Outside, a `Replicas` of these. `None` if
+        variables were reduced in place.
+
+    Raises:
+        DeviceError: Outside, if there are more trees than devices.
+        ReplicaMismatchError: If the trees differ in structure, shape or dtype,
+            or if replicas make different collective calls.
+        StrategyError: Outside, if there is a single tree, so nothing to
+            reduce it with. If variables are not replicated, or are by several
+            strategies.
+        TypeError: If a leaf is not numeric, or of a dtype that cannot be
+            reduced.
+        ValueError: If the op is unknown or does not work on
+            `tf.IndexedSlices`, if the tree has no leaves, if there is no
+            replica `root`, or if a replica gives several trees.
+
+    Example:
+        ```python
+        result = kc.reduce("max", tf.constant(1.0), tf.constant(2.0), root=0)
+        print(list(result))  # 2.0 on the first device, its own on the second
+        ```
     """
     call = _Call("reduce", op=standardize_op(op), root=root)
     return _collective(call, (values, *others))
@@ -84,11 +142,48 @@ def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
 def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     """Gives every replica the tree of replica `root`, bit by bit.
 
+    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
+    replica gives its tree and gets that of `root`. Outside, the trees of all
+    replicas are given, and a `Replicas` comes back.
+
+    Leaves are float16, bfloat16, float32, float64, bool, int8, uint8, int16,
+    uint16, int32 or int64; each keeps its shape and dtype. `None` leaves stay
+    `None`.
+
     Args:
-        values: See `allreduce`. All replicas give a tree of one structure.
-            Booleans and small integers can be sent too.
-        *others: See `allreduce`.
-        root: The replica whose tree is sent.
+        values: Inside a replica, its tree. Outside, a `Replicas`, or the
+            first of the replicas' trees. The trees of all replicas have one
+            structure. In both places also a model or variables: their
+            floating-point copies are then overwritten in place.
+        *others: Outside, the other replicas' trees, if `values` is the first.
+            Leaves have the shapes and dtypes of those of `values`.
+        root: The index of the replica whose tree is sent, from 0.
+
+    Returns:
+        Inside, the tree of replica `root`. Outside, a `Replicas` of equal
+        trees. `None` if variables were overwritten in place.
+
+    Raises:
+        DeviceError: Outside, if there are more trees than devices.
+        ReplicaMismatchError: If the trees differ in structure, shape or dtype,
+            or if replicas make different collective calls.
+        StrategyError: Outside, if there is a single tree, so no replica to
+            send it to. If variables are not replicated, or are by several
+            strategies.
+        TypeError: If a leaf is not numeric, or of a dtype that cannot be sent,
+            or is a `tf.IndexedSlices`.
+        ValueError: If the tree has no leaves, if there is no replica `root`,
+            or if a replica gives several trees.
+
+    Example:
+        ```python
+        @kc.withdevices
+        def shared_noise():
+            noise = tf.random.normal((3,))  # differs between replicas
+            return kc.broadcast(noise)  # that of replica 0
+
+        kc.assert_in_sync(shared_noise())
+        ```
     """
     return _collective(_Call("broadcast", root=root), (values, *others))
 
@@ -97,11 +192,44 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
 def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     """Joins the replicas' leaves along an axis, in replica order.
 
+    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
+    replica gives its tree and gets the joined one. Outside, the trees of all
+    replicas are given, and a `Replicas` comes back.
+
+    Leaves are float16, bfloat16, float32, float64, bool, int8, uint8, int16,
+    uint16, int32 or int64; each keeps its dtype. `None` leaves stay `None`.
+    The result can be differentiated.
+
     Args:
-        values: See `allreduce`. Sizes along `axis` may differ. Scalars are
-            joined to a vector.
-        *others: See `allreduce`.
-        axis: The axis to join along.
+        values: Inside a replica, its tree. Outside, a `Replicas`, or the
+            first of the replicas' trees. The trees of all replicas have one
+            structure and the same dtypes. Sizes along `axis` may differ, all
+            others are equal. Scalars are joined to a vector. Of a model or of
+            variables, give the values: a variable cannot change its shape.
+        *others: Outside, the other replicas' trees, if `values` is the first.
+        axis: The axis to join along; counts from the last one if negative.
+
+    Returns:
+        Inside, the tree of joined leaves. Shapes `(2, 3)` and `(4, 3)` become
+        `(6, 3)` along axis 0. Outside, a `Replicas` of equal trees.
+
+    Raises:
+        DeviceError: Outside, if there are more trees than devices.
+        ReplicaMismatchError: If replicas make different collective calls, or
+            give a different number of leaves.
+        StrategyError: Outside, if there is a single tree, so nothing to join
+            it with.
+        TypeError: If a leaf is not numeric, or of a dtype that cannot be sent.
+        ValueError: If the tree has no leaves, if a leaf has no such axis, if a
+            replica gives several trees, or if variables are given.
+        tf.errors.OpError: If dtypes, or sizes along another axis, differ. They
+            are not compared before values are sent, so end the process then.
+
+    Example:
+        ```python
+        joined = kc.allgather(tf.zeros((2, 3)), tf.ones((1, 3)))
+        print(joined[0].shape)  # (3, 3)
+        ```
     """
     return _collective(_Call("allgather", axis=axis), (values, *others))
 
@@ -138,7 +266,7 @@ class _Call:
 @functools.cache
 def _on_every_device(
     call: _Call, devices: tuple[Device, ...]
-) -> Callable[..., Replicas]:
+) -> Callable[..., Replicas[Any]]:
     return withdevices(
         tf.autograph.experimental.do_not_convert(call.__call__), devices=devices
     )
@@ -220,7 +348,7 @@ def _leaves(tree: Any) -> list[Any]:
     return trees.flatten(tree)
 
 
-def _as_replicas(call: _Call, values: tuple[Any, ...]) -> Replicas:
+def _as_replicas(call: _Call, values: tuple[Any, ...]) -> Replicas[Any]:
     value, *others = values
     if others:
         return Replicas(values, _devices_of(values))
@@ -229,8 +357,8 @@ def _as_replicas(call: _Call, values: tuple[Any, ...]) -> Replicas:
     if isinstance(value, tf.distribute.DistributedValues):
         return Replicas.from_distributed(value)
     raise StrategyError(
-        f"{call}: outside of replicas there is one tree a device, but a single "
-        f"{type(value).__name__} came. Call it inside a `withdevices` "
+        f"{call}: outside of replicas there is one tree per device, but a "
+        f"single {type(value).__name__} came. Call it inside a `withdevices` "
         "function, or pass a `Replicas`, or the trees one after another, as in "
         "`allreduce(op, tree0, tree1)`."
     )

@@ -34,7 +34,7 @@ def prefetch(
         batches: A `tf.data.Dataset`, a generator or any other iterable of
             trees, see `keras_conflux.to_device`.
         device: An index or a name, see `keras_conflux.devices`.
-        ahead: How many batches may wait on the device, beyond those that the
+        ahead: How many batches may wait on the device, besides those that the
             program holds; at least 1.
 
     Returns:
@@ -42,7 +42,16 @@ def prefetch(
 
     Raises:
         DeviceError: If the device does not exist.
+        TypeError: From the iterator, if a model, optimizer, metric or dataset
+            is in a batch.
         ValueError: If `ahead` is below 1.
+
+    Example:
+        ```python
+        model = build_model()
+        for inputs, targets in kc.prefetch(dataset, kc.devices()[0]):
+            print(loss_fn(targets, model(inputs)).numpy())
+        ```
     """
     (chosen,) = find_devices([device])
     return run_ahead(batches, lambda batch: move_at_once(batch, chosen), ahead)

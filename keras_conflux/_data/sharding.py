@@ -39,10 +39,21 @@ def shard(samples: Any, index: int, count: int, *, pad: bool = False) -> Any:
         count: How many workers there are.
         pad: Whether all parts shall be of one length.
 
+    Returns:
+        The worker's part, of the kind that is listed above.
+
     Raises:
         TypeError: If `samples` has no length.
-        ValueError: If there is no such worker, if leaves have different
-            numbers of samples, or if a dataset's length is not known.
+        ValueError: If there is no such worker, if leaves have no first axis
+            or different numbers of samples, or if a dataset's length is not
+            known.
+
+    Example:
+        ```python
+        kc.shard(np.arange(10), index=3, count=4)  # [9]
+        kc.shard(np.arange(10), index=3, count=4, pad=True)  # [9, 0, 1]
+        images, labels = kc.shard((x, y), index=0, count=2)
+        ```
     """
     if index not in range(count):
         raise ValueError(
@@ -77,8 +88,8 @@ def _part(length: int, index: int, count: int, pad: bool) -> tuple[int, int]:
 
 
 def _of_dataset(
-    dataset: tf.data.Dataset, index: int, count: int, pad: bool
-) -> tf.data.Dataset:
+    dataset: "tf.data.Dataset[Any]", index: int, count: int, pad: bool
+) -> "tf.data.Dataset[Any]":
     length = int(dataset.cardinality())
     if length < 0:
         endless = length == tf.data.INFINITE_CARDINALITY
@@ -113,7 +124,7 @@ def _rows(leaf: Any, begin: int, end: int) -> Any:
     return leaf[begin:end]  # of an array a view, so nothing is copied
 
 
-class _View(Sequence):
+class _View(Sequence[Any]):
     """Some elements of a sequence, looked up when they are asked for."""
 
     def __init__(self, samples: Any, begin: int, size: int) -> None:
@@ -124,7 +135,7 @@ class _View(Sequence):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, which: int | slice) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, which: int | slice) -> Any:
         chosen = range(self._size)[which]
         if isinstance(chosen, range):
             return [self[position] for position in chosen]

@@ -20,11 +20,12 @@ from keras_conflux._replication.strategy import strategy_for
 
 
 def split(batch: Tree, devices: DevicesLike = None) -> Any:
-    """Splits a batch along its first axis, one part a device.
+    """Splits a batch along its first axis, one part per device.
 
     Parts are contiguous and in device order; the first ones get one sample
     more where the count does not divide. With fewer samples than devices the
-    last devices get none.
+    last devices get none. FluxDistributed.jl gives one part to each device,
+    too.
 
     Args:
         batch: A tree of arrays or tensors of shape `(batch, ...)`.
@@ -36,7 +37,17 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
         A `Replicas`; a tuple of them if `batch` is a tuple, as `(x, y)` is.
 
     Raises:
-        ValueError: If the leaves have different numbers of samples.
+        DeviceError: If the devices do not exist, repeat or are mixed.
+        ValueError: If a leaf has no first axis, or if the leaves have
+            different numbers of samples.
+
+    Example:
+        ```python
+        parts = kc.split(np.arange(10), devices=4)
+        print([len(part) for part in parts])  # [3, 3, 2, 2]
+
+        inputs, targets = kc.split((x, y))
+        ```
     """
     return _split(batch, _devices(devices))
 
@@ -50,13 +61,29 @@ def distribute(
 
     Args:
         dataset: A batched `tf.data.Dataset` or any iterable of batches.
-        devices: See `split`.
+        devices: See `keras_conflux.devices`. By default those of the open
+            scope, else of `keras.distribution`, else those last given to
+            `replicate`, else all.
         ahead: How many batches may wait on the devices, drawn and split by a
             thread as in `keras_conflux.prefetch`. With 0 there is no thread,
             and each batch is drawn when it is asked for.
 
+    Returns:
+        An iterator over what `split` returns, which is a tuple of two
+        `Replicas` for batches `(x, y)`.
+
     Raises:
-        ValueError: If `ahead` is negative, and what `split` raises.
+        DeviceError: If the devices do not exist, repeat or are mixed.
+        ValueError: If `ahead` is negative; from the iterator, if a batch
+            cannot be split, as `split` says.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        predict = kc.withdevices(model)
+        for inputs, targets in kc.distribute(dataset, ahead=2):
+            outputs = predict(inputs)
+        ```
     """
     chosen = _devices(devices)
     if ahead == 0:

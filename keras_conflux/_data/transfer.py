@@ -44,10 +44,19 @@ def to_device(tree: Tree, device: int | str) -> Tree:
         tree: Nested dicts, lists and tuples.
         device: An index or a name, see `keras_conflux.devices`.
 
+    Returns:
+        A tree of the same structure, of `tf.Tensor`s on the device.
+
     Raises:
         DeviceError: If the device does not exist.
         RuntimeError: While a graph is traced, where tensors have no device.
         TypeError: If there is a model, optimizer, metric or dataset in it.
+
+    Example:
+        ```python
+        batch = kc.to_device({"x": x, "y": y}, kc.devices()[1])
+        print(batch["x"].device)
+        ```
     """
     opened = _opened(tree, "to_device")
     return place([opened], find_devices([device]))[0]
@@ -68,9 +77,19 @@ def to_cpu(tree: Tree) -> Tree:
     Args:
         tree: Nested dicts, lists and tuples.
 
+    Returns:
+        A tree of the same structure, of NumPy arrays.
+
     Raises:
         RuntimeError: While a graph is traced, where tensors have no values.
         TypeError: If there is a model, optimizer, metric or dataset in it.
+
+    Example:
+        ```python
+        model = build_model()
+        arrays = kc.to_cpu({v.path: v for v in model.weights})
+        np.savez("weights.npz", **arrays)
+        ```
     """
 
     def on_host(leaf: Leaf) -> Any:
@@ -104,6 +123,13 @@ def device_of(tree: Tree) -> Device | None:
         DeviceError: If leaves are on different devices, naming two of them.
         RuntimeError: While a graph is traced, where tensors have no device.
         TypeError: If there is a model, optimizer, metric or dataset in it.
+
+    Example:
+        ```python
+        batch = kc.to_device((x, y), kc.devices()[1])
+        assert kc.device_of(batch) == kc.devices()[1]
+        assert kc.device_of(x) is None  # a NumPy array
+        ```
     """
     opened = trees.map_leaves(_copies, _opened(tree, "device_of"))
     placed = [
@@ -134,7 +160,7 @@ def place(
     """Returns each of some trees with its leaves on its device.
 
     Args:
-        targets: One tree a device.
+        targets: One tree per device.
         devices: As many devices; may repeat.
         at_once: Whether all tensors travel in one graph, for training loops.
             Copies to a GPU that are made one after another wait each for what
@@ -205,7 +231,7 @@ def _value(leaf: Leaf) -> Leaf:
     arrays = np.ndarray | np.generic | bool | int | float | complex
     if isinstance(leaf, arrays) and _is_number(leaf):
         with tf.device("CPU:0"):
-            return tf.convert_to_tensor(leaf)  # pyright: ignore[reportArgumentType]
+            return tf.convert_to_tensor(leaf)
     return leaf
 
 

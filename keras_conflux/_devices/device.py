@@ -5,6 +5,7 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -20,7 +21,19 @@ _NAME = re.compile(r"(?:^|[/:])(CPU|GPU):(\d+)$", re.IGNORECASE)
 
 
 class Device(str):
-    """The short name of a device, such as `"GPU:0"`, fit for `tf.device`."""
+    """The short name of a device, such as `"GPU:0"`, fit for `tf.device`.
+
+    It is a string that also tells what the device is, as in MLDataDevices.jl.
+    `devices` and `list_devices` return such names.
+
+    Example:
+        ```python
+        device = kc.devices()[0]
+        print(device, device.kind, device.ordinal, device.name)
+        with tf.device(device):
+            weights = tf.ones((3,))
+        ```
+    """
 
     __slots__ = ()
 
@@ -36,7 +49,11 @@ class Device(str):
 
     @property
     def name(self) -> str:
-        """What the device is, such as `"NVIDIA H200"` or `"x86_64"`."""
+        """What the device is, such as `"NVIDIA H200"` or `"x86_64"`.
+
+        Raises:
+            DeviceError: If the device does not exist.
+        """
         details = tf.config.experimental.get_device_details(physical(self))
         return details.get("device_name") or platform.machine()
 
@@ -46,6 +63,13 @@ class Device(str):
 
         `None` for a GPU before TensorFlow has started, as it tells only of
         GPUs that it has taken, and for a CPU where the system does not tell.
+
+        Example:
+            ```python
+            for device in kc.devices():
+                gigabytes = (device.memory or 0) / 1e9
+                print(f"{device}: {device.name}, {gigabytes:.0f} GB")
+            ```
         """
         if self.kind == "GPU":
             started = tensorflow_internals.has_started()
@@ -58,7 +82,17 @@ class Device(str):
 def list_devices() -> tuple[Device, ...]:
     """Returns all devices that TensorFlow sees, GPUs first, then CPUs.
 
-    `keras_conflux.devices()` has those that `replicate` uses.
+    `keras_conflux.devices()` has those that `replicate` uses. To ask does not
+    start TensorFlow, so no memory of a GPU is taken yet.
+
+    Returns:
+        The devices, by number within each kind.
+
+    Example:
+        ```python
+        gpus = [d for d in kc.list_devices() if d.kind == "GPU"]
+        print(f"{len(gpus)} GPUs of {kc.list_devices()}")
+        ```
     """
     return _existing("GPU") + _existing("CPU")
 
@@ -78,10 +112,21 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
             `"GPU:0"`. `CUDA_VISIBLE_DEVICES` and
             `tf.config.set_visible_devices` have already been applied.
 
+    Returns:
+        The devices, which are strings such as `"GPU:0"`.
+
     Raises:
         DeviceError: If a device does not exist, repeats or is of another kind
-            than the others, or if TensorFlow has started too early to make
-            logical CPU devices.
+            than the others, if there is none, or if TensorFlow has started too
+            early to make logical CPU devices.
+
+    Example:
+        ```python
+        kc.devices()  # all GPUs, or all CPU devices
+        kc.devices(2)  # the first two
+        kc.devices("0,2")  # by index
+        kc.devices(["CPU:1", "CPU:0"])  # by name
+        ```
     """
     kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if which is None or (isinstance(which, str) and which == "all"):
@@ -104,7 +149,7 @@ def _existing(kind: str) -> tuple[Device, ...]:
     return tuple(Device(f"{kind}:{index}") for index in range(count))
 
 
-def _physical_of_each(kind: str) -> list[tf.config.PhysicalDevice]:
+def _physical_of_each(kind: str) -> list[Any]:
     # `list_logical_devices` would tell how many there are, and take all GPUs.
     # TensorFlow counts in the order of its list, not in that of visible ones.
     visible = tf.config.get_visible_devices(kind)
@@ -116,8 +161,8 @@ def _physical_of_each(kind: str) -> list[tf.config.PhysicalDevice]:
     ]
 
 
-def physical(device: Device) -> tf.config.PhysicalDevice:
-    """Returns what TensorFlow calls the physical device of a logical one.
+def physical(device: Device) -> Any:
+    """Returns the `tf.config.PhysicalDevice` that a logical device is part of.
 
     Raises:
         DeviceError: If the device does not exist.

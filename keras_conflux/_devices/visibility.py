@@ -1,5 +1,7 @@
 """Takes some of the machine's GPUs, and leaves the others alone."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_conflux._common.errors import DeviceError
@@ -23,7 +25,8 @@ def claim(
     until the process ends.
 
     Args:
-        devices: See `keras_conflux.devices`. CPU devices hide all GPUs.
+        devices: See `keras_conflux.devices`; by default all GPUs. If CPU
+            devices are named, all GPUs are hidden.
         grow: Whether to take memory as it is needed, on all of these GPUs,
             and not all at once. `False` leaves the setting as it is. The
             environment variable `TF_FORCE_GPU_ALLOW_GROWTH` beats both.
@@ -35,6 +38,12 @@ def claim(
         DeviceError: If a device does not exist, if a GPU has been divided
             into logical ones, or if TensorFlow has started with other
             settings, as it cannot change them then.
+
+    Example:
+        ```python
+        two = kc.claim([1, 3])  # at the start of the program
+        model = kc.replicate(build_model(), devices=two)
+        ```
     """
     chosen = find_devices(devices)
     gpus = [physical(device) for device in chosen if device.kind == "GPU"]
@@ -60,7 +69,7 @@ def claim(
     return tuple(Device(f"GPU:{in_order.index(gpu)}") for gpu in gpus)
 
 
-def _check_undivided(gpus: list[tf.config.PhysicalDevice]) -> None:
+def _check_undivided(gpus: list[Any]) -> None:
     for gpu in gpus:
         if tf.config.get_logical_device_configuration(gpu):
             raise DeviceError(

@@ -17,10 +17,17 @@ from keras_conflux._replication.strategy import replica_index
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the numbers of one leaf are like.
+    """What the numbers of one leaf are like, as `statistics` finds them.
 
     `mean`, `std`, `min` and `max` are those of its finite numbers, computed in
-    float64, and NaN if there are none.
+    float64, and NaN if there are none. As text it is one line.
+
+    Example:
+        ```python
+        (found,) = kc.statistics({"loss": np.array([1.0, 3.0, np.nan])})
+        print(found.path, found.mean, found.nans)  # ['loss'] 2.0 1
+        print(found)
+        ```
     """
 
     path: str
@@ -28,9 +35,13 @@ class Statistics:
     leaf: str
     """Its dtype and shape, such as `float32(3, 4)`."""
     mean: float
+    """The mean of its finite numbers."""
     std: float
+    """Their standard deviation, with the number of them as the divisor."""
     min: float
+    """The smallest of them."""
     max: float
+    """The largest of them."""
     nans: int
     """How many of its numbers are NaN."""
     infs: int
@@ -45,7 +56,9 @@ class Statistics:
 
 
 def statistics(target: Any) -> Any:
-    """Returns the `Statistics` of each leaf.
+    """Returns the `Statistics` of each leaf: mean, range, NaN and the like.
+
+    FluxDistributed.jl has such statistics of a tree.
 
     Args:
         target: A Keras model, layer, optimizer, metric or variable, or a tree
@@ -56,12 +69,19 @@ def statistics(target: Any) -> Any:
             values that they store.
 
     Returns:
-        A list of `Statistics`, one a leaf; of a `Replicas`, a `Replicas` of
+        A list of `Statistics`, one per leaf; of a `Replicas`, a `Replicas` of
         such lists.
 
     Raises:
         TypeError: If a leaf is not made of real numbers.
         ValueError: Inside a step, where no number is known yet.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        for each in kc.statistics(model):
+            print(each)
+        ```
     """
     if not tf.executing_eagerly():
         raise ValueError(
@@ -76,7 +96,7 @@ def statistics(target: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def assert_finite(target: Any) -> None:
-    """Raises if a number is NaN or infinite.
+    """Raises an error if a number is NaN or infinite.
 
     Inside a step this puts a check into the step, which raises
     `tf.errors.InvalidArgumentError` when it runs. Give it there what all
@@ -86,12 +106,27 @@ def assert_finite(target: Any) -> None:
     leaves such checks out.
 
     Args:
-        target: See `statistics`; of a replicated variable, each copy counts.
-            Leaves that are not of floating point are always finite.
+        target: A Keras model, layer, optimizer, metric or variable, a tree of
+            these and of numeric arrays, such as gradients, or a `Replicas`.
+            Of a replicated variable, each copy is checked. `None` leaves, and
+            leaves that are not of floating point, are always finite.
 
     Raises:
         FloatingPointError: Naming the first leaf that is not finite, the
             replica, and how many of its numbers are NaN and infinite.
+        TypeError: If a leaf cannot become a tensor.
+        tf.errors.InvalidArgumentError: Instead of `FloatingPointError`, when
+            a step runs that the check is part of.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        kc.assert_finite(model)
+
+        @kc.withdevices
+        def checked(gradients):
+            kc.assert_finite(kc.allreduce("mean", gradients))
+        ```
     """
     for where, leaf in _places(target):
         numbers = _numbers(where, leaf)

@@ -19,23 +19,39 @@ from keras_conflux._replication.keras_distribution import active_devices
 
 
 class ReplicatedStrategy(tf.distribute.MirroredStrategy):
-    """A `tf.distribute.MirroredStrategy` whose replicas run alone.
+    """A `tf.distribute.MirroredStrategy` whose replicas run independently.
 
     Every replica holds a full copy of every variable and runs the program of
-    a single device. Replicas meet in collectives only; otherwise their copies
-    stay equal because equal programs on equal values give equal results.
+    a single device. Replicas exchange values in collectives only; otherwise
+    their copies stay equal because equal programs on equal values give equal
+    results.
 
-    `strategy.scope()` and `with strategy:` are the same.
+    `keras_conflux.replicate()` returns one. `with strategy.scope():` and
+    `with strategy:` are the same: models and variables that are made there
+    have one copy per device. `strategy.run` and the other methods of
+    `tf.distribute.Strategy` work as TensorFlow documents them.
 
     Args:
         devices: See `keras_conflux.devices`. All GPUs if `None`, or all CPU
             devices where there is no GPU.
+
+    Raises:
+        DeviceError: If the devices do not exist, repeat or are mixed.
+
+    Example:
+        ```python
+        with kc.ReplicatedStrategy(devices=2) as strategy:
+            model = build_model()
+            model.compile("sgd", "mse")
+        print(strategy.devices, strategy.num_replicas_in_sync)
+        model.fit(dataset, verbose=0)
+        ```
     """
 
     def __init__(self, devices: DevicesLike = None) -> None:
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
-        self._conflux_scopes: list[contextlib.AbstractContextManager] = []
+        self._conflux_scopes: list[contextlib.AbstractContextManager[Any]] = []
         extended = ReplicatedExtended(
             self,
             self._conflux_devices,
@@ -54,7 +70,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     @property
     def communicator(self) -> Communicator:
-        """What the replicas exchange tensors through."""
+        """Internal: what the replicas exchange tensors through."""
         return self._conflux_communicator
 
     def __enter__(self) -> Self:
@@ -115,7 +131,7 @@ def current_strategy() -> ReplicatedStrategy:
     return _latest[0] if _latest else strategy_for(None)
 
 
-def default_strategy() -> tf.distribute.Strategy:
+def default_strategy() -> Any:
     """Returns TensorFlow's strategy of a single device."""
     # What `tf.distribute.get_strategy` gives where no scope is open.
     with tf.Graph().as_default():

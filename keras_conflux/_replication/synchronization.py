@@ -15,10 +15,27 @@ from keras_conflux._replication.replicas import Replicas
 def synchronize(target: Any, root: int = 0) -> None:
     """Copies the variables of replica `root` to all others, in place.
 
+    This makes copies equal that have come apart, as with updates that were
+    not reduced. Lux.jl and Conflux.jl synchronize in this way.
+
     Args:
-        target: A replicated model, optimizer, variable, or a list of them.
-            A variable with a single copy is left as it is.
-        root: The replica whose copies are kept.
+        target: A replicated model, layer, optimizer, metric or variable, or a
+            tree of them. A variable with a single copy is left as it is, and
+            so are the copies of a metric, which are added when it is read.
+        root: The index of the replica whose copies are kept, from 0.
+
+    Raises:
+        StrategyError: If variables belong to several strategies, or to a
+            strategy that is not a `ReplicatedStrategy`.
+        TypeError: If there is something else in `target`.
+        ValueError: If there is no replica `root`.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        kc.synchronize(model)
+        assert kc.in_sync(model)
+        ```
     """
     found = _mirrored(target, "synchronize")
     state.strategy_of(found)
@@ -35,26 +52,60 @@ def synchronize(target: Any, root: int = 0) -> None:
 
 
 def in_sync(target: Any) -> bool:
-    """Whether all copies of each variable are equal bit by bit.
+    """Returns whether all copies of each variable are equal bit by bit.
+
+    The values are compared on the host, so call it between steps, not inside
+    of a replica.
 
     Args:
-        target: A replicated model, optimizer, variable, or a list of them.
-            The copies of a metric, which are added up when it is read, are
-            not compared. Or a `Replicas`, such as the gradients that replicas
-            are about to apply: its trees are compared.
+        target: A replicated model, layer, optimizer, metric or variable, or a
+            tree of them. The copies of a metric, which are added up when it
+            is read, are not compared. Or a `Replicas`, such as the gradients
+            that replicas are about to apply: its trees are compared.
+
+    Returns:
+        `True` if they are equal, or if there is nothing to compare.
+
+    Raises:
+        NotImplementedError: Inside of a replica, where no value is known yet.
+        TypeError: If there is something else in `target`.
+        ValueError: If a leaf of a `Replicas` cannot become a tensor.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        assert kc.in_sync(model)
+        assert not kc.in_sync(kc.Replicas([1.0, 2.0], devices=2))
+        ```
     """
     return _first_difference(target) is None
 
 
 def assert_in_sync(target: Any) -> None:
-    """Raises if `in_sync(target)` is false.
+    """Raises an error unless all copies of each variable are equal.
+
+    It compares what `in_sync` compares, and says what differs.
+    FluxDistributed.jl checks its replicas in this way.
 
     Args:
-        target: See `in_sync`.
+        target: A replicated model, layer, optimizer, metric or variable, or a
+            tree of them; or a `Replicas`. See `in_sync`.
 
     Raises:
-        ReplicaMismatchError: Naming the first variable or leaf that differs,
-            the replica, and the largest absolute difference.
+        NotImplementedError: Inside of a replica, where no value is known yet.
+        ReplicaMismatchError: If copies differ, naming the first variable or
+            leaf that does, the replica, and the largest absolute difference.
+        TypeError: If there is something else in `target`.
+        ValueError: If a leaf of a `Replicas` cannot become a tensor.
+
+    Example:
+        ```python
+        gradients = kc.Replicas([[1.0], [1.5]], devices=2)
+        try:
+            kc.assert_in_sync(gradients)
+        except kc.ReplicaMismatchError as error:
+            print(error)  # [0] differs between ..., by up to 0.5.
+        ```
     """
     difference = _first_difference(target)
     if difference is not None:
@@ -75,7 +126,7 @@ def _first_difference(target: Any) -> str | None:
     return None
 
 
-def _first_difference_of_trees(replicas: Replicas) -> str | None:
+def _first_difference_of_trees(replicas: Replicas[Any]) -> str | None:
     tensors = [
         trees.map_leaves(tf.convert_to_tensor, tree) for tree in replicas
     ]
