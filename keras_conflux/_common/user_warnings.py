@@ -4,6 +4,7 @@ import pathlib
 import sysconfig
 import traceback
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,7 +17,7 @@ _LIBRARIES = tuple(
 )
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _SITE_PACKAGES = sysconfig.get_path("purelib")
-_registry: dict = {}
+_registry: dict[Any, Any] = {}
 
 
 def warn(message: str) -> None:

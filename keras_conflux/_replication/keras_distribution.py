@@ -31,7 +31,7 @@ def active_devices() -> tuple[Device, ...] | None:
     return None if distribution is None else _devices_of(distribution)
 
 
-def set_distribution(original: Callable, value: Any) -> None:
+def set_distribution(original: Callable[..., Any], value: Any) -> None:
     """Refuses what cannot run when it is set, before anything is made."""
     if value is not None:
         _devices_of(value)
@@ -39,7 +39,7 @@ def set_distribution(original: Callable, value: Any) -> None:
 
 
 def make_data_parallel(
-    original: Callable,
+    original: Callable[..., Any],
     distribution: Any,
     device_mesh: Any = None,
     *args: Any,
