@@ -525,6 +525,12 @@ def test_through_the_replica_context_of_tensorflow():
             assert np.all(tf.cast(local, tf.float32) == size)
 
 
+def test_a_model_without_variables_is_named():
+    model = keras.Sequential([keras.layers.Dense(1)], name="not_built")
+    with pytest.raises(ValueError, match=r"floating-point var.*not_built"):
+        kc.allreduce("mean", model)
+
+
 def test_in_place_on_variables():
     strategy = kc.replicate(devices=MANY)
     with strategy:

@@ -70,8 +70,9 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
         TypeError: If a leaf is not numeric, or of a dtype that cannot be
             reduced.
         ValueError: If the op is unknown or does not work on
-            `tf.IndexedSlices`, if the tree has no leaves, if `weight` is given
-            for another op than `"mean"`, or if a replica gives several trees.
+            `tf.IndexedSlices`, if the tree has no leaves or a model no
+            floating-point variables, if `weight` is given for another op than
+            `"mean"`, or if a replica gives several trees.
 
     Example:
         ```python
@@ -125,8 +126,9 @@ def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
         TypeError: If a leaf is not numeric, or of a dtype that cannot be
             reduced.
         ValueError: If the op is unknown or does not work on
-            `tf.IndexedSlices`, if the tree has no leaves, if there is no
-            replica `root`, or if a replica gives several trees.
+            `tf.IndexedSlices`, if the tree has no leaves or a model no
+            floating-point variables, if there is no replica `root`, or if a
+            replica gives several trees.
 
     Example:
         ```python
@@ -311,6 +313,11 @@ def _in_place(call: _Call, target: Any, weight: Any) -> None:
         for variable in state.variables_of(target)
         if state.is_mirrored(variable) and _is_float(variable)
     ]
+    if not found:
+        raise ValueError(
+            f"{call}: there is no floating-point variable in {target!r}. "
+            "Build a model before it is reduced."
+        )
     strategy = state.strategy_of(found)
     if strategy is None:
         raise StrategyError(
