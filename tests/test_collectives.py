@@ -577,6 +577,39 @@ def test_a_variable_that_one_replica_alone_does_not_use():
         assert float(gradients["some"]) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (np.ones((2, 4), "float32"), r"float32\(\?, 3\).*float32\(\?, 4\)"),
+        (np.ones((2, 3), "int32"), r"float32.*int32"),
+        (np.ones((2, 3, 1), "float32"), r"\(\?, 3\).*\(\?, 3, 1\)"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_before_it_is_sent(other, differs):
+    """Sent, it would make all later collectives of the process fail."""
+    one = np.ones((2, 3), "float32")
+    given = [one] * (MANY - 1) + [other]
+    with pytest.raises(kc.ReplicaMismatchError, match=differs):
+        kc.allgather(*given)
+    (joined, *_) = kc.allgather(*[one] * MANY)
+    assert joined.shape == (2 * MANY, 3)
+
+
+def test_trees_of_other_ranks_are_joined_one_after_another():
+    for shape in ((2, 3), (2,), (2, 3, 1)):
+        (joined, *_) = kc.allgather(*[np.ones(shape)] * MANY)
+        assert joined.shape == (2 * MANY, *shape[1:])
+
+
+def test_rows_of_numpy_are_reduced_outside():
+    rows = [
+        tf.IndexedSlices(np.ones((1, 2), "float32"), np.array([index]))
+        for index in range(MANY)
+    ]
+    (reduced, *_) = kc.allreduce("sum", *rows)
+    assert len(reduced.indices) == MANY
+
+
 def test_a_variable_that_no_replica_uses_is_left_alone(count):
     model = kc.replicate(dense("sgd"), count)
     unused = model.layers[1].kernel

@@ -108,7 +108,10 @@ def _advice(one: Leaf, other: Leaf) -> str:
             "A gradient is None where its variable is unused: put "
             "`tf.zeros_like(variable)` there, or reduce without it."
         )
-    return "Shapes and dtypes must agree; use `allgather` for uneven sizes."
+    return (
+        "Shapes and dtypes must agree. `allgather` takes sizes that differ "
+        "along its axis."
+    )
 
 
 def _leaves_alike(one: Leaf, other: Leaf) -> bool:

@@ -131,7 +131,7 @@ class Communicator:
                 raise ReplicaMismatchError(
                     f"Replica {many} makes {calls[many] - calls[few]} more "
                     f"collective call(s) than replica {few} and would wait "
-                    "for it for ever. Call `allreduce` and its kin on every "
+                    "for it forever. Call `allreduce` and its kin on every "
                     "replica, in the same order, not under "
                     "`if replica().index == ...`. If a `tf.function` that the "
                     "step calls makes variables, build the model before: "
@@ -171,7 +171,7 @@ class Communicator:
         if tensorflow_internals.in_replica_loop():
             raise NotImplementedError(
                 "A collective inside a `tf.while_loop` (or a Python loop over "
-                "tensors) of the replica's program would wait for ever: "
+                "tensors) of the replica's program would wait forever: "
                 "TensorFlow does not match the loops of different replicas. "
                 "Put the loop around the step, or reduce after the loop."
             )

@@ -108,24 +108,28 @@ class ReplicaCollectives:
 
     def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Joins the replicas' leaves along `axis`, where sizes may differ."""
-        leaves = self._leaves("allgather", tree, dtypes.COPYABLE, compare=False)
+        leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
+        open_ = [_open_along(leaf, axis) for leaf in leaves]
+        self._assert_same_call("allgather", trees.refill(tree, open_))
         return trees.refill(tree, [self._gather(leaf, axis) for leaf in leaves])
 
-    def _leaves(
-        self, verb: str, tree: Tree, allowed: Any, compare: bool = True
-    ) -> list[Any]:
-        leaves = []
-        for path, leaf in trees.with_paths(tree):
-            if leaf is None:
-                continue
-            leaves.append(dtypes.as_tensor(verb, path, leaf, allowed))
-        signature = trees.refill(tree, leaves)
-        if compare:
-            self._communicator.assert_same_call(
-                self._index, (verb, signature), _check_call
-            )
-            self._assert_equal_shapes(verb, leaves, trees.paths(tree))
+    def _leaves(self, verb: str, tree: Tree, allowed: Any) -> list[Any]:
+        leaves = self._tensors(verb, tree, allowed)
+        self._assert_same_call(verb, trees.refill(tree, leaves))
+        self._assert_equal_shapes(verb, leaves, trees.paths(tree))
         return leaves
+
+    def _tensors(self, verb: str, tree: Tree, allowed: Any) -> list[Any]:
+        return [
+            dtypes.as_tensor(verb, path, leaf, allowed)
+            for path, leaf in trees.with_paths(tree)
+            if leaf is not None
+        ]
+
+    def _assert_same_call(self, verb: str, signature: Tree) -> None:
+        self._communicator.assert_same_call(
+            self._index, (verb, signature), _check_call
+        )
 
     def _reduce_leaves(
         self, op: str, tree: Tree, leaves: list[Any], weight: Any
@@ -264,6 +268,17 @@ class ReplicaCollectives:
                     continue
                 with tf.control_dependencies([same]):
                     leaves[position] = tf.identity(leaf)
+
+
+def _open_along(leaf: Any, axis: int) -> Any:
+    """Returns what describes a leaf whose size along an axis may differ."""
+    if dtypes.is_sparse(leaf) or not leaf.shape.rank:
+        return leaf
+    shape = leaf.shape.as_list()
+    if axis not in range(-len(shape), len(shape)):
+        return leaf
+    shape[axis] = None
+    return tf.TensorSpec(shape, leaf.dtype)
 
 
 def _check_call(

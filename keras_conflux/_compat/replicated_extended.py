@@ -95,7 +95,7 @@ def _in_order_of_its_own(fn: Callable) -> Callable:
     assertion, a print, a Python call) one after another, in the order of
     tracing: all of replica 0's before those of replica 1. So one after a
     collective in replica 0 and one before it in replica 1 would wait for each
-    other for ever. Here each replica has an order of its own.
+    other forever. Here each replica has an order of its own.
     """
 
     @functools.wraps(fn)

@@ -20,7 +20,7 @@ def in_replica_loop() -> bool:
 
     TensorFlow tells collectives of one step apart by the loop they are in.
     Each replica has its own copy of the loop, so they would wait for each
-    other for ever. A loop around `strategy.run` is fine.
+    other forever. A loop around `strategy.run` is fine.
     """
     # `graph` is where the replica's program is traced to; what lies between
     # the current graph and that one was opened by the program.
@@ -129,7 +129,7 @@ def must_run(tensor: tf.Tensor) -> None:
     # auto_control_deps.py leaves NcclAllReduce out of the ops that must run
     # (ASYNC_STATEFUL_OPS), and XlaAllReduce is not stateful. If one replica
     # ignored the result, its op would be pruned, and the others would wait for
-    # it for ever.
+    # it forever.
     tensor.graph.control_outputs.append(tensor.op)
 
 

@@ -18,9 +18,9 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.tree_collectives import standardize_op
 from keras_conflux._custom_loops.spmd import withdevices
+from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
-from keras_conflux._devices.device import short_name
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.replicas import Replicas
@@ -224,8 +224,6 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
         TypeError: If a leaf is not numeric, or of a dtype that cannot be sent.
         ValueError: If the tree has no leaves, if a leaf has no such axis, if a
             replica gives several trees, or if variables are given.
-        tf.errors.OpError: If dtypes, or sizes along another axis, differ. They
-            are not compared before values are sent, so end the process then.
 
     Example:
         ```python
@@ -267,8 +265,11 @@ class _Call:
 
 @functools.cache
 def _on_every_device(
-    call: _Call, devices: tuple[Device, ...]
+    call: _Call, devices: tuple[Device, ...], ranks: tuple[int | None, ...]
 ) -> Callable[..., Replicas[Any]]:
+    # One function for trees of several ranks would be traced for tensors of
+    # unknown rank, which cannot be joined.
+    del ranks
     return withdevices(
         tf.autograph.experimental.do_not_convert(call.__call__), devices=devices
     )
@@ -290,12 +291,16 @@ def _collective(
             )
         return _inside(call, first, weight)
     replicas = _as_replicas(call, values)
+    standard = [trees.map_leaves(_standard, tree) for tree in replicas]
     if call.verb != "allgather":
-        trees.assert_alike(
-            {i: trees.map_leaves(_standard, t) for i, t in enumerate(replicas)},
-            str(call),
-        )
-    return _on_every_device(call, replicas.devices)(replicas, weight)
+        trees.assert_alike(dict(enumerate(standard)), str(call))
+    run = _on_every_device(call, replicas.devices, _ranks(standard))
+    return run(Replicas(standard, replicas.devices), weight)
+
+
+def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
+    leaves = [leaf for tree in values for leaf in trees.present(tree)]
+    return tuple(tf.TensorShape(leaf.shape).rank for leaf in leaves)
 
 
 def _inside(call: _Call, tree: Tree, weight: Any) -> Tree:
@@ -332,7 +337,8 @@ def _in_place(call: _Call, target: Any, weight: Any) -> None:
     else:
         values = [[v.read_value() for v in each] for each in copies]
         replicas = Replicas(values, strategy.devices)
-        reduced = _on_every_device(call, strategy.devices)(replicas, weight)
+        run = _on_every_device(call, strategy.devices, _ranks(values))
+        reduced = run(replicas, weight)
         results = zip(copies, reduced, strict=True)
     for mine, values in results:
         for copy, value in zip(mine, values, strict=True):
@@ -375,8 +381,8 @@ def _devices_of(values: tuple[Tree, ...]) -> tuple[Device, ...]:
     """Where the trees lie, if each has a device of its own; else the first."""
     found = []
     for tree in values:
-        tensors = [leaf for leaf in trees.flatten(tree) if tf.is_tensor(leaf)]
-        on = {short_name(leaf.device) for leaf in tensors if leaf.device}
+        devices = [device_of_leaf(leaf) for leaf in trees.flatten(tree)]
+        on = {device for device in devices if device is not None}
         found.append(on.pop() if len(on) == 1 else None)
     if None not in found and len(set(found)) == len(values):
         return tuple(found)
@@ -384,6 +390,14 @@ def _devices_of(values: tuple[Tree, ...]) -> tuple[Device, ...]:
 
 
 def _standard(leaf: Any) -> Any:
-    if isinstance(leaf, keras.Variable | tf.IndexedSlices):
+    """Returns the tensor, or the rows of a tensor, that a leaf stands for."""
+    if isinstance(leaf, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.convert_to_tensor(leaf.values),
+            tf.convert_to_tensor(leaf.indices),
+            leaf.dense_shape,
+        )
+    try:
+        return tf.convert_to_tensor(leaf)
+    except (TypeError, ValueError):
         return leaf
-    return tf.convert_to_tensor(leaf)

@@ -149,7 +149,7 @@ def _calls() -> int:
 def _refuse(name: str) -> None:
     raise ValueError(
         f"{name} makes a collective call, such as `allreduce`. If a replica "
-        "had no memory, the others would wait there for ever. Return what is "
+        "had no memory, the others would wait there forever. Return what is "
         "to be reduced, and reduce it in a `withdevices` function."
     )
 
