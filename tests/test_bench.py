@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import subprocess
 
 import pytest
 from conftest import ON_GPU
@@ -18,7 +19,7 @@ def test_bench(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     options = "--steps 4 --epochs 2 --kib 4 --ops max --how keras conflux"
     options += " --breakdown"
-    bench.main([*options.split(), "--out", str(tmp_path)])
+    assert bench.main([*options.split(), "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     runs = [(run["how"], run["devices"]) for run in found["training"]]
     assert runs == [("keras", 1), ("conflux", 1), ("conflux", 2)]
@@ -34,6 +35,12 @@ def test_bench(tmp_path, capsys):
     assert "allreduce" in shown
     assert "exchange" in shown
     assert (tmp_path / "speed.png").stat().st_size > 10_000
+
+
+def test_a_run_that_fails_is_told_by_the_exit_status(tmp_path, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stdout="no JSON", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    assert bench.main(["--devices", "1", "--out", str(tmp_path)]) == 1
 
 
 def test_efficiency_is_over_single_devices():

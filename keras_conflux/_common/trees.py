@@ -76,30 +76,34 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
     Raises:
         ReplicaMismatchError: Naming the first leaf that differs.
     """
-    first_paths, first = paths(trees[0]), flatten(trees[0])
+    first = dict(with_paths(trees[0]))
     for index, tree in trees.items():
-        other_paths = paths(tree)
-        for path in first_paths:
-            if path not in other_paths:
+        other = dict(with_paths(tree))
+        _assert_leaves_of(first, other, 0, index, what)
+        _assert_leaves_of(other, first, index, 0, what)
+        for path, leaf in first.items():
+            if not _leaves_alike(leaf, other[path]):
                 raise ReplicaMismatchError(
-                    f"{what}: replica 0 has a leaf at {path}, replica {index} "
-                    "has none there. Give every replica the same structure."
+                    f"{what}: at {path} replica 0 has {describe(leaf)}, "
+                    f"replica {index} has {describe(other[path])}. "
+                    f"{_advice(leaf, other[path])}"
                 )
-        for path in other_paths:
-            if path not in first_paths:
-                raise ReplicaMismatchError(
-                    f"{what}: replica {index} has a leaf at {path}, replica 0 "
-                    "has none there. Give every replica the same structure."
-                )
-        for path, one, other in zip(
-            first_paths, first, flatten(tree), strict=True
-        ):
-            if not _leaves_alike(one, other):
-                raise ReplicaMismatchError(
-                    f"{what}: at {path} replica 0 has {describe(one)}, "
-                    f"replica {index} has {describe(other)}. "
-                    f"{_advice(one, other)}"
-                )
+
+
+def _assert_leaves_of(
+    some: Mapping[str, Leaf],
+    others: Mapping[str, Leaf],
+    index: int,
+    other_index: int,
+    what: str,
+) -> None:
+    for path in some:
+        if path not in others:
+            raise ReplicaMismatchError(
+                f"{what}: replica {index} has a leaf at {path}, replica "
+                f"{other_index} has none there. Give every replica the same "
+                "structure."
+            )
 
 
 def _advice(one: Leaf, other: Leaf) -> str:

@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import rich
@@ -24,12 +26,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--devices", type=int, nargs="+", default=[1, 2], help="counts"
     )
     parser.add_argument(
-        "--models", nargs="*", default=["small"], help="resnet, gpt, small"
+        "--models",
+        nargs="*",
+        default=["small"],
+        choices=["resnet", "gpt", "small"],
     )
     parser.add_argument(
-        "--how", nargs="+", default=["keras", "stock", "conflux"]
+        "--how",
+        nargs="+",
+        default=["keras", "stock", "conflux"],
+        choices=["keras", "stock", "conflux"],
     )
-    parser.add_argument("--jit", nargs="+", default=["auto"], help="auto, off")
+    parser.add_argument(
+        "--jit", nargs="+", default=["auto"], choices=["auto", "on", "off"]
+    )
     parser.add_argument("--batch", type=int, help="samples per device")
     parser.add_argument("--steps", type=int, default=64, help="per epoch")
     parser.add_argument("--epochs", type=int, default=4, help="that are timed")
@@ -49,45 +59,51 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs everything that was asked for and reports it."""
+def main(arguments: list[str] | None = None) -> int:
+    """Runs everything that was asked for and reports it.
+
+    Returns:
+        The exit status: 1 if a run failed, else 0.
+    """
     options = parse(arguments)
     if options.draw:
         plot.draw_file(*options.draw)
-        return
-    training = []
-    for model in options.models:
-        for count in options.devices:
-            for how in options.how:
-                for jit in options.jit:
-                    # Plain Keras is for one device, the stock strategy for
-                    # several.
-                    if (how == "keras" and count > 1) or (
-                        how == "stock" and count == 1
-                    ):
-                        continue
-                    extra = [f"--steps={options.steps}", f"--jit={jit}"]
-                    extra += [f"--epochs={options.epochs}"]
-                    if options.breakdown:
-                        extra += ["--breakdown"]
-                    if options.batch:
-                        extra += [f"--batch={options.batch}"]
-                    training += _run("train", model, how, str(count), *extra)
-    collectives = []
-    for count in options.devices:
-        if count > 1 and options.kib:
-            sizes = map(str, options.kib)
-            collectives += _run(
-                "collectives",
-                str(count),
-                "--kib",
-                *sizes,
-                "--ops",
-                *options.ops,
-            )
-    report.write(options.out, training, collectives)
-    if training:
+        return 0
+    training = [_run("train", *each) for each in _training(options)]
+    collectives = [_run("collectives", *each) for each in _collectives(options)]
+    measured = [line for done in training for line in _lines(done)]
+    report.write(
+        options.out,
+        measured,
+        [line for done in collectives for line in _lines(done)],
+    )
+    if measured:
         _draw(options.out)
+    return int(any(done.returncode for done in training + collectives))
+
+
+def _training(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yields the arguments of each run of `bench.train`."""
+    extra = [f"--steps={options.steps}", f"--epochs={options.epochs}"]
+    if options.breakdown:
+        extra += ["--breakdown"]
+    if options.batch:
+        extra += [f"--batch={options.batch}"]
+    for model, count, how, jit in product(
+        options.models, options.devices, options.how, options.jit
+    ):
+        # Plain Keras is for one device, the stock strategy for several.
+        if (how == "keras" and count > 1) or (how == "stock" and count == 1):
+            continue
+        yield [model, how, str(count), f"--jit={jit}", *extra]
+
+
+def _collectives(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yields the arguments of each run of `bench.collectives`."""
+    sizes = [str(size) for size in options.kib]
+    for count in options.devices:
+        if count > 1 and sizes:
+            yield [str(count), "--kib", *sizes, "--ops", *options.ops]
 
 
 def _draw(folder: Path) -> None:
@@ -99,8 +115,8 @@ def _draw(folder: Path) -> None:
         rich.print("There is no plot, as matplotlib is not installed.")
 
 
-def _run(module: str, *arguments: str) -> list[dict]:
-    """Returns the JSON lines that a process printed; none if it failed."""
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Measures in a process of its own, and says if that failed."""
     rich.print(f"[dim]{module} {' '.join(arguments)}[/dim]")
     done = subprocess.run(
         [sys.executable, "-m", f"keras_conflux.bench.{module}", *arguments],
@@ -115,6 +131,11 @@ def _run(module: str, *arguments: str) -> list[dict]:
     )
     if done.returncode != 0:
         rich.print(f"[red]failed[/red]: {done.stderr.strip()[-500:]}")
+    return done
+
+
+def _lines(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    """Returns the measurements that a process printed, one per line."""
     return [
         json.loads(line)
         for line in done.stdout.splitlines()
@@ -123,4 +144,4 @@ def _run(module: str, *arguments: str) -> list[dict]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
