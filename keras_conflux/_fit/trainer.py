@@ -92,11 +92,19 @@ def build(
     promotion.promote_new_state(model, strategy)
 
 
-def make_train_or_test_function(
+def make_train_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
     """Drops the former function where it has become stale."""
-    traced_functions.forget_stale(model)
+    traced_functions.forget_if_stale(model, "train_function")
+    return original(model, force)
+
+
+def make_test_function(
+    original: Callable, model: Any, force: bool = False
+) -> Any:
+    """Drops the former function where it has become stale."""
+    traced_functions.forget_if_stale(model, "test_function")
     return original(model, force)
 
 
@@ -113,7 +121,7 @@ def make_predict_function(
 ) -> Any:
     """Makes a predict function that runs on all replicas."""
     strategy = _strategy(model)
-    traced_functions.forget_stale(model)
+    traced_functions.forget_if_stale(model, "predict_function")
     if strategy is None:
         return original(model, force)
     promotion.promote_new_state(model, strategy)

@@ -89,7 +89,8 @@ def _present_strategy(
 
 def _attach(owners: Sequence[Any], strategy: ReplicatedStrategy | None) -> None:
     for owner in owners:
-        if isinstance(owner, keras.Model):
+        is_model = isinstance(owner, keras.Model)
+        if is_model and keras_internals.strategy_of(owner) is not strategy:
             keras_internals.set_strategy(owner, strategy)
             traced_functions.forget(owner)
         if isinstance(owner, keras.optimizers.Optimizer):
@@ -161,4 +162,4 @@ def _exchange(variable: keras.Variable, old: Any, new: tf.Variable) -> None:
         state.copies(old)[0], state.copies(new)[0]
     )
     keras_internals.set_backing(variable, new)
-    traced_functions.note_exchange()
+    traced_functions.note_exchange(variable)
