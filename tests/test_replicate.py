@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -242,3 +243,33 @@ def test_a_scope_on_other_devices_than_before(leave):
         model.fit(x, y, verbose=0)
     assert len(state.copies(second.weights[0])) == MANY
     assert len(state.copies(first.weights[0])) == 1
+
+
+def test_a_scope_in_each_of_two_threads():
+    strategy = kc.replicate(devices=MANY)
+    first_is_in, second_is_in, first_is_out = (
+        threading.Event() for _ in range(3)
+    )
+    found = []
+
+    def first():
+        with strategy:
+            first_is_in.set()
+            second_is_in.wait(30)
+        found.append(tf.distribute.has_strategy())
+        first_is_out.set()
+
+    def second():
+        first_is_in.wait(30)
+        with strategy:
+            second_is_in.set()
+            first_is_out.wait(30)
+            found.append(tf.distribute.get_strategy() is strategy)
+        found.append(tf.distribute.has_strategy())
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [False, True, False]

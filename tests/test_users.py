@@ -345,3 +345,40 @@ def test_predict_in_order(count):
     for batch in (45, 16, 7, 1):
         got = model.predict(X, batch_size=batch, verbose=0)
         np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+class OwnFunction(keras.Sequential):
+    """Makes a train function of its own, or wraps Keras'."""
+
+    wraps = False
+
+    def make_train_function(self, force=False):
+        if self.wraps:
+            super().make_train_function(force)
+            inner, self.calls = self.train_function, []
+
+            def function(iterator):
+                self.calls.append(1)
+                return inner(iterator)
+        else:
+
+            def function(iterator):
+                return self.train_step(next(iterator))
+
+        self.train_function = function
+        return function
+
+
+def test_a_train_function_of_ones_own_may_wrap_but_not_replace():
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    for wraps in (True, False):
+        model = OwnFunction([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.wraps = wraps
+        kc.replicate(model, MANY)
+        if wraps:
+            model.fit(x, y, batch_size=4, verbose=0)
+            assert len(model.calls) == 2
+        else:
+            with pytest.raises(kc.StrategyError, match="make_train_function"):
+                model.fit(x, y, batch_size=4, verbose=0)

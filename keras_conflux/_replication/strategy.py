@@ -1,6 +1,7 @@
 """The strategy: one replica per device, each running the whole program."""
 
 import contextlib
+import threading
 from types import TracebackType
 from typing import Any
 from typing import Self
@@ -51,7 +52,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def __init__(self, devices: DevicesLike = None) -> None:
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
-        self._conflux_scopes: list[contextlib.AbstractContextManager[Any]] = []
+        self._conflux_scopes = _OpenScopes()
         extended = ReplicatedExtended(
             self,
             self._conflux_devices,
@@ -76,7 +77,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def __enter__(self) -> Self:
         scope = self.scope()
         scope.__enter__()
-        self._conflux_scopes.append(scope)
+        self._conflux_scopes.stack.append(scope)
         return self
 
     def __exit__(
@@ -85,10 +86,17 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._conflux_scopes.pop().__exit__(kind, error, traceback)
+        self._conflux_scopes.stack.pop().__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:
         return f"ReplicatedStrategy([{', '.join(self.devices)}])"
+
+
+class _OpenScopes(threading.local):
+    """The scopes that `with strategy:` has opened in this thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[contextlib.AbstractContextManager[Any]] = []
 
 
 _strategies: dict[tuple[Device, ...], ReplicatedStrategy] = {}

@@ -13,6 +13,7 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.watchdog import StepAbandoned
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
@@ -51,7 +52,7 @@ class StepExecutor:
                 for batch in group.batches:
                     result = self._run(batch, group.limit)
                 return result
-            except StepTimeoutError:
+            except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
             except BaseException:
                 # Replicas have stopped at different places.

@@ -19,6 +19,10 @@ DEFAULT_STEP_TIMEOUT = 1800.0
 otherwise."""
 
 
+class StepAbandoned(KeyboardInterrupt):
+    """A second interrupt: the step still runs, and nobody waits for it."""
+
+
 class StepWatchdog:
     """Calls a program of all replicas in a thread of its own.
 
@@ -70,6 +74,7 @@ class StepWatchdog:
         Raises:
             StepTimeoutError: If it has not ended in time. The program cannot
                 be stopped; the process has to be.
+            StepAbandoned: After a second interrupt.
         """
         outcome: dict[str, Any] = {}
         # Not `Thread.join`: interrupted once, it holds in Python 3.11 that
@@ -98,10 +103,15 @@ class StepWatchdog:
         try:
             ended.wait(seconds)
         except KeyboardInterrupt:
-            self._end_after_interrupt(ended, seconds, before)
+            self._end_after_interrupt(ended, before)
             raise
         if not ended.is_set():
-            raise self._timeout(seconds, before)
+            raise StepTimeoutError(
+                f"{self._name}: a call has not ended after {seconds:g} s. "
+                f"{self._who_waits(before)} If your steps are that long, set "
+                "the environment variable CONFLUX_STEP_TIMEOUT to more "
+                "seconds per step."
+            )
         if "error" in outcome:
             raise outcome["error"]
         self._before = [count + 1 for count in before]
@@ -111,19 +121,18 @@ class StepWatchdog:
         return [int(count.numpy()) for count in self._ended]
 
     def _end_after_interrupt(
-        self, ended: threading.Event, seconds: float, before: list[int]
+        self, ended: threading.Event, before: list[int]
     ) -> None:
-        """Waits for the call, so that replicas are not left half-way.
-
-        A second interrupt ends the waiting, with what a timeout raises: the
-        program still runs.
-        """
+        """Waits for the call, so that replicas are not left half-way."""
         try:
-            ended.wait(seconds)
+            ended.wait()
         except KeyboardInterrupt:
-            raise self._timeout(seconds, before) from None
+            raise StepAbandoned(
+                f"{self._name}: interrupted twice, while a call was running, "
+                f"which cannot be stopped. {self._who_waits(before)}"
+            ) from None
 
-    def _timeout(self, seconds: float, before: list[int]) -> StepTimeoutError:
+    def _who_waits(self, before: list[int]) -> str:
         waiting = [
             f"{index} ({device})"
             for index, (device, now, then) in enumerate(
@@ -131,10 +140,8 @@ class StepWatchdog:
             )
             if now == then
         ]
-        return StepTimeoutError(
-            f"{self._name}: a call has not ended after {seconds:g} s. Waiting: "
-            f"replica {', '.join(waiting)}. A replica that fails or stops "
-            "before a collective leaves the others waiting in it; end the "
-            "process. If your steps are that long, set the environment "
-            "variable CONFLUX_STEP_TIMEOUT to more seconds a step."
+        return (
+            f"Waiting: replica {', '.join(waiting)}. A replica that fails or "
+            "stops before a collective leaves the others waiting in it; end "
+            "the process."
         )

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 
 
@@ -67,8 +68,19 @@ class StepGroup:
     batches: list[Batch | StackedBatch]
     limit: int
     """The maximum number of batches of the step groups of this epoch."""
+    drawn_by_keras: bool = False
+    """Whether Keras' loop draws them one by one, as that of `predict` does."""
 
     def __next__(self) -> Batch | StackedBatch:
+        if not self.drawn_by_keras:
+            raise StrategyError(
+                "The train or test function of a replicated model gets batches "
+                "that lie on the devices already, and drew one itself. A "
+                "`make_train_function` or `make_test_function` of your own "
+                "can wrap the function of `super()`, but not replace it. "
+                "Write a `train_step` or `test_step` instead, or call "
+                "`keras_conflux.unreplicate` on the model."
+            )
         if not self.batches:
             raise StopIteration
         return self.batches.pop(0)

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
@@ -98,15 +98,15 @@ class StepGroups:
             number: How many batches the epoch has, if it is known; so many
                 are drawn, for a generator may go on without an end.
         """
-        requested = self._steps.requested
         # Keras, too, takes 0 for unknown, and its executions are of whole size.
+        requested = self._steps.requested
         left = -(-number // requested) * requested if number else sys.maxsize
         following = source = None
         self._waiting = []
         # The first batches of an epoch are waited for.
         ending = self._plan.is_ending()
         maximum = requested if ending else self._steps.grown(requested)
-        with ThreadPoolExecutor(1, "conflux-batches") as pool:
+        try:
             for first, last, source in steps:
                 if following is None:
                     drawn = self._draw(source, min(left, maximum), NO_DEADLINE)
@@ -116,20 +116,32 @@ class StepGroups:
                 if not drawn.batches:
                     raise drawn.error
                 left -= drawn.count
-                following = self._ahead(pool, source, min(left, maximum), drawn)
+                following = self._ahead(source, min(left, maximum), drawn)
                 if requested == 1:
                     for _ in range(drawn.count - 1):
                         last = next(steps)[1]
                 began = time.monotonic()
-                yield first, last, StepGroup(drawn.batches, self._steps.limit)
+                yield (
+                    first,
+                    last,
+                    StepGroup(
+                        drawn.batches,
+                        self._steps.limit,
+                        self._plan.drawn_by_keras,
+                    ),
+                )
                 self._steps.note_execution(
                     drawn.count, time.monotonic() - began
                 )
-        # The last reference to the data's iterator goes in another thread, as
-        # TensorFlow may be long in deleting it: what tunes its pipeline sleeps
-        # in ever longer turns and can miss its end (`ModelBase::OptimizeLoop`).
-        held, source = [source], None
-        threading.Thread(target=held.clear, name="conflux-end").start()
+        finally:
+            # The last reference to the data's iterator goes in another thread,
+            # as TensorFlow may be long in deleting it: what tunes its pipeline
+            # sleeps in ever longer turns and can miss its end
+            # (`ModelBase::OptimizeLoop`), and the source may block.
+            held, source, steps = [source, steps], None, iter(())
+            threading.Thread(
+                target=held.clear, name="conflux-end", daemon=True
+            ).start()
 
     def _draw(
         self, source: Any, maximum: int, budget: PrefetchBudget
@@ -174,12 +186,31 @@ class StepGroups:
         return batches, None
 
     def _ahead(
-        self, pool: ThreadPoolExecutor, source: Any, maximum: int, drawn: _Drawn
+        self, source: Any, maximum: int, drawn: _Drawn
     ) -> Callable[[], _Drawn]:
         """Returns what gives the next batches, which may be under way."""
         budget = self._steps.timings.budget(drawn.count)
         if drawn.error is not None or maximum < 1:
             return lambda: _Drawn([], 0, drawn.error)
         if isinstance(source, tf.data.Iterator):
-            return pool.submit(self._draw, source, maximum, budget).result
+            draw = functools.partial(self._draw, source, maximum, budget)
+            return _in_background(draw)
         return functools.partial(self._draw, source, maximum, NO_DEADLINE)
+
+
+def _in_background(function: Callable[[], _Drawn]) -> Callable[[], _Drawn]:
+    """Calls a function in a thread, and returns what waits for its result.
+
+    A daemon thread: training that ends early, by an error or an interrupt,
+    does not wait for a source of data that blocks.
+    """
+    future: Future[_Drawn] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="conflux-batches", daemon=True).start()
+    return future.result

@@ -25,6 +25,8 @@ class ExecutionPlan:
     """Whether XLA compiles the steps. Batches are stacked for it."""
     chooses_steps: bool = False
     """Whether an execution may run more steps than the user has asked for."""
+    drawn_by_keras: bool = False
+    """See `StepGroup`."""
     is_ending: Callable[[], bool] = lambda: False
     """Whether the next execution is to be the last."""
     drawing: list[Generator] = dataclasses.field(default_factory=list)
@@ -35,8 +37,8 @@ class ExecutionPlan:
     def of(
         cls, model: keras.Model, strategy: ReplicatedStrategy
     ) -> "ExecutionPlan":
-        """Returns a plan of one step per execution."""
-        return cls(strategy, compiles(model, strategy))
+        """Returns a plan of as many steps as the user has asked for."""
+        return cls(strategy, compiles(model, strategy), drawn_by_keras=True)
 
     @classmethod
     def of_fit(
