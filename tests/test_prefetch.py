@@ -66,6 +66,15 @@ def settled(source):
     return before
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections():
+    """Objects of other test modules are not looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_stays():
     yield
