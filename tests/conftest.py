@@ -40,7 +40,7 @@ def pytest_configure(config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes on CPUs; on GPUs the tests share the devices."""
+    """Some processes on CPUs; on GPUs the tests share the devices."""
     return 0 if ON_GPU else 2
 
 
