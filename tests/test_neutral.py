@@ -8,7 +8,7 @@ import pytest
 from conftest import ON_GPU
 
 TRAIN = """
-import os, sys
+import os, random, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import keras, numpy as np, tensorflow as tf
 if sys.argv[1] == "with":
@@ -42,6 +42,13 @@ def train(optimizer, **options):
     if not stock:  # there `validation_data` is evaluated, and tracing is slow
         print(model.evaluate(x, y, verbose=0), int(model.optimizer.iterations))
 
+if not stock:  # what draws from Python's generator, and when
+    random.seed(3)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+    model.fit(x, y, verbose=0)
+    print(random.random(), float(keras.random.normal(())), random.random())
 train(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1, use_ema=True))
 train(lambda: keras.optimizers.SGD(0.01),
       loss=keras.losses.MeanSquaredError(reduction="sum"))

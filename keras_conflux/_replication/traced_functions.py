@@ -41,13 +41,13 @@ def forget_if_stale(model: Any, name: str) -> None:
     """
     # A generator that `set_random_seed` has made since is none of a function
     # that was traced before, on one device neither.
-    seeds = keras_internals.global_seed_generator()
+    seeds = keras_internals.existing_seed_generator()
     made = _made.setdefault(model, {})
     since, former_seeds = made.get(name, (0, None))
     made[name] = _latest, id(seeds)
     if since == _latest or getattr(model, name) is None:
         return
-    used = [model, seeds] if former_seeds == id(seeds) else [model]
+    used = [model, seeds] if seeds and former_seeds == id(seeds) else [model]
     for variable in state.variables_of(used):
         if _exchanged.get(id(variable), 0) > since:
             setattr(model, name, None)
