@@ -37,6 +37,10 @@ def test_classifier_learns_and_is_served(name, guess):
     (accuracy,) = re.findall(ACCURACY, printed)
     assert float(accuracy) > guess + 20
     assert "served without keras_conflux" in printed
+    if name == "digits":
+        (single,) = re.findall(r"test accuracy on 1 device: ([\d.]+)%", printed)
+        (gap,) = re.findall(r"probabilities differ by at most (\S+)", printed)
+        assert ON_GPU or (accuracy == single and float(gap) < 1e-5)
 
 
 def test_gan_draws_better_than_untrained():
