@@ -8,6 +8,7 @@ While it runs, the next ones are drawn.
 
 import dataclasses
 import functools
+import queue
 import sys
 import threading
 import time
@@ -106,6 +107,7 @@ class StepGroups:
         # The first batches of an epoch are waited for.
         ending = self._plan.is_ending()
         maximum = requested if ending else self._steps.grown(requested)
+        background = _DaemonThread("conflux-batches")
         try:
             for first, last, source in steps:
                 if following is None:
@@ -116,7 +118,9 @@ class StepGroups:
                 if not drawn.batches:
                     raise drawn.error
                 left -= drawn.count
-                following = self._ahead(source, min(left, maximum), drawn)
+                following = self._ahead(
+                    background, source, min(left, maximum), drawn
+                )
                 if requested == 1:
                     for _ in range(drawn.count - 1):
                         last = next(steps)[1]
@@ -134,6 +138,7 @@ class StepGroups:
                     drawn.count, time.monotonic() - began
                 )
         finally:
+            background.end()
             # The last reference to the data's iterator goes in another thread,
             # as TensorFlow may be long in deleting it: what tunes its pipeline
             # sleeps in ever longer turns and can miss its end
@@ -186,7 +191,11 @@ class StepGroups:
         return batches, None
 
     def _ahead(
-        self, source: Any, maximum: int, drawn: _Drawn
+        self,
+        background: "_DaemonThread",
+        source: Any,
+        maximum: int,
+        drawn: _Drawn,
     ) -> Callable[[], _Drawn]:
         """Returns what gives the next batches, which may be under way."""
         budget = self._steps.timings.budget(drawn.count)
@@ -194,23 +203,36 @@ class StepGroups:
             return lambda: _Drawn([], 0, drawn.error)
         if isinstance(source, tf.data.Iterator):
             draw = functools.partial(self._draw, source, maximum, budget)
-            return _in_background(draw)
+            return background.submit(draw).result
         return functools.partial(self._draw, source, maximum, NO_DEADLINE)
 
 
-def _in_background(function: Callable[[], _Drawn]) -> Callable[[], _Drawn]:
-    """Calls a function in a thread, and returns what waits for its result.
+class _DaemonThread:
+    """Calls functions one after another.
 
-    A daemon thread: training that ends early, by an error or an interrupt,
-    does not wait for a source of data that blocks.
+    Unlike an executor of `concurrent.futures`, it does not keep Python from
+    ending, and nobody waits for it: training that ends early, by an error or an
+    interrupt, does not wait for a source of data that blocks.
     """
-    future: Future[_Drawn] = Future()
 
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    threading.Thread(target=run, name="conflux-batches", daemon=True).start()
-    return future.result
+    def submit(self, function: Callable[[], _Drawn]) -> "Future[_Drawn]":
+        future: Future[_Drawn] = Future()
+        self._tasks.put((function, future))
+        return future
+
+    def end(self) -> None:
+        """Ends the thread after the function that it is at."""
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            function, future = task
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            del task, function, future  # which hold batches and their source
