@@ -498,6 +498,26 @@ def test_training_ends_while_its_data_block(how):
     assert in_time
 
 
+def test_a_source_is_free_when_training_has_stopped():
+    def slow():
+        for _ in range(20):
+            time.sleep(0.05)
+            yield X[:8], Y[:8]
+
+    shared = slow()
+    spec = tf.TensorSpec((None, 8)), tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(lambda: shared, output_signature=spec)
+
+    def stop(batch, logs=None):
+        model.stop_training = batch == 2
+
+    model = kc.replicate(dense("sgd"), MANY)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    model.fit(data, callbacks=[callback], verbose=0)
+    x, _ = next(shared)
+    assert x.shape == (8, 8)
+
+
 def test_stacks_and_single_batches(count):
     strategy = kc.replicate(devices=count)
     sizes = [2 * count, 2 * count, 2 * count + 1, count]

@@ -1,6 +1,8 @@
 """What is promoted while a model trains leaves its functions alone."""
 
+import gc
 import threading
+import weakref
 
 import keras
 import numpy as np
@@ -92,14 +94,48 @@ def test_data_come_from_predictions_of_the_model_itself():
         assert np.isfinite(weight.numpy()).all()
 
 
-def test_a_model_whose_variables_stay_is_not_traced_again(monkeypatch):
-    model = kc.replicate(dense("sgd"), MANY)
-    model.fit(X, Y, **FIT)
-    function = model.train_function
-    kc.replicate(dense("sgd"), MANY).fit(X, Y, verbose=0)
-    model.fit(X, Y, **FIT)
-    assert model.train_function is function
-    kc.unreplicate(model)
-    kc.replicate(model, MANY)
-    model.fit(X, Y, **FIT)
-    assert model.train_function is not function
+def test_a_teacher_that_is_only_in_the_loss_is_noticed():
+    """Its variables are exchanged, which the student's step goes on to read."""
+    teacher, student = dense("sgd"), dense("sgd")
+
+    def follow(y, predicted):
+        return keras.ops.mean((predicted - teacher.weights[-1]) ** 2)
+
+    student.compile("sgd", follow, jit_compile=False)
+    student.evaluate(X, Y, verbose=0)
+    kc.unreplicate(kc.replicate(teacher, MANY))
+    teacher.weights[-1].assign([50.0])
+    expected = np.mean((student.predict(X, verbose=0) - 50.0) ** 2)
+    got, _ = student.evaluate(X, Y, batch_size=24, verbose=0)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_another_model_on_other_devices_trains_in_a_callback():
+    other = kc.replicate(dense("sgd"), 1)
+
+    def train(epoch, logs=None):
+        other.train_on_batch(X, Y)
+
+    one, many = dense(), kc.replicate(dense(), MANY)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=train)
+    expected = one.fit(X, Y, **FIT)
+    got = many.fit(X, Y, callbacks=[callback], **FIT)
+    assert_same_training(one, many, expected, got)
+    other.train_on_batch(X, Y)
+
+
+def test_a_model_whose_training_failed_is_freed():
+    def fail(epoch, logs=None):
+        raise RuntimeError("of the user")
+
+    def train():
+        model = kc.replicate(dense("sgd"), MANY)
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=fail)
+        with pytest.raises(RuntimeError, match="of the user"):
+            model.fit(X, Y, validation_data=(X, Y), callbacks=[callback], **FIT)
+        return weakref.ref(model)
+
+    model = train()
+    keras.utils.clear_session()
+    gc.collect()
+    assert model() is None

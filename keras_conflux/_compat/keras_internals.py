@@ -115,15 +115,6 @@ def global_seed_generator() -> keras.random.SeedGenerator:
     return generator
 
 
-def existing_seed_generator() -> keras.random.SeedGenerator | None:
-    """Returns the generator behind `keras.random`, if it has been made.
-
-    To make it draws from Python's `random`, which what is not replicated would
-    notice.
-    """
-    return global_state.get_global_attribute("global_seed_generator")
-
-
 def with_this_threads_state(fn: Callable) -> Callable:
     """Makes `fn` see this thread's Keras settings in the thread it runs in."""
     # Keras keeps them by thread (backend/common/global_state.py), and each

@@ -162,4 +162,4 @@ def _exchange(variable: keras.Variable, old: Any, new: tf.Variable) -> None:
         state.copies(old)[0], state.copies(new)[0]
     )
     keras_internals.set_backing(variable, new)
-    traced_functions.note_exchange(variable)
+    traced_functions.note_exchange()

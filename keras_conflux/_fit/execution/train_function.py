@@ -13,7 +13,6 @@ from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -31,7 +30,7 @@ def make_function(
         A function that takes a `StepGroup`, or an iterator over global batches
         of which it draws `model.steps_per_execution`, and returns the logs.
     """
-    plan = current_plan() or ExecutionPlan.of(model, strategy)
+    plan = ExecutionPlan.of(model, strategy)
     run = StepExecutor(model, plan, replica_step.TrainOrTestStep(model, step))
     shard = plan.sharder()
     several = model.steps_per_execution
@@ -50,7 +49,7 @@ def make_predict_function(
     model: keras.Model, strategy: ReplicatedStrategy
 ) -> Callable[[list[Tree]], Tree]:
     """Makes Keras' `predict_function`, of a list of global batches."""
-    plan = current_plan() or ExecutionPlan.of(model, strategy)
+    plan = ExecutionPlan.of(model, strategy)
     run = StepExecutor(model, plan, replica_step.PredictStep(model))
     shard = plan.sharder()
 

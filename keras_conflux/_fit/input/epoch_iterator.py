@@ -34,13 +34,19 @@ from keras_conflux._fit.input.steps_per_execution import PrefetchBudget
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
+_JOIN_TIMEOUT = 5
+"""How many seconds the end of an epoch waits for a batch that is being drawn.
+"""
+
 _step_groups: Any = weakref.WeakKeyDictionary()
 """By Keras' epoch iterators, what makes their step groups."""
 
 
 def attach(iterator: Any, strategy: ReplicatedStrategy) -> None:
     """Makes an epoch iterator of Keras yield step groups for a strategy."""
-    plan = current_plan() or ExecutionPlan(strategy, compiled=False)
+    plan = current_plan()
+    if plan is None or plan.strategy is not strategy:
+        plan = ExecutionPlan(strategy, compiled=False, drawn_by_keras=True)
     _step_groups[iterator] = StepGroups(plan, iterator.steps_per_execution)
 
 
@@ -68,6 +74,17 @@ class _Drawn:
     """Why there are no more, if something was raised."""
 
 
+@dataclasses.dataclass
+class _Epoch:
+    """What a thread that draws may still hold when the epoch has ended."""
+
+    waiting: list[Any] = dataclasses.field(default_factory=list)
+    """The batches that are drawn and not moved yet."""
+    has_ended: bool = False
+    is_complete: bool = False
+    """Whether all of its batches have been drawn."""
+
+
 class StepGroups:
     """Makes the step groups of one epoch iterator.
 
@@ -86,10 +103,10 @@ class StepGroups:
             plan.chooses_steps,
             int(memory * INPUT_MEMORY_FRACTION) * len(devices),
         )
-        self._waiting: list[Any] = []
+        self._epoch = _Epoch()
 
     def of_epoch(
-        self, steps: Iterator[tuple], number: int | None
+        self, steps: Generator[tuple], number: int | None
     ) -> Generator[tuple[int, int, StepGroup], None, None]:
         """Yields `(first step, last step, step group)` for an epoch.
 
@@ -103,7 +120,7 @@ class StepGroups:
         requested = self._steps.requested
         left = -(-number // requested) * requested if number else sys.maxsize
         following = source = None
-        self._waiting = []
+        epoch = self._epoch = _Epoch()
         # The first batches of an epoch are waited for.
         ending = self._plan.is_ending()
         maximum = requested if ending else self._steps.grown(requested)
@@ -116,6 +133,7 @@ class StepGroups:
                     drawn = following()
                 maximum = self._steps.grown(maximum)
                 if not drawn.batches:
+                    epoch.is_complete = _is_end_of_data(drawn.error)
                     raise drawn.error
                 left -= drawn.count
                 following = self._ahead(
@@ -137,27 +155,34 @@ class StepGroups:
                 self._steps.note_execution(
                     drawn.count, time.monotonic() - began
                 )
+            epoch.is_complete = True
         finally:
+            epoch.has_ended = True
             background.end()
+            steps.close()
             # The last reference to the data's iterator goes in another thread,
             # as TensorFlow may be long in deleting it: what tunes its pipeline
             # sleeps in ever longer turns and can miss its end
             # (`ModelBase::OptimizeLoop`), and the source may block.
-            held, source, steps = [source, steps], None, iter(())
-            threading.Thread(
+            held, source = [source], None
+            end = threading.Thread(
                 target=held.clear, name="conflux-end", daemon=True
-            ).start()
+            )
+            end.start()
+            if not epoch.is_complete:  # else nothing is drawn any more
+                end.join(_JOIN_TIMEOUT)
 
     def _draw(
         self, source: Any, maximum: int, budget: PrefetchBudget
     ) -> _Drawn:
         """Draws batches until the budget is spent, and moves what fits."""
-        batches, error = self._next_batches(source, maximum, budget)
+        epoch = self._epoch
+        batches, error = self._next_batches(epoch, source, maximum, budget)
         count = len(batches)
         in_time = count == maximum and budget.can_move(count)
         if self._steps.chosen_here and error is None and not in_time:
             count = budget.fitting(min(self._steps.next, count))
-            batches, self._waiting = batches[:count], batches[count:]
+            batches, epoch.waiting = batches[:count], batches[count:]
         began = time.monotonic()
         spec = getattr(source, "element_spec", None)
         sharded = self._shard(batches, spec)
@@ -166,14 +191,19 @@ class StepGroups:
         return _Drawn(sharded, count, error)
 
     def _next_batches(
-        self, source: Any, maximum: int, budget: PrefetchBudget
+        self,
+        epoch: _Epoch,
+        source: Any,
+        maximum: int,
+        budget: PrefetchBudget,
     ) -> tuple[list[Any], Exception | None]:
         """Returns what has waited and what is drawn, and why it ended early."""
-        batches, self._waiting = self._waiting, []
+        batches, epoch.waiting = epoch.waiting, []
         room = self._steps.room_beside(batches)
         chosen_here = self._steps.chosen_here
         try:
-            while len(batches) < min(self._steps.next, maximum):
+            wanted = min(self._steps.next, maximum)
+            while len(batches) < wanted and not epoch.has_ended:
                 if chosen_here and batches and budget.is_spent(len(batches)):
                     break
                 batches.append(next(source))
@@ -207,17 +237,24 @@ class StepGroups:
         return functools.partial(self._draw, source, maximum, NO_DEADLINE)
 
 
+def _is_end_of_data(error: Any) -> bool:
+    return isinstance(error, tf.errors.OutOfRangeError)
+
+
 class _DaemonThread:
     """Calls functions one after another.
 
     Unlike an executor of `concurrent.futures`, it does not keep Python from
-    ending, and nobody waits for it: training that ends early, by an error or an
-    interrupt, does not wait for a source of data that blocks.
+    ending, and is waited for some seconds only: training that ends early, by an
+    error or an interrupt, does not wait for a source of data that blocks.
     """
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._run, name=name, daemon=True
+        )
+        self._thread.start()
 
     def submit(self, function: Callable[[], _Drawn]) -> "Future[_Drawn]":
         future: Future[_Drawn] = Future()
@@ -225,8 +262,10 @@ class _DaemonThread:
         return future
 
     def end(self) -> None:
-        """Ends the thread after the function that it is at."""
+        """Ends the thread, after the function that it is at."""
         self._tasks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_TIMEOUT)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:

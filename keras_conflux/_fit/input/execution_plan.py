@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import weakref
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
@@ -49,11 +50,12 @@ class ExecutionPlan:
     ) -> "ExecutionPlan":
         """Returns a plan of many steps per execution, if no callback minds."""
         compiled = compiles(model, strategy)
+        weakly = weakref.ref(model)  # which holds the iterators that follow it
         return cls(
             strategy,
             compiled,
             compiled and not any(map(needs_every_batch, callbacks)),
-            is_ending=lambda: getattr(model, "stop_training", False),
+            is_ending=lambda: getattr(weakly(), "stop_training", False),
         )
 
     def sharder(self) -> BatchSharder:
@@ -88,5 +90,6 @@ def following(plan: ExecutionPlan) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-        for drawing in plan.drawing:
-            drawing.close()
+        with contextlib.ExitStack() as stack:
+            while plan.drawing:
+                stack.callback(plan.drawing.pop().close)
