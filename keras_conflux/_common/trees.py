@@ -18,7 +18,6 @@ Leaf: TypeAlias = Any
 """A tensor, array, number, variable or `tf.IndexedSlices`; or `None`."""
 
 flatten = keras.tree.flatten
-pack = keras.tree.pack_sequence_as
 
 
 def map_leaves(function: Callable[[Leaf], Any], tree: Tree) -> Tree:

@@ -23,6 +23,10 @@ class PrivateName:
     since: tuple[int, int] | None = None
     """The first version of the library that has it, if not all have."""
 
+    def is_in(self, version: tuple[int, ...]) -> bool:
+        """Whether a version of the library, as numbers, is to have it."""
+        return self.since is None or version >= self.since
+
     @property
     def owner(self) -> Any:
         """The class or module that has it."""
@@ -50,7 +54,7 @@ def problems(names: Iterable[PrivateName], version: tuple) -> list[str]:
     return [
         f"`{name.path}` {problem}"
         for name in names
-        if name.since is None or version >= name.since
+        if name.is_in(version)
         if (problem := _problem(name)) is not None
     ]
 

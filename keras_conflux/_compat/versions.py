@@ -2,7 +2,6 @@
 
 import importlib.util
 
-from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import numbers
 from keras_conflux._compat.private_names import problems
 
@@ -79,13 +78,6 @@ def assert_supported() -> None:
             f"{installed}. What it relies on is there, but whether N devices "
             "still compute what one does has not been tried."
         )
-
-
-def has(point: PrivateName) -> bool:
-    """Whether the installed Keras is one that has a patch point."""
-    import keras
-
-    return point.since is None or numbers(keras.__version__) >= point.since
 
 
 def _is_in(version: tuple, tested: tuple) -> bool:

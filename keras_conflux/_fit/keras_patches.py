@@ -6,10 +6,12 @@ before unless a replicated model, or a replica, is concerned.
 
 import functools
 
+import keras
+
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import versions
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._compat.private_names import numbers
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
@@ -79,6 +81,7 @@ def install() -> None:
         keras_distribution.num_processes,
         keras_distribution.process_id,
     )
+    version = numbers(keras.__version__)
     for point, replacement in PATCHES:
-        if versions.has(point):
+        if point.is_in(version):
             patch(point, replacement)
