@@ -1,8 +1,14 @@
 """Keras 3 models on several devices, with the result of one."""
 
+from keras_conflux._cluster.initialization import initialize
+from keras_conflux._cluster.processes import barrier
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.errors import ClusterError
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ConfluxWarning
 from keras_conflux._common.errors import DeviceError
+from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
@@ -26,6 +32,7 @@ from keras_conflux._devices.device import devices
 from keras_conflux._devices.device import list_devices
 from keras_conflux._devices.visibility import claim
 from keras_conflux._fit import keras_patches as _keras_patches
+from keras_conflux._replication.batch_norm import synchronize_batch_norm
 from keras_conflux._replication.diagnostics import Statistics
 from keras_conflux._replication.diagnostics import assert_finite
 from keras_conflux._replication.diagnostics import statistics
@@ -38,10 +45,12 @@ from keras_conflux._replication.synchronization import in_sync
 from keras_conflux._replication.synchronization import synchronize
 
 __all__ = [
+    "ClusterError",
     "ConfluxError",
     "ConfluxWarning",
     "Device",
     "DeviceError",
+    "ProcessError",
     "Replica",
     "ReplicaMismatchError",
     "Replicas",
@@ -53,14 +62,18 @@ __all__ = [
     "allreduce",
     "assert_finite",
     "assert_in_sync",
+    "barrier",
     "broadcast",
     "claim",
     "device_of",
     "devices",
     "distribute",
     "in_sync",
+    "initialize",
     "list_devices",
     "prefetch",
+    "process_count",
+    "process_index",
     "reduce",
     "replica",
     "replicate",
@@ -69,6 +82,7 @@ __all__ = [
     "split",
     "statistics",
     "synchronize",
+    "synchronize_batch_norm",
     "to_cpu",
     "to_device",
     "unreplicate",

@@ -139,6 +139,25 @@ if hasattr(optimizers, "ScheduleFreeAdamW"):
 if hasattr(optimizers, "MultiOptimizer"):  # from Keras 3.15 on
     OPTIMIZERS["MultiOptimizer"] = multi_optimizer
 
+
+def layerwise() -> list:
+    return [
+        layers.Input((8,)),
+        layers.Dense(16, "tanh", name="body"),
+        layers.Dense(1, name="head"),
+    ]
+
+
+def slow_body_fast_head() -> optimizers.Optimizer:
+    slow, fast = optimizers.Adam(1e-4), optimizers.SGD(1e-2, momentum=0.9)
+    return optimizers.MultiOptimizer(
+        lambda variable: fast if "head" in variable.path else slow
+    )
+
+
+if hasattr(optimizers, "MultiOptimizer"):
+    case("learning rates by layer", layerwise, optimizer=slow_body_fast_head)
+
 for name, make in OPTIMIZERS.items():
     case(
         f"optimizer {name}",
@@ -343,6 +362,25 @@ case(
     x=TOKENS,
     optimizer=lambda: optimizers.Adam(1e-2, clipnorm=0.1),
 )
+for name, optimizer in {
+    "SGD": OPTIMIZERS["SGD"],
+    "momentum": OPTIMIZERS["SGD with Nesterov momentum"],
+    "RMSprop": lambda: optimizers.RMSprop(1e-2),
+    "Adam": OPTIMIZERS["Adam"],
+    "Adagrad": OPTIMIZERS["Adagrad"],
+}.items():
+    # Many rows, so that several threads would write them.
+    case(
+        f"rows that repeat, {name}",
+        body=lambda: [
+            layers.Input((64,), dtype="int32"),
+            layers.Embedding(500, 16),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ],
+        x=np.random.default_rng(1).integers(0, 500, (SAMPLES, 64)),
+        optimizer=optimizer,
+    )
 
 
 def attention() -> keras.Model:

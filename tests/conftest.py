@@ -32,11 +32,26 @@ hypothesis.settings.register_profile("search", max_examples=600, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+RUN_LONG_TESTS = os.environ.get("CONFLUX_ALL_TESTS") == "1"
+
+
 def pytest_configure(config) -> None:
     """Makes this package's warnings errors where a test expects none."""
     config.addinivalue_line(
+        "markers", "long: takes long, and runs with CONFLUX_ALL_TESTS=1 only"
+    )
+    config.addinivalue_line(
         "filterwarnings", "error::keras_conflux.ConfluxWarning"
     )
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Leaves out long tests, unless all are asked for."""
+    if not RUN_LONG_TESTS:
+        reason = "takes long; CONFLUX_ALL_TESTS=1 runs it"
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -62,6 +62,45 @@ def test_leaves_of_different_lengths_are_refused():
         model.fit((batch for _ in range(1)), verbose=0)
 
 
+class SemiSupervised(keras.Model):
+    """Learns from samples with targets, and from more without."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def train_step(self, data):
+        (more, _), (x, y) = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.dense(x) - y) ** 2)
+            loss += 0.1 * keras.ops.mean(self.dense(more) ** 2)
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_leaves_of_different_lengths_that_divide_evenly(drop_remainder):
+    def batches(samples, size):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(samples, 3)).astype("float32")
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+        return data.batch(size, drop_remainder)
+
+    data = tf.data.Dataset.zip((batches(80, 16), batches(20, 4)))
+    outcomes = []
+    for count in (None, 2):
+        keras.utils.set_random_seed(1)
+        model = SemiSupervised()
+        model.compile(keras.optimizers.SGD(0.1))
+        if count:
+            kc.replicate(model, count)
+        history = model.fit(data, epochs=2, verbose=0)
+        outcomes.append([*model.dense.get_weights(), history.history["loss"]])
+    for one, many in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
 def test_predict_on_data_of_unknown_rank():
     one, many = replicated(lambda x: x * 2)
 

@@ -1,5 +1,7 @@
 """Keras' callbacks do and write what they do and write on one device."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -172,3 +174,41 @@ def test_functions_of_logs_get_the_same(tmp_path, remote, monkeypatch):
         assert expected.keys() == got.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(got[name], value, rtol=1e-5)
+
+
+class Steering(keras.callbacks.Callback):
+    """Tells a generator at each batch what the next one is to be."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.drawn = 1.0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.1)  # in which a batch could be drawn ahead
+        self.scale *= 0.9
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.scale += 1.0
+
+    def batches(self, x, y):
+        while True:
+            self.drawn.append(self.scale)
+            yield x, y * self.scale
+
+
+def test_what_a_callback_tells_a_generator_is_in_the_next_batch(count):
+    x, y = regression(24)
+    callback = Steering()
+    kc.replicate(dense("sgd"), count).fit(
+        callback.batches(x, y),
+        steps_per_epoch=4,
+        epochs=2,
+        callbacks=[callback],
+        verbose=0,
+    )
+    # Keras draws the first batch of all before the first epoch begins. On one
+    # device TensorFlow may draw others early, too.
+    second = 2 * 0.9**4 + 1
+    expected = [2 * 0.9, 2 * 0.9**2, 2 * 0.9**3]
+    expected += [second * 0.9**step for step in range(4)]
+    np.testing.assert_allclose(callback.drawn[-7:], expected)

@@ -162,6 +162,8 @@ def test_indexed_slices_stay_sparse_and_may_be_uneven(count):
             kc.withdevices(
                 lambda: kc.allreduce("max", slices(0)), devices=count
             )()
+        with pytest.raises(TypeError, match="broadcast takes no"):
+            kc.withdevices(lambda: kc.broadcast(slices(0)), devices=count)()
 
 
 @pytest.mark.parametrize("inside", [False, True])

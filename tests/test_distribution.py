@@ -283,7 +283,8 @@ def test_clearing_the_session_forgets_the_distribution():
     model = dense()
     keras.utils.clear_session()
     assert keras.distribution.distribution() is None
-    model.fit(x, y, **FIT)
+    with pytest.warns(kc.ConfluxWarning, match="has ended"):
+        model.fit(x, y, **FIT)
     assert devices_of(model) == DEVICES[:MANY]
     assert devices_of(dense()) == ()
 
@@ -531,15 +532,42 @@ def test_wrong_devices_are_named(names, message):
         {"job_addresses": "10.0.0.1:1234,10.0.0.2:1234"},
     ],
 )
-def test_several_processes_are_refused(arguments):
-    with pytest.raises(NotImplementedError, match="KERAS_DISTRIBUTION"):
+def test_processes_that_are_half_told_are_refused(arguments):
+    with pytest.raises(kc.ClusterError, match="KERAS_DISTRIBUTION"):
         keras.distribution.initialize(**arguments)
 
 
-def test_several_processes_of_the_environment_are_refused(monkeypatch):
+def test_processes_that_the_environment_half_tells_are_refused(monkeypatch):
     monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", "4")
-    with pytest.raises(NotImplementedError, match="num_processes=4"):
+    with pytest.raises(kc.ClusterError, match="KERAS_DISTRIBUTION_JOB"):
         keras.distribution.initialize()
+    with pytest.raises(kc.ClusterError, match="KERAS_DISTRIBUTION_JOB"):
+        kc.ReplicatedStrategy()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [kc.initialize, keras.distribution.initialize, kc.ReplicatedStrategy],
+)
+def test_processes_cannot_be_joined_once_tensorflow_has_started(
+    call, monkeypatch
+):
+    names = {
+        "JOB_ADDRESSES": "localhost:1234,localhost:1235",
+        "NUM_PROCESSES": "2",
+        "PROCESS_ID": "1",
+    }
+    for name, value in names.items():
+        monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name}", value)
+    with pytest.raises(kc.ProcessError, match="at the start of the program"):
+        call()
+
+
+def test_one_process_is_alone():
+    kc.initialize()
+    keras.distribution.initialize(num_processes=1, process_id=0)
+    assert (kc.process_index(), kc.process_count()) == (0, 1)
+    kc.barrier()
 
 
 @pytest.mark.skipif(ON_GPU, reason="speaks of CPU devices")
@@ -547,3 +575,20 @@ def test_spellings_of_devices():
     for names in (["CPU:0"], ["/device:CPU:0"], [0]):
         with keras.distribution.DataParallel(devices=names).scope():
             assert dense().distribute_strategy.devices == ("CPU:0",)
+
+
+def test_a_cleared_session_ends_a_distribution_and_says_so():
+    keras.distribution.set_distribution(data_parallel())
+    assert devices_of(dense()) == DEVICES[:MANY]
+    keras.utils.clear_session()
+    with pytest.warns(kc.ConfluxWarning, match="has ended <DataParallel"):
+        assert devices_of(dense()) == ()
+    dense()  # once is enough
+    keras.distribution.set_distribution(data_parallel())
+    keras.distribution.set_distribution(None)
+    dense()
+    with data_parallel().scope():
+        keras.utils.clear_session()
+        keras.distribution.set_distribution(data_parallel())
+        assert devices_of(dense()) == DEVICES[:MANY]
+    dense()

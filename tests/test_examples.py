@@ -43,6 +43,14 @@ def test_classifier_learns_and_is_served(name, guess):
         assert ON_GPU or (accuracy == single and float(gap) < 1e-5)
 
 
+def test_halves_find_each_other_as_on_one_device():
+    printed = run("halves")
+    many, one = re.findall(r"test accuracy on \d devices?: ([\d.]+)%", printed)
+    (gap,) = re.findall(r"points differ by at most (\S+)", printed)
+    assert float(many) > 10  # by guessing, 5
+    assert ON_GPU or (many == one and float(gap) < 1e-4)
+
+
 def test_gan_draws_better_than_untrained():
     distances = re.search(
         rf"distance on {COUNT} devices: ([\d.]+) \(untrained ([\d.]+)",

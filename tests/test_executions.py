@@ -295,9 +295,7 @@ Detected at node while defined at (most recent call last):
 \ttf2xla conversion failed while converting while_body_12[]. Run with
   (1) INVALID_ARGUMENT:  Input 1 to {{node Sum}} must be a constant."""
     error = tf.errors.InvalidArgumentError(None, None, text)
-    assert (
-        error_texts.compiler_reason(error) == "Input 1 to  must be a constant."
-    )
+    assert error_texts.reason_of(error) == "Input 1 to  must be a constant."
 
 
 def test_an_interrupt_leaves_the_model_usable():

@@ -5,6 +5,7 @@ mechanism in turn is replaced by a fault, and the tests that are named beside
 the fault must fail, by an assertion and not by a crash.
 """
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -15,10 +16,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import test_batches
+import test_callbacks
 import test_collectives
 import test_equal
 import test_fit
+import test_global_batch
+import test_integer_seeds
 import test_layer_state
+import test_stand_ins
+import test_synchronization
 import test_withdevices
 from cases import CASES
 from conftest import MANY
@@ -37,6 +43,7 @@ pytestmark = [
 
 FIT = "keras_conflux._fit"
 NUMERICS = f"{FIT}.numerics"
+GLOBAL_BATCH = f"{FIT}.global_batch"
 REPLICATION = "keras_conflux._replication"
 COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 
@@ -45,28 +52,41 @@ COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 PLACES = {
     # of the package
     "accumulates": f"{NUMERICS}.gradients:_accumulates",
+    "are global": f"{NUMERICS}.gradients:_are_global",
     "accumulators": "keras_conflux._compat.keras_internals:accumulators",
     "average": f"{NUMERICS}.layer_state:_average",
     "compiles": f"{FIT}.input.execution_plan:compiles",
     "compiles a shape": (
         f"{FIT}.execution.step_executor:StepExecutor._is_worth_compiling"
     ),
+    "chain rule": f"{NUMERICS}.tape:_through_reductions",
+    "change of a metric": f"{NUMERICS}.layer_state:_part_of_change",
     "copies": f"{REPLICATION}.state:copies",
+    "count": f"{NUMERICS}.layer_state:_counted",
+    "gather": f"{GLOBAL_BATCH}.values:gathered",
     "logs": f"{NUMERICS}.logs:of_global_batch",
+    "make global": f"{NUMERICS}.gradients:_made_global",
     "move a batch": f"{FIT}.input.batch_sharder:BatchSharder._one",
     "promote": f"{REPLICATION}.promotion:_promote_variable",
     "reduce": f"{COLLECTIVES}._reduce",
     "reduce a tree": f"{COLLECTIVES}.all_reduce",
-    "reduce gradients": f"{NUMERICS}.gradients:_weighted",
+    "sum gradients": f"{NUMERICS}.gradients:reduced",
     "reduce sparse": f"{COLLECTIVES}._sparse_sum",
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
-    "restore metrics": f"{NUMERICS}.logs:restore",
-    "scale back": f"{NUMERICS}.sync_batch_norm:_gradient_scaled",
+    "role of a log": f"{NUMERICS}.logs:_role_and_value",
+    "seed of a loss": f"{NUMERICS}.tape:_seeded",
+    "sources": f"{GLOBAL_BATCH}.values:of_sources",
+    "state": f"{NUMERICS}.layer_state:global_values",
+    "slices of the gathered": f"{GLOBAL_BATCH}.values:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
+    "has samples": "keras_conflux._custom_loops.stand_ins:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
+    "values of logs": f"{NUMERICS}.logs:global_values",
+    "values of means": f"{NUMERICS}.mean_metrics:global_values",
+    "steers": f"{FIT}.input.execution_plan:may_steer_data",
     "synchronize": f"{REPLICATION}.synchronization:synchronize",
     "weigh": "keras_conflux._communication.dtypes:weighted",
-    "without stand-ins": f"{FIT}.execution.replica_step:_if_any",
+    "without stand-ins": f"{NUMERICS}.logs:_if_any",
     # of Keras, replaced by the package
     "add": Patched.ASSIGN_ADD.path,
     "assign": Patched.ASSIGN.path,
@@ -76,10 +96,11 @@ PLACES = {
     "moments": Patched.SYNCHRONIZED_MOMENTS.path,
     "reduce in Keras": Patched.SUM_GRADIENTS.path,
     "reduce losses": Patched.REDUCE_VALUES.path,
-    "scale loss": Patched.OPTIMIZER_SCALE_LOSS.path,
+    "draw": Patched.NORMAL.path,
     "seed": Patched.NEXT_SEED.path,
     "show loss": Patched.UNSCALE_LOSS.path,
     "update mean": Patched.MEAN_UPDATE.path,
+    "write rows": Patched.OPTIMIZER_ASSIGN_SUB.path,
 }
 
 
@@ -120,12 +141,33 @@ def assert_equal_after_xla() -> None:
     kc.assert_in_sync(model)
 
 
+def assert_equal_eagerly(name: str) -> None:
+    """Runs a case where no graph tells how a value is made of samples."""
+
+    def prepare(model):
+        model.run_eagerly = True
+
+    expected = test_equal.on_one_device(name, epochs=1)
+    got = test_equal.train(name, count=2, epochs=1, prepare=prepare)
+    assert_same_outcome(expected, got, CASES[name].rtol)
+
+
+def _loss(name: str) -> Callable:
+    return functools.partial(test_global_batch.test_loss, name)
+
+
+def _state(update: Callable) -> Callable:
+    return functools.partial(test_global_batch.test_state, update)
+
+
 # Tests beside the cases of `test_equal.py`.
 TESTS = {
     "copies after XLA": assert_equal_after_xla,
     "random numbers": test_fit.test_dropout_differs_between_replicas,
-    "sums of a layer": functools.partial(
-        test_layer_state.test_what_a_layer_keeps, test_layer_state._sums, False
+    "sums of a layer in a branch": functools.partial(
+        test_layer_state.test_what_a_layer_keeps,
+        test_layer_state._sums_in_a_branch,
+        False,
     ),
     "synchronized normalization in a step of one's own": functools.partial(
         test_layer_state.test_synchronized_normalization_in_a_step_of_ones_own,
@@ -140,8 +182,42 @@ TESTS = {
     "gradient of a sum": functools.partial(
         test_collectives.test_gradient_is_the_finite_difference, 2, "sum", False
     ),
+    "rows that repeat": (
+        test_synchronization.test_rows_that_repeat_leave_copies_equal
+    ),
+    "numbers of an integer seed": functools.partial(
+        test_integer_seeds.test_predictions, {}
+    ),
+    "rows of one sample, joined": functools.partial(
+        test_stand_ins.test_what_is_joined, 0, 1
+    ),
     "rows of a prediction": functools.partial(
         test_batches.test_predict_of_any_number_of_rows, tf.identity, 1
+    ),
+    "loss that is a sum": _loss("sum"),
+    "loss that is a mean": _loss("mean"),
+    "loss that is a ratio": _loss("ratio of sums"),
+    "loss that compares samples": _loss("contrastive of two kinds"),
+    "state that is a sum": _state(test_global_batch._sum_by_assign),
+    "state that is a codebook": _state(test_global_batch._codebook),
+    "state that is a queue": _state(test_global_batch._queue),
+    "gradients by hand": test_global_batch.test_gradients_by_hand,
+    "metric of means": functools.partial(
+        test_global_batch.test_metric_of_batches, test_global_batch.OfMeans
+    ),
+    "value per sample in logs": functools.partial(
+        test_global_batch.test_logs, test_global_batch.OwnLogs
+    ),
+    "ignored classes, eagerly": functools.partial(
+        assert_equal_eagerly, "ignored classes"
+    ),
+    "mean with weights, eagerly": functools.partial(
+        assert_equal_eagerly, "loss mean_with_sample_weight"
+    ),
+    "sum, eagerly": functools.partial(assert_equal_eagerly, "loss sum"),
+    "steered data": functools.partial(
+        test_callbacks.test_what_a_callback_tells_a_generator_is_in_the_next_batch,
+        2,
     ),
     "loop with a weighted mean": functools.partial(
         test_withdevices.test_custom_loop_equals_one_device, 2
@@ -189,18 +265,50 @@ def _equal_weight(*_):
     return tf.constant(1 / 2)
 
 
-def _local_gradients(original, optimizer, grads, *_, **__):
+def _local_gradients(original, grads, sources, context):
+    context.kinds.mark_equal(grads)
     return grads
 
 
-def _sum_of_gradients(original, optimizer, grads, *_, **__):
+def _weighted_late(original, grads, sources, context):
+    weight = context.batch_fraction
+    grads = call("collectives").weighted_sum(grads, weight)
+    context.kinds.mark_equal(grads)
+    return grads
+
+
+def _clip_first(original, grads, sources, context):
+    grads, _ = tf.clip_by_global_norm(grads, 0.05)
+    return original(grads, sources, context)
+
+
+def _reduce_again(original, grads, context):
     return call("collectives").all_reduce("sum", grads)
 
 
-def _clip_first(original, optimizer, grads, *args, **kwargs):
-    clip = find("clip")[1]
-    grads = getattr(optimizer, clip)(grads)
-    return original(optimizer, grads, *args, **kwargs)
+def _as_mean(original, target, seed, context):
+    fraction = tf.cast(context.batch_fraction, target.dtype)
+    return [(target, tf.ones_like(target) * fraction)]
+
+
+def _chain_rule_skipped(original, target, context):
+    return _as_mean(original, target, None, context)
+
+
+def _unchanged(original, tensors, context):
+    return tensors
+
+
+def _reversed(original, sources, context):
+    found = [copy.copy(rows) for rows in original(sources, context)]
+    for rows in found:
+        rows.all = tf.reverse(rows.all, [rows._axis])
+    return found
+
+
+def _counts_stand_ins(context):
+    fraction = tf.maximum(context.batch_fraction, 1e-12)
+    return dataclasses.replace(context, batch_fraction=fraction)
 
 
 def _finite_somewhere(original, self, op, *args):
@@ -244,16 +352,58 @@ FAULTS = [
     # Gradients.
     Fault(
         "gradients are not reduced",
-        {"reduce gradients": _local_gradients},
+        {"sum gradients": _local_gradients},
         ("optimizer SGD", "own train_step"),
     ),
     Fault(
-        "gradients are added up, not averaged",
+        "gradients by hand are not reduced",
+        {"are global": lambda *_: True},
+        ("gradients by hand",),
+    ),
+    Fault(
+        "gradients of a tape are reduced once more",
+        {"are global": lambda *_: False, "make global": _reduce_again},
+        ("optimizer SGD",),
+    ),
+    Fault(
+        "gradients are clipped before they are reduced",
+        {"sum gradients": _clip_first},
+        ("clipnorm", "global_clipnorm"),
+    ),
+    Fault(
+        "a mean is differentiated as a sum",
+        {"seed of a loss": lambda original, target, *_: [(target, None)]},
+        ("optimizer SGD", "optimizer Adadelta", "loss that is a mean"),
+    ),
+    Fault(
+        "a sum is differentiated as a mean",
+        {"seed of a loss": _as_mean},
+        ("loss that is a sum",),
+    ),
+    Fault(
+        "the loss gets its weight after it is differentiated",
         {
-            "scale loss": AS_KERAS_HAS_IT,
-            "reduce gradients": _sum_of_gradients,
+            "seed of a loss": lambda original, target, *_: [(target, None)],
+            "sum gradients": _weighted_late,
         },
-        ("optimizer SGD", "optimizer Adadelta"),
+        (
+            "convolution and synchronized statistics",
+            "synchronized normalization in a step of one's own",
+        ),
+    ),
+    Fault(
+        "what is not linear is differentiated as a mean",
+        {"chain rule": _chain_rule_skipped},
+        ("loss that is a ratio", "loss that compares samples"),
+    ),
+    Fault(
+        "a sample gets the gradient of another",
+        {
+            "slices of the gathered": lambda original, self, gathered: original(
+                self, tf.reverse(gathered, [0])
+            )
+        },
+        ("loss that compares samples",),
     ),
     Fault(
         "gradients are reduced twice",
@@ -266,14 +416,14 @@ FAULTS = [
         ("optimizer SGD",),
     ),
     Fault(
-        "gradients are clipped before they are reduced",
-        {"reduce gradients": _clip_first},
-        ("clipnorm", "global_clipnorm"),
-    ),
-    Fault(
         "sparse gradients are not gathered",
         {"reduce sparse": lambda original, self, leaf, *_: leaf},
         ("embedding with sparse gradients and clipping",),
+    ),
+    Fault(
+        "rows of a sparse gradient are written in any order",
+        {"write rows": AS_KERAS_HAS_IT},
+        ("rows that repeat",),
     ),
     Fault(
         "the gradient of a reduction stays on its replica",
@@ -329,26 +479,32 @@ FAULTS = [
     Fault(
         "each replica divides by the entries of its own mask",
         {"mask": AS_KERAS_HAS_IT},
-        ("ignored classes",),
+        ("ignored classes, eagerly",),
     ),
     Fault(
         "each replica divides by its own sample weights",
         {"reduce losses": AS_KERAS_HAS_IT},
-        ("loss mean_with_sample_weight", "loss sum"),
+        ("mean with weights, eagerly", "sum, eagerly"),
     ),
     # Layers.
     Fault(
-        "the loss gets its weight after it is differentiated",
-        {
-            "scale loss": AS_KERAS_HAS_IT,
-            "scale back": lambda original, x, *_: x,
-        },
-        ("convolution and synchronized statistics",),
+        "what a step sets is not reduced",
+        {"state": _unchanged},
+        ("state that is a sum", "state that is a codebook"),
     ),
     Fault(
-        "what flows to other replicas has no weight in a step of one's own",
-        {"scale back": lambda original, x, *_: x},
-        ("synchronized normalization in a step of one's own",),
+        "rows are gathered in another order",
+        {"gather": _reversed},
+        ("state that is a queue",),
+    ),
+    Fault(
+        "stand-ins for samples count in what is reduced",
+        {
+            "sources": lambda original, sources, context: original(
+                sources, _counts_stand_ins(context)
+            )
+        },
+        ("state that is a sum", "state that is a codebook"),
     ),
     Fault(
         "synchronized moments are those of a replica",
@@ -375,9 +531,9 @@ FAULTS = [
         ("moving average of a layer",),
     ),
     Fault(
-        "what layers add up is not noticed",
+        "what layers add up in a branch is not noticed",
         {"add": AS_KERAS_HAS_IT},
-        ("sums of a layer",),
+        ("sums of a layer in a branch",),
     ),
     Fault(
         "all replicas draw the same random numbers",
@@ -392,17 +548,38 @@ FAULTS = [
     ),
     Fault(
         "callbacks get the logs of replica 0",
-        {"logs": lambda original, model, logs, *_: logs[0]},
+        {"logs": lambda original, logs, *_: logs[0]},
         ("optimizer SGD", "own train_step"),
     ),
     Fault(
+        "what a step returns is taken to be equal on all replicas",
+        {"role of a log": lambda original, leaf, *_: ("first", leaf)},
+        ("value per sample in logs",),
+    ),
+    Fault(
+        "what a step returns is not computed from all samples",
+        {"values of logs": _unchanged},
+        ("loss that is a mean",),
+    ),
+    Fault(
+        "what a mean metric gets is not computed from all samples",
+        {"values of means": _unchanged},
+        ("loss that is a ratio",),
+    ),
+    Fault(
         "a mean in a metric counts a replica, not its samples",
-        {"update mean": AS_KERAS_HAS_IT},
-        ("own train_step",),
+        {"change of a metric": lambda original, change, *_: change},
+        ("metric of means",),
     ),
     Fault(
         "metrics count what a replica without samples ran on",
-        {"restore metrics": lambda *_: None},
+        {
+            "count": lambda original, variable, value, context: original(
+                variable,
+                value,
+                dataclasses.replace(context, may_be_empty=False),
+            )
+        },
         ("last batch of one sample",),
     ),
     # Copies and data.
@@ -422,9 +599,24 @@ FAULTS = [
         ("copies after XLA",),
     ),
     Fault(
+        "a batch is drawn before callbacks have seen the one before it",
+        {"steers": lambda *_: False},
+        ("steered data",),
+    ),
+    Fault(
         "a broadcast sends what another replica has",
         {"send": lambda original, self, tree, root: original(self, tree, 1)},
         ("broadcast",),
+    ),
+    Fault(
+        "an integer seed gives each replica the same numbers",
+        {"draw": AS_KERAS_HAS_IT},
+        ("numbers of an integer seed",),
+    ),
+    Fault(
+        "what a replica without samples gives counts",
+        {"has samples": lambda original: None},
+        ("rows of one sample, joined",),
     ),
     Fault(
         "the samples that do not divide are left out",
@@ -439,13 +631,22 @@ FAULTS = [
 ]
 
 # What a comparison says, rather than a crash.
-TOLD = "Not equal|Arrays are not equal|differs between replica|^assert "
+TOLD = (
+    "Not equal|Arrays are not equal|differs between replica|^assert |"
+    "depends on other samples"
+)
+RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 
 
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
-        pytest.param(fault, name, id=f"{fault.name}-{name}")
+        pytest.param(
+            fault,
+            name,
+            id=f"{fault.name}-{name}",
+            marks=[] if name == fault.red[0] else pytest.mark.long,
+        )
         for fault in FAULTS
         for name in fault.red
     ],
@@ -460,7 +661,7 @@ def test_a_fault_turns_a_test_red(fault, name, monkeypatch):
         else:
             planted = _with_original(original, replacement)
         monkeypatch.setattr(owner, attribute, planted)
-    with pytest.raises((AssertionError, kc.ReplicaMismatchError), match=TOLD):
+    with pytest.raises(RED, match=TOLD):
         run(name)
 
 

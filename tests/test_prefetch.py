@@ -188,7 +188,7 @@ def test_wrong_arguments_are_told_at_once():
     for ahead in (0, -1):
         with pytest.raises(ValueError, match="At least 1 batch"):
             kc.prefetch([], LAST, ahead=ahead)
-    with pytest.raises(ValueError, match="At least 1 batch"):
+    with pytest.raises(ValueError, match="or 0 to move each when"):
         kc.distribute([], MANY, ahead=-1)
     with pytest.raises(kc.DeviceError):
         kc.prefetch([], "GPU:98")

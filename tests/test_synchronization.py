@@ -1,5 +1,7 @@
 """What is compared when copies shall be equal."""
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
@@ -39,3 +41,26 @@ def test_whatever_is_compared_is_looked_at():
             kc.in_sync(target)
     kc.synchronize({"weights": weights})
     assert kc.in_sync(model)
+
+
+@several
+def test_rows_that_repeat_leave_copies_equal():
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Embedding(100, 32)]
+    )
+    model.compile(keras.optimizers.SGD(0.1))
+    kc.replicate(model, MANY)
+    # Enough rows for several threads, which add them up in any order.
+    rng = np.random.default_rng(0)
+    values = tf.constant(rng.normal(size=(20_000, 32)), tf.float32)
+    rows = tf.constant(rng.integers(0, 100, 20_000))
+
+    @kc.withdevices
+    def step():
+        gradient = tf.IndexedSlices(values, rows, tf.constant([100, 32]))
+        gradient = kc.allreduce("mean", gradient)
+        model.optimizer.apply([gradient], model.trainable_variables)
+
+    for _ in range(30):
+        step()
+    kc.assert_in_sync(model)

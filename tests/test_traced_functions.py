@@ -139,3 +139,49 @@ def test_a_model_whose_training_failed_is_freed():
     keras.utils.clear_session()
     gc.collect()
     assert model() is None
+
+
+class Counting(keras.Model):
+    """Counts how often its step is traced; draws from the common seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.traced = 0
+
+    def call(self, x):
+        self.traced += 1
+        return self.dense(x + keras.random.normal(keras.ops.shape(x)))
+
+
+def test_models_on_different_devices_take_turns():
+    models = [Counting(), Counting()]
+    for model, devices in zip(models, ([0], [1]), strict=True):
+        model.compile("sgd", "mse")
+        kc.replicate(model, devices)
+
+    def traced():
+        for model in models:
+            model.train_on_batch(X, Y)
+        return [model.traced for model in models]
+
+    before = [traced() for _ in range(2)][-1]
+    assert [traced() for _ in range(3)] == [before] * 3
+
+
+def test_the_common_seed_goes_on_where_models_take_turns():
+    def noise():
+        inputs = keras.Input((X.shape[1],))
+        outputs = keras.layers.Lambda(
+            lambda x: keras.random.normal(keras.ops.shape(x)),
+            output_shape=lambda shape: shape,
+        )(inputs)
+        return keras.Model(inputs, outputs)
+
+    one = [noise(), noise()]
+    keras.utils.set_random_seed(0)
+    expected = [model.predict(X, verbose=0) for model in one * 3]
+    many = [kc.replicate(noise(), [0]), kc.replicate(noise(), [1])]
+    keras.utils.set_random_seed(0)
+    got = [model.predict(X, verbose=0) for model in many * 3]
+    np.testing.assert_array_equal(got, expected)

@@ -382,3 +382,99 @@ def test_a_train_function_of_ones_own_may_wrap_but_not_replace():
         else:
             with pytest.raises(kc.StrategyError, match="make_train_function"):
                 model.fit(x, y, batch_size=4, verbose=0)
+
+
+class Count(keras.metrics.Metric):
+    """Counts samples, and returns its variable in some way."""
+
+    def __init__(self, show):
+        super().__init__(name="count")
+        self.show = show
+        self.n = self.add_variable(shape=(), initializer="zeros", name="n")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.n.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.show(self.n)
+
+
+@pytest.mark.parametrize(
+    "show",
+    [lambda n: n, lambda n: n.value, lambda n: {"twice": n + n, "n": n.value}],
+    ids=["variable", "value", "dict"],
+)
+def test_a_metric_may_return_its_variable(show):
+    logs = []
+    for replicate in (False, True):
+        model = dense("sgd", metrics=[Count(show)])
+        if replicate:
+            kc.replicate(model, MANY)
+        history = model.fit(X, Y, validation_data=(X, Y), **FIT).history
+        result = model.evaluate(X, Y, return_dict=True, verbose=0)
+        batch = model.train_on_batch(X[:16], Y[:16], return_dict=True)
+        logs.append((history, result, keras.tree.map_structure(float, batch)))
+    one, many = (keras.tree.flatten(each) for each in logs)
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.1),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_a_plain_optimizer_in_a_loop_over_a_replicated_model(make, traced):
+    one, many = dense(), kc.replicate(dense(), MANY)
+    for model in (one, many):
+        optimizer = make()
+
+        def step(model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(X) - Y) ** 2)
+            weights = model.trainable_variables
+            grads = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(grads, weights, strict=True))
+
+        run = tf.function(step) if traced else step
+        for _ in range(3):
+            run()
+    assert_same_training(one, many)
+    kc.assert_in_sync([many, optimizer])
+
+
+@pytest.mark.parametrize("how", ["scope", "distribution"])
+def test_a_model_is_made_in_a_function_that_xla_compiles(how):
+    expected = dense()(X)
+    names = [f"{d.kind.lower()}:{d.ordinal}" for d in kc.devices(MANY)]
+    parallel = keras.distribution.DataParallel(devices=names)
+    strategy = kc.replicate(devices=MANY)
+    models = []
+
+    @tf.function(jit_compile=True)
+    def predict(x):
+        if not models:
+            models.append(dense())
+        return models[0](x)
+
+    with strategy if how == "scope" else parallel.scope():
+        got = predict(tf.constant(X))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    assert models[0].distribute_strategy is strategy
+
+
+def test_variables_of_a_loss_scale_optimizer_have_their_names():
+    paths = []
+    for replicate in (False, True):
+        keras.utils.clear_session()
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = dense(keras.optimizers.LossScaleOptimizer(inner))
+        if replicate:
+            kc.replicate(model, MANY)
+        model.fit(X, Y, **FIT)
+        paths.append([each.path for each in model.optimizer.variables])
+    assert paths[1] == paths[0]

@@ -4,6 +4,8 @@ ConfluxError
 ├── ReplicaMismatchError   also a ValueError
 ├── StrategyError          also a RuntimeError
 ├── DeviceError            also a ValueError
+├── ClusterError           also a ValueError
+├── ProcessError           also a RuntimeError
 └── StepTimeoutError       also a TimeoutError
 ConfluxWarning             a UserWarning
 """
@@ -67,6 +69,42 @@ class DeviceError(ConfluxError, ValueError):
             strategy = kc.replicate(devices="gpu")
         except kc.DeviceError:
             strategy = kc.replicate(devices="cpu")
+        ```
+    """
+
+
+class ProcessError(ConfluxError, RuntimeError):
+    """Another process has failed, has ended, or does something else.
+
+    The processes cannot train together any more, and there is no way back:
+    save what is worth saving, and end the process.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        try:
+            model.fit(dataset, verbose=0)
+        except kc.ProcessError as error:
+            print(error)  # names the process, and what it has raised
+            raise
+        ```
+    """
+
+
+class ClusterError(ConfluxError, ValueError):
+    """It is unclear which processes train together, or which one this is.
+
+    Raised when the addresses of the processes are wrong or incomplete, when
+    only a part of a launcher's environment variables is set, and when two of
+    them contradict each other.
+
+    Example:
+        ```python
+        try:
+            kc.replicate(build_model())
+        except kc.ClusterError as error:
+            print(error)  # names the variables, and what to type
         ```
     """
 

@@ -5,25 +5,73 @@ calls of all replicas, matched by their order, are one collective. Everything
 that replicas exchange goes through here.
 """
 
+import collections
+import contextlib
+import contextvars
+import dataclasses
 import itertools
 import threading
+import zlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication import float_order
 from keras_conflux._communication.transports import eager
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.nccl import Nccl
+from keras_conflux._communication.transports.nccl_between_processes import (
+    NcclBetweenProcesses,
+)
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._devices.device import Device
 
 # Far from the keys that TensorFlow's own strategies count up from 1.
-_group_keys = itertools.count(1 << 20)
+_FIRST_GROUP_KEY = 1 << 20
+_made: collections.Counter[tuple[str, ...]] = collections.Counter()
+_trace_keys = itertools.count()
+
+
+@dataclasses.dataclass
+class Trace:
+    """The collective calls that replicas make while they are traced."""
+
+    size: dataclasses.InitVar[int]
+    key: int = dataclasses.field(default_factory=lambda: next(_trace_keys))
+    """Tells this trace from others."""
+    calls: list[int] = dataclasses.field(init=False)
+    """How many calls each replica has made."""
+    compared: list[int] = dataclasses.field(init=False)
+    """How many of its calls have been compared with those of replica 0."""
+    signatures: list[Any] = dataclasses.field(default_factory=list)
+    """What describes the calls of replica 0."""
+    collectives: int = 0
+    """How many calls the traces inside this one have made."""
+
+    def __post_init__(self, size: int) -> None:
+        self.calls, self.compared = [0] * size, [0] * size
+
+
+_trace: contextvars.ContextVar[Trace | None] = contextvars.ContextVar(
+    "trace", default=None
+)
+
+
+def _new_group_key(devices: tuple[Device, ...]) -> int:
+    """Returns a key that is equal in all processes, and of this group only."""
+    _made[devices] += 1
+    text = f"{devices} {_made[devices]}"
+    return _FIRST_GROUP_KEY + 2 * (zlib.crc32(text.encode()) % (1 << 28))
 
 
 class Communicator:
@@ -39,28 +87,36 @@ class Communicator:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
         self.on_gpu = self.devices[0].kind == "GPU"
-        self._calls = [0] * len(self.devices)
-        self._compared = [0] * len(self.devices)
-        self._signatures: list[Any] = []
-        self.lock = threading.RLock()
-        """Held while replicas are traced or run: two programs at once would
-        meet each other's collectives."""
-        group_key = next(_group_keys)
+        agree(f"a strategy over {', '.join(self.devices)}")
+        if self.on_gpu and self.spans_processes:
+            warn(
+                "GPUs of several processes: this has been measured with a "
+                "prototype only. Compare a short training with one process."
+            )
+        self._latest = Trace(len(self.devices))
+        self._lock = threading.RLock()
+        self._running: Any = None
+        group_key = _new_group_key(self.devices)
         self._in_xla = XlaNccl(self.size, group_key)
         with tf.init_scope():
-            self._in_graph = (
-                Nccl(self.size, group_key)
-                if self.on_gpu
-                else CpuRing(self.devices, group_key)
-            )
+            self._in_graph = self._transport(group_key)
             in_graphs = not tf.config.functions_run_eagerly()
             if self.size > 1 and not self.on_gpu and in_graphs:
                 self._warm_up()
 
     @property
     def size(self) -> int:
-        """The number of replicas."""
-        return len(self.devices)
+        """The number of replicas, those of all processes."""
+        return len(self.devices) * process_count()
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some of the replicas are in other processes."""
+        return process_count() > 1
+
+    def rank(self, index: int) -> int:
+        """Returns the position of a replica of this process among all."""
+        return process_index() * len(self.devices) + index
 
     @property
     def supports_xla(self) -> bool:
@@ -82,6 +138,11 @@ class Communicator:
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tf.identity(tensor)
         if tf.executing_eagerly():
+            if self.spans_processes:
+                raise NotImplementedError(
+                    "Eager steps (`run_eagerly=True`) exchange nothing between "
+                    "processes. Debug in one process, or leave it out."
+                )
             return eager.all_reduce(tensor, op, self.devices[0])
         is_extreme = op in ("min", "max")
         if self.on_gpu and is_extreme and tensor.dtype.is_floating:
@@ -89,14 +150,13 @@ class Communicator:
             reduced = self.all_reduce(integers, index, op, in_xla)
             return float_order.to_floats(reduced, tensor.dtype)
         if in_xla:
-            self._calls[index] += 1
-            call = self._calls[index]
-            return self._in_xla.all_reduce(tensor, index, op, call)
+            call = self._next_call(index)
+            return self._in_xla.all_reduce(tensor, self.rank(index), op, call)
         return self._reduce_in_graph(tensor, index, op)
 
     def calls(self, index: int) -> int:
         """Returns how many calls of a replica have been traced so far."""
-        return self._calls[index]
+        return self._present_trace().calls[index]
 
     def assert_same_call(
         self, index: int, signature: Any, check: Callable[[Any, Any, int], None]
@@ -110,12 +170,13 @@ class Communicator:
             check: Called with replica 0's signature, this one and the index;
                 raises if they differ.
         """
-        position = self._compared[index]
-        self._compared[index] += 1
+        trace = self._present_trace()
+        position = trace.compared[index]
+        trace.compared[index] += 1
         if index == 0:
-            self._signatures.append(signature)
-        elif position < len(self._signatures):
-            check(self._signatures[position], signature, index)
+            trace.signatures.append(signature)
+        elif position < len(trace.signatures):
+            check(trace.signatures[position], signature, index)
 
     def checked_trace(self, run: Callable[[], Any]) -> Any:
         """Calls `run`, which traces all replicas, and checks their calls.
@@ -123,9 +184,9 @@ class Communicator:
         Raises:
             ReplicaMismatchError: If replicas made different numbers of calls.
         """
-        calls = self._calls
-        try:
+        with self.tracing() as trace:
             result = run()
+            calls = trace.calls
             if len(set(calls)) > 1:
                 few, many = calls.index(min(calls)), calls.index(max(calls))
                 raise ReplicaMismatchError(
@@ -138,18 +199,81 @@ class Communicator:
                     "TensorFlow traces such a function twice."
                 )
             return result
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[Trace]:
+        """Counts the calls of the replicas that are traced here."""
+        outer, trace = _trace.get(), Trace(len(self.devices))
+        token, before = _trace.set(trace), self._latest
+        self._latest = trace
+        try:
+            yield trace
         finally:
-            self._reset_counts()
+            _trace.reset(token)
+            self._latest = before
+            trace.collectives += max(trace.calls)
+            if outer is not None:
+                outer.collectives += trace.collectives
+
+    @contextlib.contextmanager
+    def exclusive(self, program: Any, name: str) -> Iterator[None]:
+        """Keeps programs with collectives from running at the same time.
+
+        Two of them would meet each other's collectives. Programs without run
+        at any time.
+
+        Args:
+            program: A traced function, which is about to run.
+            name: What it runs, for the error.
+
+        Raises:
+            StrategyError: If the program that runs waits for this one.
+        """
+        if not self._lock.acquire(blocking=False):
+            running = self._running
+            if tensorflow_internals.in_python_op_of(running):
+                raise StrategyError(
+                    f"{name!r} exchanges tensors between "
+                    f"{', '.join(self.devices)}, and was called in a "
+                    "`tf.py_function` or `tf.numpy_function` of a step that "
+                    "runs on them and waits for it. Call it between steps, "
+                    "as in a callback, or replicate its model on other "
+                    "devices. A model's `predict` exchanges nothing and may "
+                    "be called there."
+                )
+            self._lock.acquire()
+        outer, self._running = self._running, program
+        try:
+            yield
+        finally:
+            self._running = outer
+            self._lock.release()
 
     def recover(self) -> None:
-        """Makes the channel usable after a step that failed half-way."""
-        self._reset_counts()
-        self._in_graph.recover()
+        """Makes the channel usable after a step that failed half-way.
 
-    def _reset_counts(self) -> None:
-        self._calls[:] = [max(self._calls)] * self.size
-        self._compared[:] = [0] * self.size
-        self._signatures.clear()
+        Between processes nothing does.
+        """
+        if not self.spans_processes:
+            self._in_graph.recover()
+
+    def _transport(self, group_key: int) -> Any:
+        if not self.on_gpu:
+            return CpuRing(self.devices, self.size, group_key)
+        if self.spans_processes:
+            # XLA's programs have the NCCL communicator of the other key.
+            return NcclBetweenProcesses(self.devices, self.size, group_key + 1)
+        return Nccl(self.size, group_key)
+
+    def _present_trace(self) -> Trace:
+        # Threads of TensorFlow have no context variables of ours.
+        return _trace.get() or self._latest
+
+    def _next_call(self, index: int) -> str:
+        """Returns a key that the call shares with those of other replicas."""
+        trace = self._present_trace()
+        trace.calls[index] += 1
+        return f"{trace.key}_{trace.calls[index]}"
 
     def _warm_up(self) -> None:
         """Runs a first collective, in a step that cannot fail.
@@ -162,8 +286,8 @@ class Communicator:
             for index, _ in enumerate(self.devices):
                 self.all_reduce(tf.zeros(()), index, "sum")
 
-        all_devices()
-        self._reset_counts()
+        with self.tracing():
+            all_devices()
 
     def _reduce_in_graph(
         self, tensor: tf.Tensor, index: int, op: str
@@ -175,8 +299,7 @@ class Communicator:
                 "TensorFlow does not match the loops of different replicas. "
                 "Put the loop around the step, or reduce after the loop."
             )
-        self._calls[index] += 1
-        call = self._calls[index]
+        call = self._next_call(index)
         with tf.device(self.devices[index]):
             if tensor.shape.is_fully_defined():
                 return self._in_graph.all_reduce(tensor, index, op, call)

@@ -35,7 +35,7 @@ class ReplicaCollectives:
 
     Args:
         communicator: The channel of the strategy.
-        index: The replica that calls.
+        index: The replica of this process that calls.
         in_xla: Whether what is traced becomes part of an XLA program.
     """
 
@@ -44,11 +44,12 @@ class ReplicaCollectives:
     ) -> None:
         self._communicator = communicator
         self._index = index
+        self._rank = communicator.rank(index)
         self._in_xla = in_xla
 
     @property
     def count(self) -> int:
-        """The number of replicas."""
+        """The number of replicas, those of all processes."""
         return self._communicator.size
 
     @property
@@ -91,10 +92,15 @@ class ReplicaCollectives:
         return trees.map_leaves(times, tree)
 
     def broadcast(self, tree: Tree, root: int) -> Tree:
-        """Returns the tree of replica `root`."""
+        """Returns the tree of replica `root` of all."""
         leaves = self._leaves("broadcast", tree, dtypes.COPYABLE)
+        if any(map(dtypes.is_sparse, leaves)):
+            raise TypeError(
+                "broadcast takes no tf.IndexedSlices, whose rows may differ in "
+                "number. Make them dense with `tf.convert_to_tensor`."
+            )
         mine = [
-            leaf if self._index == root else dtypes.sum_identity_like(leaf)
+            leaf if self._rank == root else dtypes.sum_identity_like(leaf)
             for leaf in map(dtypes.as_summable, leaves)
         ]
         copies = self._reduce_each("sum", mine)
@@ -198,7 +204,7 @@ class ReplicaCollectives:
         others = [
             factors[index]
             for index in range(self._communicator.size)
-            if index != self._index
+            if index != self._rank
         ]
         product = tf.ones_like(x)
         for factor in others:
@@ -212,9 +218,9 @@ class ReplicaCollectives:
         if size == 1:
             return tf.identity(leaf)
         length = tf.shape(leaf)[axis]
-        lengths = self._reduce("sum", tf.one_hot(self._index, size, length, 0))
-        before = tf.reduce_sum(lengths[: self._index])
-        after = tf.reduce_sum(lengths[self._index + 1 :])
+        lengths = self._reduce("sum", tf.one_hot(self._rank, size, length, 0))
+        before = tf.reduce_sum(lengths[: self._rank])
+        after = tf.reduce_sum(lengths[self._rank + 1 :])
         rank = leaf.shape.rank
         padding = tf.pad(
             [[before, after]], [[axis % rank, rank - 1 - axis % rank], [0, 0]]

@@ -22,14 +22,22 @@ def is_of_compiler(error: tf.errors.OpError) -> bool:
     return isinstance(error, kinds) and any(w in text for w in _COMPILER_WORDS)
 
 
-def compiler_reason(error: tf.errors.OpError) -> str:
-    """Returns what XLA's message says besides where the op was made."""
+def reason_of(error: tf.errors.OpError) -> str:
+    """Returns what a message says besides where the op was made."""
     lines = [
         re.sub(r"^\(\d\) \w+: +|{{.*?}}|\[\[.*?\]\]", "", line.strip()).strip()
         for line in str(error.message).splitlines()
     ]
     telling = [line for line in lines if not _NOISE.match(line)]
     return " ".join(dict.fromkeys(telling))[:500]
+
+
+def is_of_sizes(error: Exception) -> bool:
+    """Whether an error of a step may come from the number of its samples."""
+    if not isinstance(error, tf.errors.InvalidArgumentError | ValueError):
+        return False
+    words = r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|values)\b"
+    return re.search(words, str(error)) is not None
 
 
 def replica_of(error: tf.errors.OpError) -> int:

@@ -1,18 +1,23 @@
 """Accessors of the private names that `private_keras_names` lists."""
 
+import contextlib
 import functools
 import random
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.common import masking
 from keras.src.backend.tensorflow import (
     distribution_lib as backend_distribution,
 )
 from keras.src.random import seed_generator
+from keras.src.trainers import data_adapters
 from keras.src.trainers import trainer as trainer_module
+from keras.src.utils import rng_utils
 
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.private_keras_names import Patched
@@ -31,6 +36,21 @@ def provide_distribution(*functions: Callable[..., Any]) -> None:
         setattr(backend_distribution, function.__name__, function)
 
 
+def take_whole_datasets(distribution: Any) -> None:
+    """Keeps a distribution of several processes from sharding data sets."""
+    distribution._is_multi_process = False
+
+
+def is_of_keras(layer: Any) -> bool:
+    """Whether Keras has defined what a layer computes."""
+    return type(layer).__module__.split(".")[0] == "keras"
+
+
+def random_seed() -> int | None:
+    """Returns the seed that the program has given Keras, if it has."""
+    return rng_utils.get_random_seed()
+
+
 def backing(variable: keras.Variable) -> Any:
     """Returns the TensorFlow variable that holds a Keras variable's value.
 
@@ -38,6 +58,16 @@ def backing(variable: keras.Variable) -> Any:
     autocasting is on.
     """
     return variable._value
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras has noted for a tensor, or `None`."""
+    return masking.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Notes a mask for a tensor."""
+    masking.set_keras_mask(tensor, mask)
 
 
 def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
@@ -115,6 +145,13 @@ def global_seed_generator() -> keras.random.SeedGenerator:
     return generator
 
 
+def present_global_seed() -> keras.Variable | None:
+    """Returns the seed behind `keras.random`, if this thread has used it."""
+    name = seed_generator.GLOBAL_SEED_GENERATOR
+    generator = global_state.get_global_attribute(name)
+    return None if generator is None else generator.state
+
+
 def with_this_threads_state(fn: Callable) -> Callable:
     """Makes `fn` see this thread's Keras settings in the thread it runs in."""
     # Keras keeps them by thread (backend/common/global_state.py), and each
@@ -136,7 +173,8 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
     """Builds a model, its metrics and its optimizer for batches like `spec`."""
     # Public `model.build` builds neither metrics nor the optimizer.
     try:
-        model._symbolic_build(data_batch=spec)
+        with _without_optimizer(model):
+            model._symbolic_build(data_batch=spec)
     except Exception as error:
         # Keras cannot trace some models by shapes alone. And a step of the
         # user's own may do without `call`, or take what `call` does not. Both
@@ -144,6 +182,25 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
         untraceable = error_texts.is_untraceable_by_shapes(error)
         if not untraceable and not _has_own_step(model):
             raise
+
+
+@contextlib.contextmanager
+def _without_optimizer(model: keras.Model) -> Iterator[None]:
+    """Leaves the optimizer to the first step if that builds layers as well.
+
+    An optimizer refuses variables that are made after it was built.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizer.built or not _has_own_step(model):
+        yield
+        return
+    optimizer.built = True
+    try:
+        yield
+    finally:
+        optimizer.built = False
+    if all(layer.built for layer in model._flatten_layers(False)):
+        optimizer.build(model.trainable_variables)
 
 
 def _has_own_step(model: keras.Model) -> bool:
@@ -171,9 +228,21 @@ def batch_spec(iterator: Any) -> Any:
     return keras.tree.map_structure(_first_spec, spec)
 
 
+def draws_from_python(iterator: Any) -> bool:
+    """Whether an epoch iterator of Keras draws from Python code of the user's.
+
+    That is a generator, a `PyDataset` or another library's data set.
+    """
+    plain = data_adapters.ArrayDataAdapter | data_adapters.TFDatasetAdapter
+    return not isinstance(iterator.data_adapter, plain)
+
+
+_NO_TENSOR = type(tf.type_spec_from_value(None))
+
+
 def _first_spec(spec: Any) -> Any:
-    # Keras' adapters put an Optional where a batch has None. A PerReplicaSpec,
-    # of a DistributedDataset, holds one spec a replica.
-    if isinstance(spec, tf.OptionalSpec):
+    # Where a batch has None, Keras' adapters put an Optional or leave it. A
+    # PerReplicaSpec, of a DistributedDataset, holds one spec a replica.
+    if isinstance(spec, tf.OptionalSpec | _NO_TENSOR):
         return None
     return getattr(spec, "_value_specs", (spec,))[0]

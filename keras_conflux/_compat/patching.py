@@ -15,16 +15,21 @@ from keras_conflux._compat.private_names import PrivateName
 def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
     """Puts `replacement(original, *args, **kwargs)` in place of a method.
 
+    Or of a property, whose original is then the function that reads it.
+
     Args:
         point: One of `private_keras_names.Patched`.
         replacement: Called with the original first; decides whether it has
             something to do and calls the original if not.
     """
     owner = point.owner
-    original = getattr(owner, point.attribute)
+    found = getattr(owner, point.attribute)
+    original = getattr(found, "fget", found)
 
     @functools.wraps(original)
     def dispatcher(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
-    setattr(owner, point.attribute, dispatcher)
+    is_property = isinstance(found, property)
+    new = property(dispatcher) if is_property else dispatcher
+    setattr(owner, point.attribute, new)

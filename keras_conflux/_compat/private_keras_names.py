@@ -17,6 +17,7 @@ _VARIABLE = "keras.src.backend.common.variables:Variable"
 _TF_ITERATOR = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _METRICS = "keras.src.metrics.reduction_metrics:"
 _LOSS = "keras.src.losses.loss:"
+_RANDOM = "keras.src.backend.tensorflow.random:"
 _DISTRIBUTION = "keras.src.distribution.distribution_lib:"
 
 if numbers(keras.__version__) >= (3, 16):
@@ -27,6 +28,9 @@ else:
     _TRAINER = "keras.src.trainers.trainer:Trainer"
     _TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
     _TF_OPS = "keras.src.backend.tensorflow"
+_KNOWS_PROCESSES = (
+    "Distribution" if numbers(keras.__version__) >= (3, 15) else "DataParallel"
+)
 _TF_VARIABLE = f"{_TF_OPS}.core:Variable"
 
 
@@ -44,6 +48,7 @@ class Patched:
         "self, grads, trainable_variables",
         since=(3, 15),
     )
+    LOSS_SCALE_BUILD = PrivateName(f"{_LOSS_SCALE}.build", "self, var_list")
     OPTIMIZER_SCALE_LOSS = PrivateName(f"{_OPTIMIZER}.scale_loss", "self, loss")
     LOSS_SCALE_SCALE_LOSS = PrivateName(
         f"{_LOSS_SCALE}.scale_loss", "self, loss"
@@ -57,6 +62,12 @@ class Patched:
         f"{_TF_OPTIMIZER}.add_variable_from_reference",
         "self, reference_variable, name, initializer",
     )
+    OPTIMIZER_ASSIGN_ADD = PrivateName(
+        f"{_TF_OPTIMIZER}.assign_add", "self, variable, value"
+    )
+    OPTIMIZER_ASSIGN_SUB = PrivateName(
+        f"{_TF_OPTIMIZER}.assign_sub", "self, variable, value"
+    )
     OPTIMIZER_INIT = PrivateName(
         f"{_TF_OPTIMIZER}.__init__", "self, args, kwargs"
     )
@@ -69,6 +80,7 @@ class Patched:
         f"{_LOSS}apply_mask", "sample_weight, mask, dtype, reduction"
     )
     ASSIGN = PrivateName(f"{_VARIABLE}.assign", "self, value")
+    DIRECT_ASSIGN = PrivateName(f"{_TF_VARIABLE}._direct_assign", "self, value")
     ASSIGN_ADD = PrivateName(f"{_VARIABLE}.assign_add", "self, value")
     ASSIGN_SUB = PrivateName(f"{_VARIABLE}.assign_sub", "self, value")
     VARIABLE_INT = PrivateName(f"{_VARIABLE}.__int__", "self")
@@ -76,6 +88,7 @@ class Patched:
     VARIABLE_INITIALIZE = PrivateName(
         f"{_TF_VARIABLE}._initialize", "self, value", ("_value",)
     )
+    VARIABLE_HANDLE = PrivateName(f"{_TF_VARIABLE}.handle", None, ("handle",))
     SYNCHRONIZED_MOMENTS = PrivateName(
         f"{_TF_OPS}.nn:_compute_moments_sync",
         "x, axes, keepdims",
@@ -89,11 +102,45 @@ class Patched:
     NEXT_SEED = PrivateName(
         "keras.src.random.seed_generator:SeedGenerator.next", "self, ordered"
     )
+    NORMAL = PrivateName(f"{_RANDOM}normal", "shape, mean, stddev, dtype, seed")
+    TRUNCATED_NORMAL = PrivateName(
+        f"{_RANDOM}truncated_normal", "shape, mean, stddev, dtype, seed"
+    )
+    UNIFORM = PrivateName(
+        f"{_RANDOM}uniform", "shape, minval, maxval, dtype, seed"
+    )
+    RANDINT = PrivateName(
+        f"{_RANDOM}randint", "shape, minval, maxval, dtype, seed"
+    )
+    GAMMA = PrivateName(f"{_RANDOM}gamma", "shape, alpha, dtype, seed")
+    BETA = PrivateName(f"{_RANDOM}beta", "shape, alpha, beta, dtype, seed")
+    BINOMIAL = PrivateName(
+        f"{_RANDOM}binomial", "shape, counts, probabilities, dtype, seed"
+    )
+    CATEGORICAL = PrivateName(
+        f"{_RANDOM}categorical", "logits, num_samples, dtype, seed"
+    )
+    DROPOUT = PrivateName(
+        f"{_RANDOM}dropout", "inputs, rate, noise_shape, seed"
+    )
     COMPILE = PrivateName(f"{_TRAINER}.compile")
+    METRICS_OR_LOGS = PrivateName(
+        f"{_TRAINER}._get_metrics_result_or_logs", "self, logs"
+    )
     RESOLVE_AUTO_JIT = PrivateName(
         f"{_TRAINER}._resolve_auto_jit_compile", "self"
     )
     TRAINER_INIT = PrivateName(f"{_TF_TRAINER}.__init__", "self")
+    TRAIN_STEP = PrivateName(f"{_TF_TRAINER}.train_step", "self, data")
+    ADDITIONAL_LOSS = PrivateName(
+        f"{_TF_TRAINER}._aggregate_additional_loss", "self, loss"
+    )
+    LAYER_CALL = PrivateName(
+        "keras.src.layers.layer:Layer.__call__", "self, args, kwargs"
+    )
+    BATCH_NORM_CALL = PrivateName(
+        "keras.layers:BatchNormalization.call", "self, inputs, training, mask"
+    )
     MAKE_TRAIN_FUNCTION = PrivateName(
         f"{_TF_TRAINER}.make_train_function",
         "self, force",
@@ -124,6 +171,26 @@ class Patched:
     PREDICT = PrivateName(
         f"{_TF_TRAINER}.predict", None, ("callbacks", "TFEpochIterator")
     )
+    SAVE = PrivateName(
+        "keras.src.models.model:Model.save",
+        "self, filepath, overwrite, zipped, kwargs",
+    )
+    SAVE_WEIGHTS = PrivateName(
+        "keras.src.models.model:Model.save_weights",
+        "self, filepath, overwrite, max_shard_size",
+    )
+    EXPORT = PrivateName(
+        "keras.src.models.model:Model.export",
+        "self, filepath, format, verbose, input_signature, kwargs",
+    )
+    SAVE_BACKUP = PrivateName(
+        "keras.src.callbacks.backup_and_restore:BackupAndRestore._save_model",
+        "self",
+    )
+    DELETE_BACKUP = PrivateName(
+        "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_train_end",
+        "self, logs",
+    )
     ITERATOR_INIT = PrivateName(
         f"{_TF_ITERATOR}.__init__",
         "self, distribute_strategy, args, kwargs",
@@ -148,6 +215,12 @@ class Patched:
 
 
 READ = (
+    PrivateName("keras.src.utils.rng_utils:get_random_seed", ""),
+    PrivateName(
+        f"{_DISTRIBUTION}{_KNOWS_PROCESSES}.__init__",
+        None,
+        ("_is_multi_process",),
+    ),
     PrivateName(f"{_TF_VARIABLE}._map_aggregation", "self, aggregation"),
     PrivateName(
         f"{_TF_VARIABLE}._map_synchronization", "self, synchronization"
@@ -157,6 +230,17 @@ READ = (
     PrivateName(f"{_TF_TRAINER}.__init__", None, ("_distribute_strategy",)),
     PrivateName(f"{_TF_TRAINER}._symbolic_build", "self, iterator, data_batch"),
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
+    PrivateName(
+        "keras.src.layers.layer:Layer._flatten_layers",
+        "self, include_self, recursive",
+    ),
+    PrivateName("keras.src.trainers.data_adapters:ArrayDataAdapter"),
+    PrivateName("keras.src.trainers.data_adapters:TFDatasetAdapter"),
+    PrivateName(
+        "keras.src.trainers.epoch_iterator:EpochIterator.__init__",
+        None,
+        ("data_adapter",),
+    ),
     PrivateName("keras.callbacks:TensorBoard.__init__", None, ("update_freq",)),
     PrivateName(
         "keras.callbacks:TensorBoard._init_profile_batch",
@@ -182,6 +266,8 @@ READ = (
         "name, value",
     ),
     PrivateName("keras.src.backend.tensorflow.distribution_lib:"),
+    PrivateName("keras.src.backend.common.masking:get_keras_mask", "x"),
+    PrivateName("keras.src.backend.common.masking:set_keras_mask", "x, mask"),
 )
 """What is read or called, and where attributes without a class are set."""
 

@@ -7,6 +7,7 @@ from keras_conflux._compat.private_names import PrivateName
 
 _DISTRIBUTE = "tensorflow.python.distribute"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
+_CONTEXT = "tensorflow.python.eager.context:Context"
 _GRAPH = "tensorflow.python.framework.func_graph:FuncGraph"
 _FUNCTION = (
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"
@@ -25,18 +26,80 @@ OVERRIDDEN = (
     PrivateName(f"{_EXTENDED}._get_cross_device_ops", "self, value"),
     PrivateName(f"{_EXTENDED}._create_variable", "self, next_creator, kwargs"),
     PrivateName(
+        f"{_EXTENDED}._get_variable_creator_initial_value",
+        "self, replica_id, device, primary_var, kwargs",
+    ),
+    PrivateName(
         f"{_EXTENDED}._replica_ctx_all_reduce",
         "self, reduce_op, value, options",
     ),
     PrivateName(
         f"{_EXTENDED}._call_for_each_replica", "self, fn, args, kwargs"
     ),
+    PrivateName(
+        f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase._merge_call",
+        "self, merge_fn, args, kwargs",
+    ),
 )
-"""The methods that `ReplicatedExtended` overrides."""
+"""The methods that `ReplicatedExtended` and `_ReplicaHere` override."""
+
+TAPE_GRADIENT = PrivateName(
+    "tensorflow:GradientTape.gradient",
+    "self, target, sources, output_gradients, unconnected_gradients",
+)
+AVERAGE_LOSS = PrivateName(
+    "tensorflow:nn.compute_average_loss",
+    "per_example_loss, sample_weight, global_batch_size",
+)
+SCALE_REGULARIZATION = PrivateName(
+    "tensorflow:nn.scale_regularization_loss", "regularization_loss"
+)
+"""What is replaced."""
 
 READ = (
+    PrivateName("tensorflow.python.framework.ops:Graph.create_op"),
+    PrivateName("tensorflow.python.framework.ops:Graph._get_function"),
+    PrivateName(f"{_GRAPH}.captures"),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.run"),
+    PrivateName(
+        f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.__init__",
+        "self, dist, coord, replica_id, devices, variable_creator_fn, fn, "
+        "caching_scope, args, kwargs, thread_local_callables",
+        (
+            "done",
+            "has_paused",
+            "main_result",
+            "merge_args",
+            "merge_kwargs",
+            "merge_result",
+            "should_run",
+        ),
+    ),
+    PrivateName(
+        f"{_DISTRIBUTE}.distribute_utils:regroup",
+        "values, wrap_class, always_wrap",
+    ),
+    PrivateName(
+        f"{_DISTRIBUTE}.distribute_utils:select_replica",
+        "replica_id, structured",
+    ),
+    PrivateName(f"{_DISTRIBUTE}.distribute_utils:caching_scope_local"),
+    PrivateName(
+        f"{_DISTRIBUTE}.shared_variable_creator:make_fn",
+        "shared_variable_store, device_id",
+    ),
+    PrivateName(
+        "tensorflow.python.training.coordinator:Coordinator.__init__",
+        "self, clean_stop_exception_types",
+    ),
+    PrivateName(
+        "tensorflow.python.framework.ops:Graph.switch_to_thread_local", "self"
+    ),
+    PrivateName(
+        "tensorflow.python.ops.script_ops:FuncRegistry.__call__",
+        "self, token, device, args",
+    ),
     PrivateName("tensorflow.python.eager.context:context", ""),
     PrivateName(
         "tensorflow.python.eager.context:Context.ensure_initialized",
@@ -44,6 +107,33 @@ READ = (
         ("_initialized",),
     ),
     PrivateName("tensorflow.python.eager.context:Context.config"),
+    PrivateName(
+        f"{_CONTEXT}.configure_collective_ops",
+        "self, collective_leader, scoped_allocator_enabled_ops, "
+        "use_nccl_communication, device_filters",
+    ),
+    PrivateName(
+        f"{_CONTEXT}.configure_coordination_service",
+        "self, service_type, service_leader, enable_health_check, "
+        "cluster_register_timeout_in_ms, heartbeat_timeout_in_ms, "
+        "shutdown_barrier_timeout_in_ms, coordinated_jobs, "
+        "allow_new_incarnation_to_reconnect",
+    ),
+    PrivateName(f"{_CONTEXT}.enable_collective_ops", "self, server_def"),
+    PrivateName(
+        f"{_CONTEXT}.wait_at_barrier", "self, barrier_id, timeout_in_ms"
+    ),
+    PrivateName(f"{_CONTEXT}.set_config_key_value", "self, key, value"),
+    PrivateName(f"{_CONTEXT}.get_config_key_value", "self, key, timeout_in_ms"),
+    PrivateName(
+        f"{_CONTEXT}.report_error_to_cluster",
+        "self, error_code, error_message",
+    ),
+    PrivateName(
+        "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2:"
+        "CoordinatedJob"
+    ),
+    PrivateName("tensorflow.core.protobuf.tensorflow_server_pb2:ServerDef"),
     PrivateName(
         "tensorflow.python.client.device_lib:list_local_devices",
         "session_config",
@@ -84,6 +174,10 @@ READ = (
         "input, group_assignment, reduce_op, mode, name",
     ),
     PrivateName(
+        f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
+        "self",
+    ),
+    PrivateName(
         f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__",
         None,
         ("_value_specs",),
@@ -94,4 +188,5 @@ READ = (
 
 def all_names() -> list[PrivateName]:
     """Returns all names, of both tables."""
-    return [*OVERRIDDEN, *READ]
+    patched = TAPE_GRADIENT, AVERAGE_LOSS, SCALE_REGULARIZATION
+    return [*patched, *OVERRIDDEN, *READ]

@@ -1,5 +1,6 @@
 """The inside of the strategy: TensorFlow's mirrored one, without its pauses."""
 
+import contextvars
 import functools
 import weakref
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import tensorflow as tf
 # and TensorFlow exports only the strategy around it.
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.framework import auto_control_deps
+
+from keras_conflux._compat.replicas_in_turn import run_in_turn
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):
@@ -58,6 +61,24 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         return super()._create_variable(next_creator, **kwargs)
 
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        # A variable whose copies are added up when it is read starts with its
+        # initial value once, not on each replica.
+        on_read = tf.VariableSynchronization.ON_READ
+        is_sum = kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        if replica_id and is_sum and kwargs.get("synchronization") == on_read:
+            return lambda: tf.zeros(primary_var.shape, primary_var.dtype)
+        if not tf.executing_eagerly():
+            # TensorFlow would read the first copy, which has no value yet
+            # where the function that makes it has only been traced.
+            given = kwargs["initial_value"]
+            return given if isinstance(given, _Once) else _Once(given)
+        return super()._get_variable_creator_initial_value(
+            replica_id, device, primary_var, **kwargs
+        )
+
     def _replica_ctx_all_reduce(
         self, reduce_op: Any, value: Any, options: Any = None
     ) -> Any:
@@ -65,15 +86,14 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         return self._conflux_all_reduce("mean" if mean else "sum", value)
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-            program = self._cloned(fn)
-        else:
-            program = self._prepared(fn)
-        return self._conflux_around_run(
-            lambda: super(ReplicatedExtended, self)._call_for_each_replica(
-                program, args, kwargs
-            )
-        )
+        is_function = isinstance(fn, tf.types.experimental.PolymorphicFunction)
+        program = self._cloned(fn) if is_function else self._prepared(fn)
+        run: Callable = super()._call_for_each_replica
+        if not is_function and tf.executing_eagerly():
+            program = _with_these_context_variables(program)
+        elif not is_function:
+            run = functools.partial(run_in_turn, self._container_strategy())
+        return self._conflux_around_run(lambda: run(program, args, kwargs))
 
     def _prepared(self, fn: Callable) -> Callable:
         return self._conflux_around_replica(_in_order_of_its_own(fn))
@@ -86,6 +106,33 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
                 python_function=self._prepared(fn.python_function)
             )
         return self._conflux_clones[fn]
+
+
+class _Once:
+    """An initial value that is computed for the first copy, and kept.
+
+    Args:
+        given: The value, or a function that returns it.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+
+    def __call__(self) -> Any:
+        if callable(self._given):
+            self._given = self._given()
+        return tf.identity(self._given)
+
+
+def _with_these_context_variables(fn: Callable) -> Callable:
+    """Makes `fn` see this thread's context variables in other threads."""
+    here = contextvars.copy_context()
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return here.copy().run(fn, *args, **kwargs)
+
+    return run
 
 
 def _in_order_of_its_own(fn: Callable) -> Callable:

@@ -1,8 +1,11 @@
 """Accessors of the private names that `private_tensorflow_names` lists."""
 
+import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +15,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.eager import context
+from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
 
@@ -25,7 +29,8 @@ def in_replica_loop() -> bool:
     # `graph` is where the replica's program is traced to; what lies between
     # the current graph and that one was opened by the program.
     thread = threading.current_thread()
-    replica_graph = getattr(thread, "graph", None)
+    replica = tf.distribute.get_replica_context()
+    replica_graph = getattr(replica, "graph", getattr(thread, "graph", None))
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not replica_graph:
         # WhileBodyFuncGraph, of control_flow_v2_func_graphs.
@@ -55,25 +60,69 @@ def memory_of(device: str) -> int:
 
 
 def concrete_function(function: Callable, signature: Any) -> Callable:
-    """Returns `function` as a graph, with its control flow as it is."""
+    """Returns `function` as a graph, with its control flow as it is.
+
+    It is traced in the thread of the caller.
+    """
     traced = without_retracing_warning(
         tf.function(function, input_signature=signature, autograph=False)
     )
-    concrete: list[Callable] = []
+    if tf.config.functions_run_eagerly():
+        return traced
+    # Calling the `tf.function` would hash all variables of all replicas.
+    concrete = traced.get_concrete_function()
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        # Only a first call can make variables, and only the `tf.function` does
-        # that; but it hashes all variables of all replicas in each call.
         eager = tf.config.functions_run_eagerly()
-        if concrete and not eager:
-            return concrete[0](*arguments)
-        result = traced(*arguments)
-        if not eager:
-            concrete.append(traced.get_concrete_function())
-        return result
+        return (traced if eager else concrete)(*arguments)
 
+    call.graph = concrete.graph
     return call
+
+
+def in_python_op_of(program: Any) -> bool:
+    """Whether this thread runs a `tf.py_function`, or its kin, of a program.
+
+    Args:
+        program: A traced function.
+    """
+    graph = getattr(program, "graph", None)
+    token = _token_of_python_op()
+    if graph is None or token is None:
+        return False
+    definition = graph.as_graph_def()
+    bodies = [function.node_def for function in definition.library.function]
+    return any(
+        node.attr["token"].s == token
+        for nodes in (definition.node, *bodies)
+        for node in nodes
+        if "token" in node.attr
+    )
+
+
+def _token_of_python_op() -> bytes | None:
+    """Returns the name of the Python function that TensorFlow runs here."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is script_ops.FuncRegistry.__call__.__code__:
+            token = frame.f_locals["token"]
+            return token if isinstance(token, bytes) else token.encode()
+        frame = frame.f_back
+    return None
+
+
+@contextlib.contextmanager
+def noting_new_variables() -> Iterator[list[str]]:
+    """Notes the names of variables that are made in the current graph."""
+    made: list[str] = []
+
+    def note(next_creator: Callable, **kwargs: Any) -> tf.Variable:
+        made.append(str(kwargs.get("name")))
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(note):
+        yield made
 
 
 def without_retracing_warning(function: Any) -> Any:
@@ -147,3 +196,95 @@ def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
     # (backend/tensorflow/optimizer.py, `_var_key`). A mirrored variable takes
     # the id of its first copy.
     new._unique_id = old._unique_id
+
+
+def captures(graph: Any) -> dict[int, Any]:
+    """Returns what a graph takes from outside, by the ids of placeholders."""
+    pairs = getattr(graph, "captures", ())
+    return {id(inside): outside for outside, inside in pairs}
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has a value, and is not one of a graph."""
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def function_named(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that a graph calls, if it is known."""
+    return getattr(graph._get_function(name), "graph", None)
+
+
+def copied(operation: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what an operation gives for other inputs.
+
+    It is put into the current graph once more. A function and a conditional
+    are traced once more, as TensorFlow could not differentiate their copies.
+    """
+    if operation.type == "PartitionedCall":
+        return _called(operation, "f", inputs)
+    if operation.type == "StatelessIf":
+        return tf.nest.flatten(
+            tf.cond(
+                tf.cast(inputs[0], tf.bool),
+                lambda: _called(operation, "then_branch", inputs[1:]),
+                lambda: _called(operation, "else_branch", inputs[1:]),
+            )
+        )
+    definition = operation.node_def
+    copy = tf.compat.v1.get_default_graph().create_op(
+        operation.type,
+        inputs,
+        [output.dtype for output in operation.outputs],
+        attrs={k: v for k, v in definition.attr.items() if k != "_class"},
+        op_def=operation.op_def,
+    )
+    return list(copy.outputs)
+
+
+def _called(
+    operation: tf.Operation, attribute: str, inputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns what a function that an operation calls gives for inputs."""
+    name = operation.node_def.attr[attribute].func.name
+    body = function_named(operation.graph, name)
+    known = {
+        placeholder.name: tensor
+        for placeholder, tensor in zip(body.inputs, inputs, strict=True)
+    }
+    for inner in body.get_operations():
+        if inner.type == "Placeholder":
+            continue
+        values = copied(inner, [known[x.name] for x in inner.inputs])
+        for old, new in zip(inner.outputs, values, strict=True):
+            known[old.name] = new
+    # To the graph, TensorFlow adds what it needs for derivatives.
+    outputs = body.outputs[: len(operation.outputs)]
+    return [known[x.name] for x in outputs]
+
+
+def handle_of(variable: tf.Variable) -> Any:
+    """Returns by what graphs know a variable."""
+    return variable.handle
+
+
+def inlined(function: Callable) -> Callable:
+    """Returns what a `tf.function` runs, to be traced into another graph."""
+    inside = getattr(function, "python_function", None)
+    if inside is None:
+        return function
+    autograph: Any = tf.__internal__.autograph
+    context = autograph.control_status_ctx()
+    owner = getattr(function, "__self__", None)
+    converted = autograph.tf_convert(inside, context)
+    if owner is None:
+        return converted
+    return functools.partial(converted, owner)
+
+
+def copy_that_is_read(variable: Any) -> tf.Variable:
+    """Returns the copy of a mirrored variable that is read here.
+
+    In a replica it is the replica's, elsewhere that of the current device, or
+    the first.
+    """
+    return variable._get_on_device_or_primary()

@@ -3,6 +3,9 @@
 Each has two call forms. Inside `withdevices`, `strategy.run` or a
 `train_step`, a replica gives its own tree and gets its own result. Outside,
 all replicas' trees are given, and a `Replicas` comes back.
+
+In a step of `fit`, the others see nothing of a replica without samples
+(`stand_ins.py`).
 """
 
 import dataclasses
@@ -17,6 +20,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.tree_collectives import standardize_op
+from keras_conflux._custom_loops import stand_ins
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
@@ -27,6 +31,7 @@ from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import replica_rank
 
 
 @tf.autograph.experimental.do_not_convert
@@ -43,6 +48,9 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
     `keras.config.floatx()`. `None` leaves stay `None`. `tf.IndexedSlices` work
     with sum and mean and stay sparse. Where a replica has NaN, the result is
     NaN, whatever the op. The result can be differentiated.
+
+    In a step of `fit`, `evaluate` or `predict`, a replica may have no samples,
+    as in a last batch of one. What it gives is left out.
 
     Args:
         op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
@@ -202,6 +210,12 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     uint16, int32 or int64; each keeps its dtype. `None` leaves stay `None`.
     The result can be differentiated.
 
+    In a step of `fit`, `evaluate` or `predict`, a replica may have no samples,
+    as in a last batch of one. It runs on a copy of another's sample, which the
+    others do not see: its rows are left out, and a scalar that it gives, such
+    as a number of rows, is 0 for them. For itself they are in the result,
+    behind all others; what it computes is ignored.
+
     Args:
         values: Inside a replica, its tree. Outside, a `Replicas`, or the
             first of the replicas' trees. The trees of all replicas have one
@@ -254,13 +268,26 @@ class _Call:
                 f"{this.count - 1}. Received: {self.root}."
             )
         if self.verb == "allgather":
-            return this.all_gather(tree, self.axis)
+            return _of_first(stand_ins.all_gather(this, tree, self.axis))
         if self.verb == "broadcast":
             return this.broadcast(tree, self.root)
-        reduced = this.all_reduce(self.op or "sum", tree, weight)
-        if self.verb == "reduce" and replica_index() != self.root:
-            return trees.map_leaves(tf.convert_to_tensor, tree)
-        return reduced
+        reduced = stand_ins.all_reduce(this, self.op or "sum", tree, weight)
+        if self.verb == "allreduce":
+            return reduced
+        if replica_rank() != self.root:
+            reduced = trees.map_leaves(tf.convert_to_tensor, tree)
+        return _of_first(reduced)
+
+
+def _of_first(tree: Tree) -> Tree:
+    """Says of what replicas have that a step of `fit` keeps the first one's.
+
+    A replica without samples has gathered its own rows, too.
+    """
+    context = step_context.current_fit_step()
+    if context is not None:
+        context.kinds.mark_own(trees.flatten(tree))
+    return tree
 
 
 @functools.cache

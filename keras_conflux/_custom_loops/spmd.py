@@ -9,6 +9,8 @@ from typing import overload
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
@@ -28,6 +30,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import replica_rank
 from keras_conflux._replication.strategy import strategy_for
 
 
@@ -76,9 +79,9 @@ def replica() -> Replica:
             "`replica()` is known only while replicas run. Call it inside a "
             "`withdevices` function, `strategy.run`, or a `train_step`."
         )
-    devices = tf.distribute.get_strategy().devices
-    index = replica_index()
-    return Replica(index, len(devices), devices[index])
+    strategy = tf.distribute.get_strategy()
+    device = strategy.devices[replica_index()]
+    return Replica(replica_rank(), strategy.communicator.size, device)
 
 
 @overload
@@ -185,6 +188,7 @@ class _Compiled:
         self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
         self._strategy = strategy
         self._failed: list[tuple[int | None, Exception]] = []
+        self._calls = 0
         warned: set[str] = set()
         fail = tf.autograph.experimental.do_not_convert(self._fail)
         store = tf.autograph.experimental.do_not_convert(_store)
@@ -225,11 +229,20 @@ class _Compiled:
         parts = [select(arguments, index) for index in range(count)]
         promote_new_state(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
+        communicator = self._strategy.communicator
         try:
-            with self._strategy.communicator.lock:
-                outputs = self._function(parts)
+            with (
+                told_to_all(self._name),
+                communicator.exclusive(self._function, self._name),
+            ):
+                self._calls += 1
+                agree(f"call {self._calls} of {self._name}")
+                try:
+                    outputs = self._function(parts)
+                except BaseException:
+                    communicator.recover()
+                    raise
         except BaseException as error:
-            self._strategy.communicator.recover()
             raise self._explain(error) from None
         return Replicas(outputs, self._strategy.devices)
 

@@ -1,5 +1,6 @@
 """The rows of a batch, one per sample, and which of them a replica gets."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -33,12 +34,14 @@ def shard_of(
     return trees.map_leaves(shard, batch)
 
 
-def sample_count(batch: Tree) -> int:
+def sample_count(batch: Tree, shards: int | None = None) -> int:
     """Returns the number of samples that a batch has.
 
     Args:
         batch: A tree of tensors of shape `(batch, ...)`, and of scalars, which
             are not counted.
+        shards: Into how many shards leaves of different numbers of samples may
+            be cut, if all of them divide evenly. The first leaf's is returned.
 
     Raises:
         ValueError: If leaves disagree, or there are scalars only.
@@ -53,14 +56,20 @@ def sample_count(batch: Tree) -> int:
             "A batch needs at least one array of shape (batch, ...). Received: "
             f"{batch!r}."
         )
-    if len(set(lengths.values())) > 1:
+    different = len(set(lengths.values())) > 1
+    if different and not (shards and _divide(lengths.values(), shards)):
         listed = ", ".join(f"{n} at {path}" for path, n in lengths.items())
+        or_even = f", or numbers that {shards} divides" if shards else ""
         raise ValueError(
-            "All leaves of a batch need the same number of samples, as each "
-            f"device gets its part of them: {listed}. Keep what is not one "
-            "row a sample in the model, or repeat it for each sample."
+            f"All leaves of a batch need the same number of samples{or_even}, "
+            f"as each device gets its part of them: {listed}. Keep what is not "
+            "one row a sample in the model, or repeat it for each sample."
         )
     return next(iter(lengths.values()))
+
+
+def _divide(lengths: Iterable[int], count: int) -> bool:
+    return all(length and length % count == 0 for length in lengths)
 
 
 def bounds(length: Any, index: int, count: int) -> tuple[Any, Any]:

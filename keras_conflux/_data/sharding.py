@@ -6,11 +6,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._data import rows
 
 
-def shard(samples: Any, index: int, count: int, *, pad: bool = False) -> Any:
+def shard(
+    samples: Any,
+    index: int | None = None,
+    count: int | None = None,
+    *,
+    pad: bool = False,
+) -> Any:
     """Returns the part of a data set that worker `index` of `count` gets.
 
     Parts are contiguous, in the order of the workers, and of
@@ -35,8 +43,8 @@ def shard(samples: Any, index: int, count: int, *, pad: bool = False) -> Any:
 
     Args:
         samples: The whole data set, see above.
-        index: The worker, from 0.
-        count: How many workers there are.
+        index: The worker, from 0. By default `process_index()`.
+        count: How many workers there are. By default `process_count()`.
         pad: Whether all parts shall be of one length.
 
     Returns:
@@ -55,6 +63,8 @@ def shard(samples: Any, index: int, count: int, *, pad: bool = False) -> Any:
         images, labels = kc.shard((x, y), index=0, count=2)
         ```
     """
+    index = process_index() if index is None else index
+    count = process_count() if count is None else count
     if index not in range(count):
         raise ValueError(
             "`index` is a worker's, from 0 to `count` - 1. Received: "

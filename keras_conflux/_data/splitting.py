@@ -85,6 +85,11 @@ def distribute(
             outputs = predict(inputs)
         ```
     """
+    if ahead < 0:
+        raise ValueError(
+            "`ahead` is a number of batches, or 0 to move each when it is "
+            f"asked for. Received: ahead={ahead}"
+        )
     chosen = _devices(devices)
     if ahead == 0:
         return map(lambda batch: _split(batch, chosen), dataset)
@@ -102,7 +107,11 @@ def _split(
     batch: Tree, devices: tuple[Device, ...], *, at_once: bool = False
 ) -> Any:
     rows.assert_has_samples(batch)
-    cut = [_cut(batch, index, len(devices)) for index in range(len(devices))]
+    communicator = strategy_for(devices).communicator
+    cut = [
+        _cut(batch, communicator.rank(index), communicator.size)
+        for index in range(len(devices))
+    ]
     parts = place(cut, devices, at_once=at_once)
     if isinstance(batch, tuple):
         return tuple(

@@ -215,6 +215,18 @@ def _make_logical_cpus(count: int) -> None:
             f"made. Call `keras_conflux.devices({count})` at the start of the "
             "program, before any model or tensor is made."
         ) from error
+    _make_threads_for(count)
+
+
+def _make_threads_for(count: int) -> None:
+    """Gives TensorFlow more threads than replicas can keep waiting.
+
+    A `tf.py_function` holds a thread. If each replica runs one, there must be
+    another for what they ask TensorFlow for.
+    """
+    chosen = tf.config.threading.get_inter_op_parallelism_threads()
+    if chosen == 0 and (os.cpu_count() or 1) <= count:
+        tf.config.threading.set_inter_op_parallelism_threads(count + 1)
 
 
 def _parse(item: int | str, kind: str) -> Device:

@@ -9,18 +9,24 @@ import functools
 import keras
 
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import numbers
+from keras_conflux._fit import side_effects
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics import integer_seeds
+from keras_conflux._fit.numerics import layer_outputs
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import random_seeds
+from keras_conflux._fit.numerics import sparse_updates
 from keras_conflux._fit.numerics import sync_batch_norm
+from keras_conflux._fit.numerics import tape
 from keras_conflux._replication import keras_distribution
 
 PATCHES = (
@@ -30,35 +36,59 @@ PATCHES = (
     (Patched.MULTI_OPTIMIZER_APPLY, gradients.apply),
     (Patched.OPTIMIZER_SCALE_LOSS, gradients.scale_loss),
     (Patched.LOSS_SCALE_SCALE_LOSS, gradients.scale_loss),
+    (Patched.TRAIN_STEP, gradients.train_step),
     (Patched.CLIP_GRADIENTS, gradients.reduce_accumulated),
     (Patched.CHECK_FINITE, gradients.check_finite),
     (Patched.SUM_GRADIENTS, gradients.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
+    (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
+    (Patched.OPTIMIZER_ASSIGN_ADD, sparse_updates.write),
+    (Patched.OPTIMIZER_ASSIGN_SUB, sparse_updates.write),
     (Patched.OPTIMIZER_INIT, variables.make_distributed),
     # Losses and metrics.
     (Patched.SCALE_LOSS, losses.scale),
-    (Patched.UNSCALE_LOSS, losses.unscale),
+    (Patched.UNSCALE_LOSS, losses.scale),
     (Patched.REDUCE_VALUES, losses.reduce_values),
     (Patched.APPLY_MASK, losses.apply_mask),
+    (Patched.ADDITIONAL_LOSS, losses.aggregate_additional),
     (Patched.MEAN_UPDATE, mean_metrics.update_mean),
     (Patched.SUM_UPDATE, mean_metrics.update_mean),
     # Variables, normalization and random numbers.
     (Patched.ASSIGN, layer_state.record_assign),
+    (Patched.DIRECT_ASSIGN, variables.assign_whole),
     (Patched.ASSIGN_ADD, layer_state.record_add),
     (Patched.ASSIGN_SUB, layer_state.record_add),
     (Patched.VARIABLE_INT, functools.partial(variables.to_number, int)),
     (Patched.VARIABLE_FLOAT, functools.partial(variables.to_number, float)),
-    (Patched.VARIABLE_INITIALIZE, variables.make_distributed),
+    (Patched.VARIABLE_INITIALIZE, variables.initialize),
+    (Patched.VARIABLE_HANDLE, variables.handle),
     (Patched.SYNCHRONIZED_MOMENTS, sync_batch_norm.synchronized_moments),
+    (Patched.LAYER_CALL, layer_outputs.call),
+    (Patched.BATCH_NORM_CALL, sync_batch_norm.call),
     (Patched.NEXT_SEED, random_seeds.next_seed),
+    (Patched.NORMAL, integer_seeds.draw),
+    (Patched.TRUNCATED_NORMAL, integer_seeds.draw),
+    (Patched.UNIFORM, integer_seeds.draw),
+    (Patched.RANDINT, integer_seeds.draw),
+    (Patched.GAMMA, integer_seeds.draw),
+    (Patched.BETA, integer_seeds.draw),
+    (Patched.BINOMIAL, integer_seeds.draw),
+    (Patched.CATEGORICAL, integer_seeds.draw_for),
+    (Patched.DROPOUT, integer_seeds.draw_for),
     # The trainer.
     (Patched.TRAINER_INIT, variables.make_distributed),
     (Patched.COMPILE, trainer.compile),
+    (Patched.METRICS_OR_LOGS, trainer.metrics_or_logs),
     (Patched.RESOLVE_AUTO_JIT, trainer.resolve_auto_jit_compile),
     (Patched.FIT, trainer.fit),
     (Patched.EVALUATE, trainer.evaluate),
     (Patched.PREDICT, trainer.predict),
     (Patched.SYMBOLIC_BUILD, trainer.build),
+    (Patched.SAVE, side_effects.save),
+    (Patched.SAVE_WEIGHTS, side_effects.save),
+    (Patched.EXPORT, side_effects.save),
+    (Patched.SAVE_BACKUP, side_effects.back_up),
+    (Patched.DELETE_BACKUP, side_effects.back_up),
     (Patched.MAKE_TRAIN_FUNCTION, trainer.make_train_function),
     (Patched.MAKE_TEST_FUNCTION, trainer.make_test_function),
     (Patched.MAKE_FUNCTION, trainer.make_function),
@@ -80,6 +110,13 @@ def install() -> None:
         keras_distribution.initialize,
         keras_distribution.num_processes,
         keras_distribution.process_id,
+        keras_distribution.list_devices,
+    )
+    patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
+    patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
+    patch(
+        private_tensorflow_names.SCALE_REGULARIZATION,
+        losses.scale_regularization,
     )
     version = numbers(keras.__version__)
     for point, replacement in PATCHES:

@@ -4,16 +4,23 @@ Each function stands in front of the trainer's method of its name, or of nearly
 its name, and calls it as `original`.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_internals
+from keras_conflux._fit import side_effects
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
@@ -23,6 +30,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import has_strategies
+from keras_conflux._replication.strategy import is_replicated
 
 
 def compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,8 +57,10 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
         return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
     plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-    with following(plan):
-        history = original(model, *args, **kwargs)
+    with together(model, "fit"), following(plan):
+        if strategy.communicator.spans_processes:
+            synchronization.synchronize(model)
+        history = _call_once_shown(original, model, args, kwargs)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
         # for `global_clipnorm`, copies come apart by roundings.
@@ -64,8 +74,9 @@ def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     if strategy is None:
         return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
-    with following(ExecutionPlan.of_fit(model, strategy, callbacks)):
-        return original(model, *args, **kwargs)
+    plan = ExecutionPlan.of_fit(model, strategy, callbacks)
+    with together(model, "evaluate"), following(plan):
+        return _call_once_shown(original, model, args, kwargs)
 
 
 def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,8 +84,35 @@ def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = _strategy(model)
     if strategy is None:
         return original(model, *args, **kwargs)
-    with following(ExecutionPlan.of(model, strategy)):
+    plan = ExecutionPlan.of(model, strategy)
+    with together(model, "predict"), following(plan):
+        return _call_once_shown(original, model, args, kwargs)
+
+
+@contextlib.contextmanager
+def together(model: keras.Model, call: str) -> Iterator[None]:
+    """Sees to it that all processes begin and end a call with each other."""
+    what = f"{call} of {model.name}"
+    with told_to_all(what):
+        agree(f"the begin of {what}")
+        yield
+        agree(f"the end of {what}")
+
+
+def _call_once_shown(
+    original: Callable, model: Any, args: tuple, kwargs: dict
+) -> Any:
+    """Shows and writes in the first of several processes only."""
+    if process_index() == 0:
         return original(model, *args, **kwargs)
+    given = inspect.signature(original).bind(model, *args, **kwargs)
+    given.arguments["verbose"] = 0
+    callbacks = given.arguments.get("callbacks")
+    if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
+        given.arguments["callbacks"] = side_effects.of_this_process(
+            keras.tree.flatten(callbacks)
+        )
+    return original(*given.args, **given.kwargs)
 
 
 def build(
@@ -95,17 +133,17 @@ def build(
 def make_train_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
-    """Drops the former function where it has become stale."""
-    traced_functions.forget_if_stale(model, "train_function")
-    return original(model, force)
+    """Makes a new function where the former one has become stale."""
+    stale = traced_functions.has_become_stale(model, "train_function")
+    return original(model, force or stale)
 
 
 def make_test_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
-    """Drops the former function where it has become stale."""
-    traced_functions.forget_if_stale(model, "test_function")
-    return original(model, force)
+    """Makes a new function where the former one has become stale."""
+    stale = traced_functions.has_become_stale(model, "test_function")
+    return original(model, force or stale)
 
 
 def make_function(original: Callable, model: Any, step_function: Any) -> Any:
@@ -121,7 +159,7 @@ def make_predict_function(
 ) -> Any:
     """Makes a predict function that runs on all replicas."""
     strategy = _strategy(model)
-    traced_functions.forget_if_stale(model, "predict_function")
+    force |= traced_functions.has_become_stale(model, "predict_function")
     if strategy is None:
         return original(model, force)
     promotion.promote_new_state(model, strategy)
@@ -132,6 +170,14 @@ def make_predict_function(
     return model.predict_function
 
 
+def metrics_or_logs(original: Callable, model: Any, logs: Any) -> Any:
+    """Reads what is a variable: the `result` of some metrics is one."""
+    return keras.tree.map_structure(
+        lambda value: value.numpy() if is_replicated(value) else value,
+        original(model, logs),
+    )
+
+
 def make_iterator(
     original: Callable,
     iterator: Any,
@@ -139,12 +185,16 @@ def make_iterator(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Makes an epoch iterator over global batches, which is drawn from here."""
-    if not isinstance(distribute_strategy, ReplicatedStrategy):
+    """Makes an epoch iterator over global batches, which is drawn from here.
+
+    One that is made outside of `fit`, `evaluate` and `predict` is TensorFlow's.
+    """
+    plan = current_plan()
+    if plan is None or plan.strategy is not distribute_strategy:
         original(iterator, distribute_strategy, *args, **kwargs)
         return
     original(iterator, default_strategy(), *args, **kwargs)
-    epoch_iterator.attach(iterator, distribute_strategy)
+    epoch_iterator.attach(iterator, plan)
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:

@@ -1,5 +1,6 @@
 """Where variables of replicated models and optimizers are made, and read."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,14 +9,17 @@ import tensorflow as tf
 
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
+from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
+from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 
 
 def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
-    """Makes a variable, an optimizer or a model under Keras' distribution."""
+    """Makes an optimizer or a model under Keras' distribution."""
     strategy = distribution_strategy()
     if strategy is None or tf.distribute.has_strategy():
         original(*args, **kwargs)
@@ -24,12 +28,93 @@ def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
 
 
+def initialize(original: Callable, variable: Any, value: Any) -> None:
+    """Gives a variable its copies, under a strategy or Keras' distribution."""
+    strategy = _strategy_of_variables()
+    if strategy is None:
+        # An initial value has nothing to do with the samples of a step.
+        with step_context.entered(None):
+            original(variable, value)
+        return
+    # XLA cannot make mirrored variables in a `tf.function`, which may be
+    # compiled. So they are made outside of it, where their value allows that.
+    known = value
+    if not tf.executing_eagerly() and not callable(value):
+        known = tf.get_static_value(value)
+    with strategy.scope():
+        if known is None:
+            original(variable, value)
+            return
+        with tf.init_scope(), strategy.scope():
+            original(variable, known)
+
+
+def _strategy_of_variables() -> ReplicatedStrategy | None:
+    if not tf.distribute.has_strategy():
+        return distribution_strategy()
+    current = tf.distribute.get_strategy()
+    in_its_scope = tf.distribute.in_cross_replica_context()
+    is_ours = isinstance(current, ReplicatedStrategy)
+    return current if is_ours and in_its_scope else None
+
+
+def build_loss_scale_optimizer(
+    original: Callable, optimizer: Any, var_list: list[Any]
+) -> None:
+    """Names the inner optimizer's variables as a first step would."""
+    # Keras builds optimizers in `apply`, under their name. On replicated
+    # models they are built before the first step.
+    named = (
+        keras.name_scope(optimizer.name, caller=optimizer)
+        if isinstance(tf.distribute.get_strategy(), ReplicatedStrategy)
+        else contextlib.nullcontext()
+    )
+    with named:
+        original(optimizer, var_list)
+
+
 def to_number(kind: type, original: Callable, variable: Any) -> Any:
     """Converts a variable to a Python number."""
     # A mirrored variable has neither __int__ nor __float__; its value has.
     if is_replicated(keras_internals.backing(variable)):
         return kind(variable.numpy())
     return original(variable)
+
+
+def handle(original: Callable, variable: Any) -> Any:
+    """Returns what a gradient tape knows a variable by, in a scope as well.
+
+    There TensorFlow has no handle, though a tape watches the copy it reads.
+    """
+    value = keras_internals.backing(variable)
+    if is_replicated(value) and tf.distribute.in_cross_replica_context():
+        return tensorflow_internals.copy_that_is_read(value).handle
+    return original(variable)
+
+
+def assign_whole(original: Callable, variable: Any, value: Any) -> None:
+    """Assigns, outside of replicas, what is the sum of a variable's copies.
+
+    TensorFlow gives each copy an equal part of it, which integers may not
+    have: half of a count of 1 is 0.
+    """
+    if in_replica() or not _is_sum(keras_internals.backing(variable)):
+        original(variable, value)
+        return
+    first, *others = state.copies(variable)
+    if not state.is_whole_here(keras_internals.backing(variable)):
+        value = tf.zeros_like(first)
+    first.assign(tf.cast(value, first.dtype))
+    for copy in others:
+        copy.assign(tf.zeros_like(copy))
+
+
+def _is_sum(value: Any) -> bool:
+    return (
+        is_replicated(value)
+        and value.synchronization == tf.VariableSynchronization.ON_READ
+        and value.aggregation == tf.VariableAggregation.SUM
+    )
 
 
 def add_optimizer_variable(

@@ -5,19 +5,35 @@ the TensorFlow backend of Keras lacks these.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from keras_conflux._cluster.initialization import join_others
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_internals
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._devices.device import list_devices as all_devices
 
 _WHAT_EXISTS = (
     "What exists is a copy of the model on each device of a mesh of one axis: "
     "`keras.distribution.DataParallel()` for all devices, or "
     "`DataParallel(devices=[...])`."
 )
+
+
+class _SetHere(threading.local):
+    """The distribution that was last set in this thread, as Keras keeps it."""
+
+    value: Any = None
+
+
+_set_here = _SetHere()
 
 
 def active_devices() -> tuple[Device, ...] | None:
@@ -28,7 +44,17 @@ def active_devices() -> tuple[Device, ...] | None:
         NotImplementedError: If it is something else than a `DataParallel`.
     """
     distribution = keras.distribution.distribution()
-    return None if distribution is None else _devices_of(distribution)
+    if distribution is not None:
+        return _devices_of(distribution)
+    if _set_here.value is not None:
+        ended, _set_here.value = _set_here.value, None
+        warn(
+            f"`clear_session()` has ended {ended}: what is made from here on "
+            "lies on one device. After it, set the distribution again with "
+            "`keras.distribution.set_distribution`, or give the model to "
+            "`keras_conflux.replicate`."
+        )
+    return None
 
 
 def set_distribution(original: Callable[..., Any], value: Any) -> None:
@@ -36,6 +62,7 @@ def set_distribution(original: Callable[..., Any], value: Any) -> None:
     if value is not None:
         _devices_of(value)
     original(value)
+    _set_here.value = value
 
 
 def make_data_parallel(
@@ -50,6 +77,16 @@ def make_data_parallel(
     if isinstance(device_mesh, keras.distribution.DeviceMesh):
         device_mesh = _one_axis(device_mesh)
     original(distribution, device_mesh, *args, **kwargs)
+    if process_count() > 1:
+        if not distribution.auto_shard_dataset:
+            raise NotImplementedError(
+                "`DataParallel(auto_shard_dataset=False)`: that each process "
+                "brings its own part of the data is not built yet. Give all "
+                "processes the same data; each computes its rows of a batch."
+            )
+        # Keras would take a part of the batches of each data set before this
+        # package takes its rows.
+        keras_internals.take_whole_datasets(distribution)
 
 
 def get_device_count(device_type: str | None = None) -> int:
@@ -58,13 +95,13 @@ def get_device_count(device_type: str | None = None) -> int:
 
 
 def num_processes() -> int:
-    """Returns 1: one process drives all devices."""
-    return 1
+    """Returns how many processes train together."""
+    return process_count()
 
 
 def process_id() -> int:
-    """Returns 0: this process is the only one."""
-    return 0
+    """Returns which of the processes this one is, from 0."""
+    return process_index()
 
 
 def initialize(
@@ -72,7 +109,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Does nothing for one process, which needs no preparation.
+    """Joins the other processes, as `keras_conflux.initialize` does.
 
     Args:
         job_addresses: The processes' addresses, separated by commas.
@@ -80,17 +117,33 @@ def initialize(
         process_id: Which one this is.
 
     Raises:
-        NotImplementedError: If there is more than one process.
+        ClusterError: If these are wrong or incomplete.
+        ProcessError: If the others do not come.
     """
-    addresses = len(job_addresses.split(",")) if job_addresses else 1
-    if max(addresses, num_processes or 1, (process_id or 0) + 1) > 1:
-        raise NotImplementedError(
-            "One process drives all GPUs of this machine; several processes "
-            f"are not built yet. Received: job_addresses={job_addresses!r}, "
-            f"num_processes={num_processes}, process_id={process_id}. Start "
-            "one process, call `initialize()` without arguments, and unset "
-            "the environment variables KERAS_DISTRIBUTION_*."
-        )
+    given = {
+        "JOB_ADDRESSES": job_addresses,
+        "NUM_PROCESSES": num_processes,
+        "PROCESS_ID": process_id,
+    }
+    join_others(
+        {
+            f"KERAS_DISTRIBUTION_{name}": str(value)
+            for name, value in given.items()
+            if value is not None
+        }
+    )
+
+
+def list_devices(device_type: str | None = None) -> list[str]:
+    """Returns the names of this process' devices, GPUs if there are any.
+
+    Args:
+        device_type: `"cpu"`, `"gpu"`, or `None`.
+    """
+    kind = device_type.upper() if device_type else None
+    found = [d for d in all_devices() if kind in (None, d.kind)]
+    gpus = [d for d in found if d.kind == "GPU"]
+    return [d.lower() for d in gpus or found]
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:

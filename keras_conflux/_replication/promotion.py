@@ -1,5 +1,6 @@
 """Gives models and optimizers one copy per device, in place, and back."""
 
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +11,8 @@ import tensorflow as tf
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._replication import accumulated
+from keras_conflux._replication import batch_norm
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -40,6 +43,7 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     strategy = present or wanted or current_strategy()
     _promote_state(owners, strategy)
     _attach(owners, strategy)
+    batch_norm.tell_if_unsynchronized(owners, len(strategy.devices))
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
@@ -51,8 +55,7 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
         strategy: What replicates it.
     """
     seeds = keras_internals.global_seed_generator()
-    if state.replicated_by([seeds.state]) not in (None, strategy):
-        _demote_variables([seeds.state])
+    _move_seeds(seeds, strategy)
     owners = list(state.stateful_objects([target, seeds]))
     _promote_state(owners, strategy)
     for owner in owners:
@@ -60,11 +63,76 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
             keras_internals.set_optimizer_strategy(owner, strategy)
 
 
+_former_seeds: Any = weakref.WeakKeyDictionary()
+"""By seed generator and strategy, the TensorFlow variables of the seed."""
+
+
+def _move_seeds(
+    seeds: keras.random.SeedGenerator, strategy: ReplicatedStrategy
+) -> None:
+    """Takes the seeds of `keras.random` from another strategy.
+
+    Models on different devices may take turns. So the variable that the seed
+    had under each strategy is kept, with all that was traced over it.
+    """
+    present = state.replicated_by([seeds.state])
+    if present in (None, strategy):
+        return
+    former = _former_seeds.setdefault(seeds, {})
+    former[present] = keras_internals.backing(seeds.state)
+    if strategy not in former:
+        _demote_variables([seeds.state])
+        return
+    value = tf.convert_to_tensor(former[present])
+    with tf.init_scope():
+        for copy in state.copies(former[strategy]):
+            copy.assign(value)
+    keras_internals.set_backing(seeds.state, former[strategy])
+
+
+def promote_beside(
+    optimizer: Any, trained: Sequence[Any]
+) -> ReplicatedStrategy | None:
+    """Replicates an optimizer if all that it is to update is replicated.
+
+    Returns:
+        What replicates the optimizer, `None` if nothing does.
+    """
+    strategy = state.replicated_by(optimizer.variables[:1])
+    if strategy is not None or not trained:
+        return strategy
+    values = [
+        keras_internals.backing(each)
+        for each in trained
+        if isinstance(each, keras.Variable)
+    ]
+    if len(values) < len(trained) or not all(map(is_replicated, values)):
+        return None
+    strategy = values[0].distribute_strategy
+    promote(optimizer, strategy)
+    return strategy
+
+
+def adopt(
+    model: keras.Model,
+    variables: Sequence[keras.Variable],
+    strategy: ReplicatedStrategy,
+) -> None:
+    """Replicates variables that only the steps of a model know.
+
+    From then on they count among the model's own, for `demote` as well.
+    """
+    if variables:
+        state.adopt(model, variables)
+        promote_new_state(model, strategy)
+
+
 def demote(target: Any) -> None:
     """Puts a model or optimizer back on one device, with all state kept."""
     owners = list(state.stateful_objects(target))
     found = state.variables_of(target, owners)
     state.strategy_of(found)  # raises if there are several
+    accumulated.give_to_all(owners)
     _demote_variables(found)
     _attach(owners, None)
 
@@ -135,8 +203,10 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
     value = state.copies(old)[0].read_value()
     new = keras_internals.make_backing(variable, value, summed)
     _exchange(variable, old, new)
+    if summed:
+        state.keep_in_parts(new)
     if not state.is_mirrored(variable):
-        for copy in state.copies(new)[1:]:
+        for copy in state.copies(new)[state.is_whole_here(new) :]:
             copy.assign(tf.zeros_like(copy))
 
 

@@ -1,5 +1,6 @@
 """The variables of models, optimizers and metrics, and their copies."""
 
+import weakref
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_internals
@@ -66,9 +68,31 @@ def state_of(owners: Iterable[Any]) -> dict[int, keras.Variable]:
         else:
             state = list(owner.variables)
             if isinstance(owner, keras.Model):
-                state += owner.metrics_variables
+                state += [*_metrics_variables(owner), *adopted_by(owner)]
         found.update((id(variable), variable) for variable in state)
     return found
+
+
+def _metrics_variables(model: keras.Model) -> list[keras.Variable]:
+    # A model's own `metrics` may read what its own `compile` has yet to set.
+    # They are asked for again when the model runs.
+    try:
+        return model.metrics_variables
+    except AttributeError:
+        return []
+
+
+_adopted: Any = weakref.WeakKeyDictionary()
+
+
+def adopt(model: keras.Model, variables: Iterable[keras.Variable]) -> None:
+    """Counts variables that only a model's steps know among its own."""
+    _adopted.setdefault(model, []).extend(variables)
+
+
+def adopted_by(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables that a model has adopted."""
+    return _adopted.get(model, [])
 
 
 def assert_known(target: Any, call: str) -> None:
@@ -95,6 +119,33 @@ def is_mirrored(variable: keras.Variable) -> bool:
     """Whether copies must be equal; those of a metric are added when read."""
     on_read = tf.VariableSynchronization.ON_READ
     return keras_internals.backing(variable).synchronization != on_read
+
+
+_in_parts: Any = weakref.WeakValueDictionary()
+
+
+def keep_in_parts(value: Any) -> None:
+    """Says that the copies of all processes add up to a variable's value.
+
+    So it is with gradients that are accumulated. Of other sums, such as those
+    of metrics, each process has the whole between executions.
+    """
+    _in_parts[id(value)] = value
+
+
+def is_whole_here(value: Any) -> bool:
+    """Whether this process holds the value of a sum, if all have been set."""
+    return process_index() == 0 or id(value) not in _in_parts
+
+
+def sums_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of metrics, whose copies add up to their value."""
+    return [
+        variable
+        for variable in model.metrics_variables
+        if is_replicated(keras_internals.backing(variable))
+        and not is_mirrored(variable)
+    ]
 
 
 def name_of(variable: Any) -> str:

@@ -38,10 +38,44 @@ class StepContext:
     """By id, what a variable was before the step first added to it."""
     averages: list[Any] = dataclasses.field(default_factory=list)
     """The Keras variables that are to be averaged after the last step."""
-    named: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """By the names under which the step returns them, the metrics."""
-    scaled: set[int] = dataclasses.field(default_factory=set)
-    """The ids of the optimizers whose loss was multiplied by the fraction."""
+    results: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By the positions of leaves that the step returns, what computes those
+    that are results of metrics."""
+    may_be_empty: bool = False
+    """Whether the replica may run on a stand-in, as it has no samples."""
+    roles: list[str] = dataclasses.field(default_factory=list)
+    """How the replicas' values of each leaf that the step returns become one.
+    """
+    statistics: set[int] = dataclasses.field(default_factory=set)
+    """The ids of variables that hold statistics of a replica's own samples, of
+    which the mean over replicas is kept."""
+    kinds: Any = None
+    """What each tensor of the step is with respect to the global batch."""
+    counters: Any = set
+    """Returns the ids of the variables to which metrics of Keras add sums over
+    samples."""
+    gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By id, the tensors whose rows have been gathered from all replicas."""
+    in_gradient: bool = False
+    """Whether a gradient tape is computing a gradient."""
+    in_keras_step: bool = False
+    """Whether Keras' own `train_step` is running."""
+    losses_to_accumulate: list[Any] = dataclasses.field(default_factory=list)
+    """The losses whose gradients are reduced only when the optimizer updates
+    from what it has accumulated."""
+    local_gradients: list[Any] = dataclasses.field(default_factory=list)
+    """The gradients of these losses."""
+    global_gradients: list[Any] = dataclasses.field(default_factory=list)
+    """The gradients that are those of the global batch."""
+    shard: Any = None
+    """The replica's shard of the batch."""
+    internal: bool = False
+    """Whether what writes variables now is the package or a seed generator."""
+    untracked: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By id, the Keras variables with a single copy that the step writes."""
+    counts_rows: str | None = None
+    """What it does with a number that may be that of its samples, which is
+    known while tracing."""
 
 
 _local = threading.local()
@@ -61,8 +95,8 @@ def current_fit_step() -> StepContext | None:
 
 
 @contextlib.contextmanager
-def entered(context: StepContext) -> Iterator[None]:
-    """Makes a context the current one of this replica's thread."""
+def entered(context: StepContext | None) -> Iterator[None]:
+    """Makes a context the current one of this replica's thread, or none."""
     before = current()
     _local.context = context
     try:
@@ -88,3 +122,14 @@ def optimizing(accumulating: bool = False) -> Iterator[None]:
             yield
     finally:
         context.optimizing = context.accumulating = False
+
+
+@contextlib.contextmanager
+def internal() -> Iterator[None]:
+    """Says that a seed generator is writing its state in this replica."""
+    context = current() or StepContext("strategy.run")
+    before, context.internal = context.internal, True
+    try:
+        yield
+    finally:
+        context.internal = before

@@ -8,6 +8,7 @@ from typing import Self
 
 import tensorflow as tf
 
+from keras_conflux._cluster.initialization import initialize_if_named
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
@@ -50,6 +51,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     """
 
     def __init__(self, devices: DevicesLike = None) -> None:
+        initialize_if_named()
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -161,8 +163,13 @@ def in_replica() -> bool:
     )
 
 
+def replica_rank() -> int:
+    """The position of the running replica among those of all processes."""
+    return tf.distribute.get_strategy().communicator.rank(replica_index())
+
+
 def replica_index() -> int:
-    """The index of the running replica. Only inside one."""
+    """The index of the running replica in this process. Only inside one."""
     context = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 

@@ -1,15 +1,28 @@
 """Whether the copies of variables are equal, and how to make them so."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import replica_index
 
 
 def synchronize(target: Any, root: int = 0) -> None:
@@ -38,7 +51,10 @@ def synchronize(target: Any, root: int = 0) -> None:
         ```
     """
     found = _mirrored(target, "synchronize")
-    state.strategy_of(found)
+    strategy = state.strategy_of(found)
+    if strategy is not None and strategy.communicator.spans_processes:
+        _copy_to_all(found, strategy, root)
+        return
     for variable in found:
         copies = state.copies(variable)
         if root not in range(len(copies)):
@@ -46,9 +62,48 @@ def synchronize(target: Any, root: int = 0) -> None:
                 "`root` is the index of a replica, from 0 to "
                 f"{len(copies) - 1}. Received: {root}."
             )
+        if not _has_value(copies[root]):
+            continue  # the function that made it has failed
         value = copies[root].read_value()
         for copy in copies:
             copy.assign(value)
+
+
+def _copy_to_all(
+    variables: list[keras.Variable], strategy: ReplicatedStrategy, root: int
+) -> None:
+    """Copies the variables of one replica to those of all processes."""
+    communicator = strategy.communicator
+    if root not in range(communicator.size):
+        raise ValueError(
+            "`root` is the index of a replica, from 0 to "
+            f"{communicator.size - 1}. Received: {root}."
+        )
+    replicated = [
+        v for v in variables if is_replicated(keras_internals.backing(v))
+    ]
+    copies = list(zip(*map(state.copies, replicated), strict=True))
+
+    def all_replicas() -> None:
+        def one_replica() -> None:
+            mine = copies[replica_index()]
+            values = [copy.read_value() for copy in mine]
+            values = replica_collectives().broadcast(values, root)
+            for copy, value in zip(mine, values, strict=True):
+                copy.assign(value)
+
+        strategy.run(one_replica)
+
+    name = f"synchronize of {len(replicated)} variables"
+    with told_to_all(name):
+        agree(f"{name}: {[state.name_of(v) for v in replicated]}")
+        run = tensorflow_internals.concrete_function(all_replicas, [])
+        with communicator.exclusive(run, name):
+            run()
+
+
+def _has_value(variable: Any) -> bool:
+    return not tf.executing_eagerly() or bool(variable.is_initialized())
 
 
 def in_sync(target: Any) -> bool:
@@ -115,13 +170,52 @@ def assert_in_sync(target: Any) -> None:
 def _first_difference(target: Any) -> str | None:
     if isinstance(target, Replicas):
         return _first_difference_of_trees(target)
-    for variable in _mirrored(target, "in_sync"):
+    found = _mirrored(target, "in_sync")
+    difference = _first_difference_here(found)
+    if process_count() > 1:
+        difference = _first_difference_anywhere(found, difference)
+    if difference is None:
+        return None
+    return (
+        f"{difference} Copy one replica's values to all with "
+        "`keras_conflux.synchronize`."
+    )
+
+
+def _first_difference_here(variables: list[keras.Variable]) -> str | None:
+    for variable in variables:
         copies = [copy.numpy() for copy in state.copies(variable)]
         difference = _difference(state.name_of(variable), copies)
         if difference is not None:
+            return difference
+    return None
+
+
+def _first_difference_anywhere(
+    variables: list[keras.Variable], here: str | None
+) -> str | None:
+    """Compares checksums of all processes, which get the same answer.
+
+    Args:
+        variables: Whose first copies are compared.
+        here: What differs between the copies of this process.
+    """
+    with told_to_all("in_sync"):
+        agree(f"in_sync of {len(variables)} variables")
+        values = [state.copies(v)[0].numpy().tobytes() for v in variables]
+        rows = np.zeros([process_count(), 1 + len(values)], np.int64)
+        rows[process_index(), 0] = here is not None
+        rows[process_index(), 1:] = [zlib.crc32(value) for value in values]
+        rows = sum_of_hosts(rows)
+    (apart,) = np.nonzero(rows[:, 0])
+    if apart.size:
+        return here or f"Copies differ in process {apart[0]}."
+    for variable, sums in zip(variables, rows[:, 1:].T, strict=True):
+        (others,) = np.nonzero(sums != sums[0])
+        if others.size:
             return (
-                f"{difference} Copy one replica's values to all with "
-                "`keras_conflux.synchronize`."
+                f"{state.name_of(variable)} differs between process 0 and "
+                f"process {others[0]}."
             )
     return None
 

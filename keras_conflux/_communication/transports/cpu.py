@@ -17,17 +17,20 @@ class CpuRing:
     leaves no key behind that a later one could meet.
 
     Args:
-        devices: One device per replica, in replica order.
+        devices: One device per replica of this process, in replica order.
+        size: The number of replicas, those of all processes.
         group_key: Tells this group of devices from others.
     """
 
-    def __init__(self, devices: Sequence[Device], group_key: int) -> None:
-        self._size = len(devices)
+    def __init__(
+        self, devices: Sequence[Device], size: int, group_key: int
+    ) -> None:
+        self._size = size
         self._group_key = group_key
         self._counters = [_counter(device) for device in devices]
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: int
+        self, tensor: tf.Tensor, index: int, op: str, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call

@@ -32,4 +32,5 @@ def all_reduce(tensor: tf.Tensor, op: str, device: str) -> tf.Tensor:
         )
 
     context = tf.distribute.get_replica_context()
-    return context.merge_call(reduce_all, args=(tensor,))
+    # Replicas that gave the same object would be taken for one (`regroup`).
+    return context.merge_call(reduce_all, args=(tf.identity(tensor),))

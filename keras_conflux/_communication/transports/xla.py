@@ -21,7 +21,7 @@ class XlaNccl:
         self._group_key = group_key
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: int
+        self, tensor: tf.Tensor, index: int, op: str, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call

@@ -1,6 +1,5 @@
 """A step as one TensorFlow graph for all replicas, not compiled by XLA."""
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
@@ -36,7 +36,7 @@ class GraphProgram:
         self._strategy = strategy
         self._eager = eager
         self._watchdog = StepWatchdog(strategy.devices, step.name)
-        self._traced: dict[Any, Callable] = {}
+        self._traced: dict[Any, TracedProgram] = {}
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
@@ -49,28 +49,49 @@ class GraphProgram:
                 continue
             if batch.signature not in self._traced:
                 self._traced[batch.signature] = self._trace(batch)
-            result = self._watchdog.call(
-                self._traced[batch.signature], batch.shards, sizes
-            )
+            result = self._traced[batch.signature](batch.shards, sizes)
         return result
 
-    def _trace(self, batch: Batch) -> Callable:
+    def _trace(self, batch: Batch) -> TracedProgram:
         specs = [trees.present(spec) for spec in batch.specs]
 
+        known = batch.sizes if batch.sizes_are_known else None
+
         def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
-            return self._all_replicas(_refilled(batch.specs, shards), sizes)
+            with tensorflow_internals.noting_new_variables() as made:
+                shards = _refilled(batch.specs, shards)
+                result = self._all_replicas(shards, sizes, known)
+            if not made:  # else TensorFlow traces this once more
+                self._step.assert_traced_rightly()
+            return result
 
-        signature = [specs, tf.TensorSpec([len(specs)], tf.int64)]
-        return tensorflow_internals.concrete_function(packed, signature)
+        count = self._strategy.communicator.size
+        signature = [specs, tf.TensorSpec([count], tf.int64)]
+        return TracedProgram(
+            self._strategy.communicator, self._watchdog, packed, signature
+        )
 
-    def _all_replicas(self, shards: list[Tree], sizes: tf.Tensor) -> Tree:
-        each = tf.unstack(sizes, len(shards))
-        fractions = batch_fractions(each)
+    def _all_replicas(
+        self,
+        shards: list[Tree],
+        sizes: tf.Tensor,
+        known: tuple[int, ...] | None = None,
+    ) -> Tree:
+        communicator = self._strategy.communicator
+        each: list[Any] = tf.unstack(sizes, communicator.size)
+        fractions = batch_fractions(known or each)
+        # Those of this process' replicas.
+        first = communicator.rank(0)
+        each = each[first : first + len(shards)]
+        fractions = fractions[first : first + len(shards)]
+        if known:  # all replicas have samples
+            each = [None] * len(shards)
         outputs: dict[int, Tree] = {}
 
         @tf.autograph.experimental.do_not_convert
         def one_replica() -> None:
             index = replica_index()
+            self._step.before_steps()
             output = self._step.on_replica(
                 shards[index], fractions[index], each[index]
             )

@@ -1,19 +1,29 @@
 """What each replica does with its shard of a batch, and the common result."""
 
+import functools
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._data import rows
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.values import gathered
+from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import logs
+from keras_conflux._fit.numerics import metric_sums
+from keras_conflux._fit.numerics import trace_findings
+from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
 
@@ -22,6 +32,10 @@ class ReplicaStep(Protocol):
 
     name: str
     """What a warning calls it."""
+
+    def before_steps(self) -> None:
+        """Does what goes before one or many steps. Traced once per replica."""
+        ...
 
     def on_replica(
         self, shard: Tree, fraction: Any, size: Any, in_xla: bool = False
@@ -43,6 +57,10 @@ class ReplicaStep(Protocol):
         """
         ...
 
+    def assert_traced_rightly(self) -> None:
+        """Raises `TraceAgain` if the traces of all replicas were in vain."""
+        ...
+
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """Makes one result of what the replicas returned."""
         ...
@@ -56,22 +74,43 @@ class _ModelStep:
         self._model = model
         self._contexts: dict[int, StepContext] = {}
 
+    def before_steps(self) -> None:
+        """See `ReplicaStep`."""
+        metric_sums.take_apart(self._model)
+
     def on_replica(
         self, shard: Tree, fraction: Any, size: Any, in_xla: bool = False
     ) -> Tree:
         """See `ReplicaStep`."""
         eager = tf.executing_eagerly()
+        fraction = tf.identity(fraction)  # a tensor of the step's own graph
         context = StepContext(
             self.name,
             in_xla=in_xla,
             batch_fraction=fraction,
+            may_be_empty=size is not None,
+            shard=shard,
             graph=None if eager else tf.compat.v1.get_default_graph(),
+            kinds=BatchKinds(
+                trees.present(shard),
+                [fraction] if size is None else [fraction, size],
+                functools.partial(_handles_of_sums, self._model),
+                is_blind=specs.sizes_are_known(shard),
+            ),
+            counters=functools.cache(
+                functools.partial(_counters_of_keras, self._model)
+            ),
         )
         self._contexts[replica_index()] = context
         with step_context.entered(context):
             output = self._run(shard, size, context)
+            context.internal = True
             layer_state.reduce_states(self._model, context)
         return output
+
+    def assert_traced_rightly(self) -> None:
+        """See `ReplicaStep`."""
+        trace_findings.assert_final(self._contexts.values())
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         raise NotImplementedError
@@ -81,6 +120,7 @@ class _ModelStep:
         context = self._contexts[replica_index()]
         with step_context.entered(context):
             layer_state.average(context, fraction)
+            metric_sums.put_together(self._model)
 
 
 class TrainOrTestStep(_ModelStep):
@@ -88,35 +128,79 @@ class TrainOrTestStep(_ModelStep):
 
     def __init__(self, model: keras.Model, step: Callable) -> None:
         super().__init__(model)
-        self._step = step
+        self._step = tensorflow_internals.inlined(step)
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
-        before = logs.metric_state(self._model, size)
         with logs.noting_results(self._model) as noted:
             output = self._step(shard)
-        context.named = logs.metrics_by_name(output, noted)
-        logs.restore(before, size, context)
-        return output
+        context.results = logs.results_by_position(output, noted)
+        return logs.made_global(output, size, context)
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """See `ReplicaStep`."""
-        del sizes
-        last = self._contexts[len(outputs) - 1]
-        return logs.of_global_batch(self._model, outputs, fractions, last)
+        first = self._contexts[0]
+        return logs.of_global_batch(outputs, fractions, sizes, first)
+
+
+def _handles_of_sums(model: keras.Model) -> list[Any]:
+    """Returns the handles of this replica's copies that add up to a value."""
+    return [
+        tensorflow_internals.handle_of(state.copies(v)[replica_index()])
+        for v in state.sums_of(model)
+    ]
+
+
+def _counters_of_keras(model: keras.Model) -> set[int]:
+    """Returns the ids of variables to which Keras adds sums over samples."""
+    found: dict[bool, set[int]] = {True: set(), False: set()}
+    for owner in state.stateful_objects(model):
+        if isinstance(owner, keras.metrics.Metric):
+            module = type(owner).update_state.__module__
+            ids = map(id, owner.variables)
+            found[module.startswith("keras.")].update(ids)
+    # Keras holds those of one's own in a metric of its own.
+    return found[True] - found[False]
 
 
 class PredictStep(_ModelStep):
     """A `predict_step`, whose result is the outputs for the global batch."""
 
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model)
+        self._spans_processes = process_count() > 1
+
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
-        del size, context
-        return self._model.predict_step(shard)
+        outputs = self._model.predict_step(shard)
+        if not self._spans_processes:
+            return outputs
+        return keras.tree.map_structure(
+            lambda leaf: _everywhere(leaf, size, context), outputs
+        )
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """See `ReplicaStep`."""
+        if self._spans_processes:
+            return outputs[0]
         return keras.tree.map_structure(
             lambda *leaves: _of_global_batch(leaves, fractions, sizes), *outputs
         )
+
+
+def _everywhere(leaf: Any, size: Any, context: StepContext) -> Any:
+    """Returns what all replicas predict of the global batch, in each."""
+    if leaf is None:
+        return None
+    if not isinstance(leaf, tf.Tensor):
+        raise NotImplementedError(
+            f"{context.name}: `predict` over several processes returns dense "
+            f"tensors. Received: a {type(leaf).__name__}. Make it dense in "
+            "`predict_step`."
+        )
+    if leaf.shape.rank == 0:
+        fraction = context.batch_fraction
+        return replica_collectives().weighted_sum(leaf, fraction)
+    context.kinds.mark(leaf, rows(0, regular=size is None))
+    return gathered([leaf], context)[0].all
 
 
 def _of_global_batch(leaves: tuple, fractions: list, sizes: list) -> Any:
@@ -125,29 +209,9 @@ def _of_global_batch(leaves: tuple, fractions: list, sizes: list) -> Any:
     if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
         return logs.weighted_mean(leaves, fractions)
     # What a replica without samples predicted of its stand-in is dropped.
-    return _concatenated(
-        [
-            leaf if size is None else _if_any(leaf, size)
-            for leaf, size in zip(leaves, sizes, strict=True)
-        ]
-    )
-
-
-def _if_any(leaf: Any, size: tf.Tensor) -> Any:
-    length = tf.cast(rows.length_of(leaf), tf.int64)
-    return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
+    return logs.joined_rows(leaves, sizes)
 
 
 def joined(parts: list[Tree]) -> Tree:
     """Joins trees of tensors of shape `(batch, ...)` along the first axis."""
-    return keras.tree.map_structure(
-        lambda *leaves: _concatenated(leaves), *parts
-    )
-
-
-def _concatenated(leaves: Sequence[Any]) -> Any:
-    if len(leaves) == 1:
-        return leaves[0]
-    if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, leaves)
-    return tf.concat(leaves, 0)
+    return keras.tree.map_structure(lambda *leaves: logs.joined(leaves), *parts)

@@ -7,7 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._common.errors import StepTimeoutError
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
@@ -19,6 +22,8 @@ from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.numerics.trace_findings import TraceAgain
+from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 
@@ -40,25 +45,67 @@ class StepExecutor:
         self._graph = GraphProgram(step, plan.strategy, model.run_eagerly)
         self._xla = XlaProgram(step, plan.strategy, model.steps_per_execution)
         self._may_compile = plan.compiled
+        self._name = f"{type(step).__name__} of {model.name}"
+        self._calls = 0
         self._is_first = True
+        self._needs_sizes: Exception | None = None
         self._compiled: set[Any] = set()
         self._compile_seconds = 0.0
         self._graph_seconds: dict[Any, float] = collections.defaultdict(float)
 
     def __call__(self, group: StepGroup) -> Tree:
-        with self._strategy.communicator.lock:
+        with told_to_all(self._name):
+            self._calls += 1
+            agree(f"execution {self._calls} of {self._name}", group)
             try:
                 result = None
                 for batch in group.batches:
-                    result = self._run(batch, group.limit)
+                    result = self._traced_rightly(batch, group.limit)
                 return result
             except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
             except BaseException:
-                # Replicas have stopped at different places.
-                self._strategy.communicator.recover()
-                synchronization.synchronize(self._model)
+                if not self._strategy.communicator.spans_processes:
+                    synchronization.synchronize(self._model)
                 raise
+
+    def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
+        """Runs a step, traced again until nothing speaks against a trace."""
+        while True:
+            try:
+                known = self._needs_sizes is not None
+                return self._run(batch if known else batch.opened(), limit)
+            except TraceAgain as again:
+                if again.counted is not None:
+                    self._refuse(again.counted)
+                promotion.adopt(self._model, again.untracked, self._strategy)
+            except tf.errors.InvalidArgumentError as error:
+                self._note_sizes(error, batch.sizes)
+                raise
+            except (AttributeError, TypeError, ValueError) as error:
+                if self._needs_sizes is not None or not batch.sizes_are_known:
+                    self._note_sizes(error, batch.sizes)
+                    raise
+                self._needs_sizes = error
+
+    def _refuse(self, counted: str) -> None:
+        raise StrategyError(
+            f"{self._model.name}: a step {counted}. What is a constant there "
+            "may be the number of the samples of one replica, and the step "
+            "cannot be traced for any number of samples: "
+            f"{self._needs_sizes}. Write `keras.ops.shape(x)[0]` in place of "
+            "`x.shape[0]`."
+        ) from self._needs_sizes
+
+    def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
+        """Says how many samples a replica has, where this may be the cause."""
+        if len(sizes) > 1 and error_texts.is_of_sizes(error):
+            error.add_note(
+                f"{self._model.name}: a replica's step sees its part of the "
+                f"batch: {', '.join(map(str, sizes))} of {sum(sizes)} samples "
+                f"on {len(sizes)} replicas. Where the program has the size of "
+                "the batch, write `keras.ops.shape(x)[0]`."
+            )
 
     def _run(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         if not isinstance(batch, StackedBatch):
@@ -72,16 +119,17 @@ class StepExecutor:
         try:
             result = self._xla(batch, limit)
         except tf.errors.OpError as error:
-            if shape in self._compiled or not error_texts.is_of_compiler(error):
+            alone = not self._strategy.communicator.spans_processes
+            compiles = shape in self._compiled
+            if compiles or not alone or not error_texts.is_of_compiler(error):
                 raise
             self._may_compile = False
             warn(
                 f"{self._model.name}: XLA cannot compile this model, so it "
                 "runs as a plain graph, which is slower. Compile it with "
                 "`jit_compile=False` to say so. XLA's reason: "
-                f"{error_texts.compiler_reason(error)}"
+                f"{error_texts.reason_of(error)}"
             )
-            self._strategy.communicator.recover()
             return self._graph(batch)
         if not self._compiled:
             self._compile_seconds = time.monotonic() - began
@@ -99,6 +147,8 @@ class StepExecutor:
             return False
         if shape in self._compiled or not self._compiled:
             return True
+        if self._strategy.communicator.spans_processes:
+            return False  # processes measure different times
         return self._graph_seconds[shape] > self._compile_seconds
 
 

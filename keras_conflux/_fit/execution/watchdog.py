@@ -1,5 +1,6 @@
 """Ends the wait for a step that hangs, and says which replicas wait."""
 
+import contextvars
 import os
 import threading
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class StepWatchdog:
         self, devices: Sequence[Device], name: str, steps: int = 1
     ) -> None:
         self._devices = devices
-        self._name = name
+        self.name = name
         self._steps = steps
         with tf.init_scope(), tf.device("CPU:0"):
             self._ended = [
@@ -99,7 +100,8 @@ class StepWatchdog:
         work = tensorflow_internals.with_this_threads_summaries(
             keras_internals.with_this_threads_state(run)
         )
-        threading.Thread(target=work, daemon=True).start()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(work,), daemon=True).start()
         try:
             ended.wait(seconds)
         except KeyboardInterrupt:
@@ -107,7 +109,7 @@ class StepWatchdog:
             raise
         if not ended.is_set():
             raise StepTimeoutError(
-                f"{self._name}: a call has not ended after {seconds:g} s. "
+                f"{self.name}: a call has not ended after {seconds:g} s. "
                 f"{self._who_waits(before)} If your steps are that long, set "
                 "the environment variable CONFLUX_STEP_TIMEOUT to more "
                 "seconds per step."
@@ -128,7 +130,7 @@ class StepWatchdog:
             ended.wait()
         except KeyboardInterrupt:
             raise StepAbandoned(
-                f"{self._name}: interrupted twice, while a call was running, "
+                f"{self.name}: interrupted twice, while a call was running, "
                 f"which cannot be stopped. {self._who_waits(before)}"
             ) from None
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
@@ -39,7 +39,7 @@ class XlaProgram:
         self._step = step
         self._strategy = strategy
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
-        self._traced: dict[Any, Callable] = {}
+        self._traced: dict[Any, TracedProgram] = {}
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
@@ -58,11 +58,9 @@ class XlaProgram:
                 stack.shards, self._strategy.devices, strict=True
             )
         ]
-        return self._watchdog.call(
-            self._traced[key], tf.constant(stack.count), shards
-        )
+        return self._traced[key](tf.constant(stack.count), shards)
 
-    def _trace(self, shard_specs: list[Tree], limit: int) -> Callable:
+    def _trace(self, shard_specs: list[Tree], limit: int) -> TracedProgram:
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)
             outputs: dict[int, Tree] = {}
@@ -75,17 +73,20 @@ class XlaProgram:
                 )
 
             self._strategy.run(_without_autograph(one_replica))
+            self._step.assert_traced_rightly()
             ordered = [outputs[index] for index in range(count)]
-            return self._step.merge(
-                ordered, batch_fractions([1] * count), [None] * count
-            )
+            everywhere = self._strategy.communicator.size
+            fractions = batch_fractions([1] * everywhere)[:count]
+            return self._step.merge(ordered, fractions, [None] * count)
 
         specs = [
             [_stacked_spec(spec, limit) for spec in trees.present(each)]
             for each in shard_specs
         ]
         signature = [tf.TensorSpec([], tf.int32), specs]
-        return tensorflow_internals.concrete_function(all_replicas, signature)
+        return TracedProgram(
+            self._strategy.communicator, self._watchdog, all_replicas, signature
+        )
 
     def _program(self, shard_spec: Tree, limit: int) -> Callable:
         """Returns what a replica runs, on as many as `limit` batches.
@@ -93,7 +94,7 @@ class XlaProgram:
         The fraction of the batch is a constant in it, so that XLA removes what
         is done for batches that do not divide evenly.
         """
-        fraction = 1 / len(self._strategy.devices)
+        fraction = 1 / self._strategy.communicator.size
 
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(
@@ -106,14 +107,20 @@ class XlaProgram:
         def after_steps() -> None:
             self._step.after_steps(tf.constant(fraction))
 
-        return _compiled(one_step, after_steps, shard_spec, limit)
+        return _compiled(
+            self._step.before_steps, one_step, after_steps, shard_spec, limit
+        )
 
 
 _without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def _compiled(
-    one_step: Callable, after_steps: Callable, shard_spec: Tree, limit: int
+    before_steps: Callable,
+    one_step: Callable,
+    after_steps: Callable,
+    shard_spec: Tree,
+    limit: int,
 ) -> Callable:
     """Returns the XLA program that calls `one_step` for each batch."""
 
@@ -126,6 +133,7 @@ def _compiled(
         def run(position: Any) -> list[tf.Tensor]:
             return trees.present(step(*[leaf[position] for leaf in stacked]))
 
+        before_steps()
         if limit == 1:
             latest = run(0)
         else:

@@ -13,6 +13,7 @@ from keras_conflux._data import rows
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.checksums import checksum
 from keras_conflux._fit.input.specs import Specs
 from keras_conflux._fit.input.specs import specs_of
 from keras_conflux._fit.input.specs import specs_of_shard
@@ -31,6 +32,10 @@ class BatchSharder:
         self._strategy = strategy
         self._stacks = stacks
         self._specs = Specs()
+        communicator = strategy.communicator
+        self._placement = host_to_device.Placement(
+            strategy.devices, communicator.rank(0), communicator.size
+        )
 
     def __call__(
         self, drawn: Sequence[Tree], spec: Tree = None
@@ -58,12 +63,11 @@ class BatchSharder:
     def _shape(self, batch: Tree) -> Any:
         """What the batches of a stack share, or `None`."""
         leaves = trees.present(batch)
-        count = len(self._strategy.devices)
+        count = self._strategy.communicator.size
         if not self._stacks or not all(map(host_to_device.is_dense, leaves)):
             return None
         lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
-        length = lengths.pop()
-        if lengths or length == 0 or length % count:
+        if any(length == 0 or length % count for length in lengths):
             return None
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         return str(trees.paths(batch)), shapes
@@ -73,16 +77,23 @@ class BatchSharder:
             return self._as_given(batch)
         sizes, specs = self._sizes_and_specs(batch, spec)
         leaves = trees.present(batch)
-        shards = host_to_device.move(leaves, self._strategy.devices)
-        return Batch(shards, sizes, specs)
+        shards = host_to_device.move(leaves, self._placement)
+        return Batch(shards, sizes, specs, checksum=checksum([batch]))
 
     def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
         leaves = [trees.present(batch) for batch in batches]
-        shards = host_to_device.move_stacked(leaves, self._strategy.devices)
+        shards = host_to_device.move_stacked(leaves, self._placement)
         sizes, specs = self._sizes_and_specs(batches[0], spec)
-        return StackedBatch(shards, sizes, specs, len(batches))
+        return StackedBatch(
+            shards, sizes, specs, len(batches), checksum=checksum(batches)
+        )
 
     def _as_given(self, batch: Tree) -> Batch:
+        if self._strategy.communicator.spans_processes:
+            raise NotImplementedError(
+                "A DistributedDataset has the shards of one process. Give "
+                "`fit` the data set itself: each process takes its rows."
+            )
         shards = [
             trees.map_leaves(
                 lambda leaf, i=index: self._strategy.experimental_local_results(
@@ -101,11 +112,12 @@ class BatchSharder:
     def _sizes_and_specs(
         self, batch: Tree, spec: Tree
     ) -> tuple[tuple[int, ...], list[Tree]]:
-        count = len(self._strategy.devices)
-        total = rows.sample_count(batch)
+        count = self._strategy.communicator.size
+        total = rows.sample_count(batch, count)
         limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)
-        return tuple(end - begin for begin, end in limits), [shard] * count
+        sizes = tuple(end - begin for begin, end in limits)
+        return sizes, [shard] * len(self._strategy.devices)
 
 
 def _is_distributed(batch: Tree) -> bool:

@@ -3,12 +3,14 @@
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from typing import Self
 
 import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
+from keras_conflux._fit.input import specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,19 +18,34 @@ class Batch:
     """A global batch, sharded over the replicas."""
 
     shards: list[list[Any]]
-    """Per replica, the leaves that are not `None`. A replica without samples
-    gets one of another's to run on."""
+    """Per replica of this process, the leaves that are not `None`. A replica
+    without samples gets one of another's to run on."""
     sizes: tuple[int, ...]
-    """Per replica, the number of samples of the global batch; may be 0."""
+    """Per replica of all processes, how many of the samples it has; may be 0.
+    """
     specs: list[Tree]
-    """Per replica, the `tf.TypeSpec`s that its program is traced for."""
+    """Per replica of this process, the `tf.TypeSpec`s that its program is
+    traced for."""
+    checksum: int = dataclasses.field(default=0, kw_only=True)
+    """What is equal for equal batches."""
+
+    @property
+    def sizes_are_known(self) -> bool:
+        """Whether programs are traced for the number of samples."""
+        return all(map(specs.sizes_are_known, self.specs))
+
+    def opened(self) -> Self:
+        """Returns the batch, for programs of any number of samples."""
+        return dataclasses.replace(
+            self, specs=[specs.opened(each) for each in self.specs]
+        )
 
     @property
     def signature(self) -> tuple:
         """What two batches of one tracing share."""
         return tuple(
-            (str(trees.paths(spec)), tuple(trees.flatten(spec)))
-            for spec in self.specs
+            (str(trees.paths(each)), tuple(trees.flatten(each)))
+            for each in self.specs
         )
 
 
@@ -71,6 +88,12 @@ class StepGroup:
     drawn_by_keras: bool = False
     """Whether Keras' loop draws them one by one, as that of `predict` does."""
 
+    def __str__(self) -> str:
+        """Describes what has to be alike in all processes."""
+        sizes = [(sum(b.sizes), getattr(b, "count", 1)) for b in self.batches]
+        checksums = [batch.checksum for batch in self.batches]
+        return f"(samples, batches) {sizes} with the checksums {checksums}"
+
     def __next__(self) -> Batch | StackedBatch:
         if not self.drawn_by_keras:
             raise StrategyError(
@@ -90,8 +113,11 @@ def batch_fractions(sizes: Any) -> list[tf.Tensor]:
     """Returns each replica's fraction of the samples; they add up to one.
 
     Args:
-        sizes: Per replica, the number of samples.
+        sizes: Per replica, the number of samples. Numbers that are known while
+            tracing make constants, which XLA and collectives make use of.
     """
+    if all(isinstance(size, int) for size in sizes):
+        return [tf.constant(size / sum(sizes)) for size in sizes]
     floats = [tf.cast(size, tf.float32) for size in sizes]
     total = tf.add_n(floats)
     return [tf.math.divide_no_nan(size, total) for size in floats]

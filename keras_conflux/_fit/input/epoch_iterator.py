@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
@@ -32,7 +33,6 @@ from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 from keras_conflux._fit.input.steps_per_execution import PrefetchBudget
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
-from keras_conflux._replication.strategy import ReplicatedStrategy
 
 _JOIN_TIMEOUT = 5
 """How many seconds the end of an epoch waits for a batch that is being drawn.
@@ -42,12 +42,13 @@ _step_groups: Any = weakref.WeakKeyDictionary()
 """By Keras' epoch iterators, what makes their step groups."""
 
 
-def attach(iterator: Any, strategy: ReplicatedStrategy) -> None:
-    """Makes an epoch iterator of Keras yield step groups for a strategy."""
-    plan = current_plan()
-    if plan is None or plan.strategy is not strategy:
-        plan = ExecutionPlan(strategy, compiled=False, drawn_by_keras=True)
-    _step_groups[iterator] = StepGroups(plan, iterator.steps_per_execution)
+def attach(iterator: Any, plan: ExecutionPlan) -> None:
+    """Makes an epoch iterator of Keras yield the step groups of a plan."""
+    # What a callback tells Python code at the end of a batch is in the next.
+    ahead = not (plan.steered and keras_internals.draws_from_python(iterator))
+    _step_groups[iterator] = StepGroups(
+        plan, iterator.steps_per_execution, ahead
+    )
 
 
 def enumerate_step_groups(
@@ -91,12 +92,16 @@ class StepGroups:
     Args:
         plan: That of the call that the iterator was made in.
         requested: Keras' `steps_per_execution`.
+        ahead: Whether batches may be drawn before they are asked for.
     """
 
-    def __init__(self, plan: ExecutionPlan, requested: int) -> None:
+    def __init__(
+        self, plan: ExecutionPlan, requested: int, ahead: bool = True
+    ) -> None:
         devices = plan.strategy.devices
         memory = tensorflow_internals.memory_of(devices[0])
         self._plan = plan
+        self._draws_ahead = ahead
         self._shard = plan.sharder()
         self._steps = StepsPerExecution(
             requested,
@@ -228,12 +233,16 @@ class StepGroups:
         drawn: _Drawn,
     ) -> Callable[[], _Drawn]:
         """Returns what gives the next batches, which may be under way."""
-        budget = self._steps.timings.budget(drawn.count)
+        budget = NO_DEADLINE
+        if self._draws_ahead:
+            budget = self._steps.timings.budget(drawn.count)
         if drawn.error is not None or maximum < 1:
             return lambda: _Drawn([], 0, drawn.error)
         if isinstance(source, tf.data.Iterator):
             draw = functools.partial(self._draw, source, maximum, budget)
-            return background.submit(draw).result
+            if self._draws_ahead:
+                return background.submit(draw).result
+            return lambda: background.submit(draw).result()
         return functools.partial(self._draw, source, maximum, NO_DEADLINE)
 
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
@@ -28,6 +29,8 @@ class ExecutionPlan:
     """Whether an execution may run more steps than the user has asked for."""
     drawn_by_keras: bool = False
     """See `StepGroup`."""
+    steered: bool = False
+    """Whether a callback may tell Python code what the next batch is to be."""
     is_ending: Callable[[], bool] = lambda: False
     """Whether the next execution is to be the last."""
     drawing: list[Generator] = dataclasses.field(default_factory=list)
@@ -54,7 +57,10 @@ class ExecutionPlan:
         return cls(
             strategy,
             compiled,
-            compiled and not any(map(needs_every_batch, callbacks)),
+            compiled
+            and not strategy.communicator.spans_processes
+            and not any(map(needs_every_batch, callbacks)),
+            steered=any(map(may_steer_data, callbacks)),
             is_ending=lambda: getattr(weakly(), "stop_training", False),
         )
 

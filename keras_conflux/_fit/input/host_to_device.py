@@ -1,5 +1,6 @@
 """Moves each replica's shard of a batch from the host to its device."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -24,43 +25,55 @@ MAX_STACKED = 16
 traced for each number."""
 
 
-def move(leaves: list[Any], devices: Sequence[Device]) -> list[list[Any]]:
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Which shards of a global batch go to which devices."""
+
+    devices: tuple[Device, ...]
+    """One per replica of this process."""
+    first: int
+    """The position of the first of these replicas among all."""
+    count: int
+    """The number of replicas, those of all processes."""
+
+
+def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
     """Moves one batch.
 
     Args:
         leaves: The tensors of a global batch, of shape `(batch, ...)`.
-        devices: One per replica.
+        placement: Where the shards go.
 
     Returns:
         Per replica, its shard of each leaf, on its device.
     """
-    return _moved([leaves], tuple(devices), stack=False)
+    return _moved([leaves], placement, stack=False)
 
 
 def move_stacked(
-    batches: list[list[Any]], devices: Sequence[Device]
+    batches: list[list[Any]], placement: Placement
 ) -> list[list[Any]]:
     """Moves some batches of the same shapes.
 
     Args:
         batches: The leaves of each, of shape `(batch, ...)`.
-        devices: One per replica.
+        placement: Where the shards go.
 
     Returns:
         Per replica, its shard of each leaf, on its device, of shape
         `(batches, shard of a batch, ...)`.
     """
     size = max(size_in_bytes(batches[0]), 1)
-    fitting = STAGING_BYTES * len(devices) // size
+    fitting = STAGING_BYTES * placement.count // size
     most = power_of_two(min(MAX_STACKED, fitting))
     groups = [
-        _moved(batches[first : first + most], tuple(devices), stack=True)
+        _moved(batches[first : first + most], placement, stack=True)
         for first in range(0, len(batches), most)
     ]
     if len(groups) == 1:
         return groups[0]
     shards = []
-    for device, *stacks in zip(devices, *groups, strict=True):
+    for device, *stacks in zip(placement.devices, *groups, strict=True):
         with tf.device(device):
             shards.append(list(map(concatenated, *stacks)))
     return shards
@@ -99,10 +112,10 @@ def is_dense(leaf: Any) -> bool:
 
 
 def _moved(
-    batches: list[list[Any]], devices: tuple[Device, ...], stack: bool
+    batches: list[list[Any]], placement: Placement, stack: bool
 ) -> list[list[Any]]:
     source_devices = tuple(map(_source_device, batches[0]))
-    options = source_devices, devices, stack
+    options = source_devices, placement, stack
     # In a graph all leaves travel at once. One after another, each would
     # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
     describe = tf.type_spec_from_value if stack else relaxed_spec
@@ -120,12 +133,12 @@ def _graph(specs: tuple, number: int, *options: Any) -> Callable:
 def _shard(
     batches: list[list[Any]],
     source_devices: Sequence[str],
-    devices: Sequence[str],
+    placement: Placement,
     stack: bool,
 ) -> list[list[Any]]:
-    count = len(devices)
+    count = placement.count
     shards = []
-    for index, device in enumerate(devices):
+    for index, device in enumerate(placement.devices, placement.first):
         shard = []
         for source, *leaves in zip(source_devices, *batches, strict=True):
             # Cut where it lies, so that only this replica's rows travel. What

@@ -12,6 +12,15 @@ def needs_every_batch(callback: Any) -> bool:
     return any(_overrides(callback, hook) for hook in _HOOKS)
 
 
+def may_steer_data(callback: Any) -> bool:
+    """Whether code of the user's runs at each batch.
+
+    It may tell a source of data what the next batch is to be.
+    """
+    owners = [_owner(callback, hook) for hook in _HOOKS]
+    return any(not _is_of_keras(owner) for owner in owners)
+
+
 _HOOKS = [
     f"on_{kind}batch_{when}"
     for kind in ("", "train_", "test_")
@@ -20,11 +29,9 @@ _HOOKS = [
 
 
 def _overrides(callback: Any, hook: str) -> bool:
-    if hook in vars(callback):  # as LambdaCallback sets it
+    owner = _owner(callback, hook)
+    if owner is None:
         return True
-    owner = next(
-        (kind for kind in type(callback).__mro__ if hook in vars(kind)), None
-    )
     if owner in (
         keras.callbacks.ModelCheckpoint,
         keras.callbacks.BackupAndRestore,
@@ -36,3 +43,17 @@ def _overrides(callback: Any, hook: str) -> bool:
         keras.callbacks.Callback,
         keras.callbacks.ProgbarLogger,
     )
+
+
+def _owner(callback: Any, hook: str) -> Any:
+    """Returns the class that has a hook; `None` for the callback itself."""
+    if hook in vars(callback):  # as LambdaCallback sets it
+        return None
+    return next(
+        (kind for kind in type(callback).__mro__ if hook in vars(kind)),
+        keras.callbacks.Callback,
+    )
+
+
+def _is_of_keras(owner: Any) -> bool:
+    return owner is not None and owner.__module__.split(".")[0] == "keras"

@@ -60,11 +60,28 @@ def specs_of(batch: Tree) -> Tree:
 def specs_of_shard(specs: Tree, count: int) -> Tree:
     """The specs of a replica's shard of batches of these specs.
 
-    How many samples it has is not fixed, even where the batch says so: a layer
-    that counts them would take the count for a number of its own, which is
-    the same on all replicas.
+    How many samples it has is known where the batch says how many it has, and
+    they divide evenly.
     """
-    return specs if count == 1 else trees.map_leaves(_of_any_batch_size, specs)
+
+    def shard(spec: Any) -> Any:
+        rows = spec.shape[0] if spec.shape.rank else None
+        if not isinstance(spec, tf.TensorSpec) or not rows or rows % count:
+            return _of_any_batch_size(spec)
+        return tf.TensorSpec([rows // count, *spec.shape[1:]], spec.dtype)
+
+    return specs if count == 1 else trees.map_leaves(shard, specs)
+
+
+def opened(specs: Tree) -> Tree:
+    """The same specs, of any number of samples."""
+    return trees.map_leaves(_of_any_batch_size, specs)
+
+
+def sizes_are_known(specs: Tree) -> bool:
+    """Whether all leaves that have samples say how many."""
+    ranked = [s for s in trees.present(specs) if s.shape.rank != 0]
+    return all(s.shape.rank and s.shape[0] is not None for s in ranked)
 
 
 def relaxed_spec(leaf: Any) -> Any:

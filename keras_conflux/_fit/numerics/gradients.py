@@ -12,7 +12,12 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_internals
 from keras_conflux._custom_loops import spmd
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
@@ -35,7 +40,8 @@ def apply(
     scaling, decay, averaging) then acts on the gradient of the global batch,
     on every replica alike. Where the gradients come from decides:
 
-    * a step of `fit`: the mean, weighted by each replica's batch fraction;
+    * a step of `fit`: what a tape returns is the gradient of the global batch
+      already;
     * `withdevices`: nothing; the user has called `allreduce`;
     * a bare `strategy.run`: the sum, as Keras documents it.
     """
@@ -47,20 +53,20 @@ def apply(
     given = None if trainable_variables is None else list(trainable_variables)
     _check_replicated(optimizer, given)
     _build(optimizer, given)
-    trainable_variables = given
-    grads = _repeatable(list(grads))
-    if given is not None and len(given) == len(grads):
-        grads = _of_known_shape(grads, given)
+    grads = list(grads)
     accumulating = False
     if context is None:
+        grads = _shaped(_repeatable(grads), given)
         grads = replica_collectives().all_reduce("sum", grads)
     elif context.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
-        grads = _weighted(optimizer, grads, context, reduce=not accumulating)
+        layer_state.settle(given or [], context)
+        grads = _of_fit(_repeatable(grads), given, context, accumulating)
     else:
+        grads = _repeatable(grads)
         _warn_if_local(context, grads)
     with step_context.optimizing(accumulating):
-        return original(optimizer, grads, trainable_variables)
+        return original(optimizer, grads, given)
 
 
 def _build(optimizer: Any, trained: list[Any] | None) -> None:
@@ -116,12 +122,14 @@ def _repeatable(grads: list[Any]) -> list[Any]:
     ]
 
 
-def _of_known_shape(grads: list[Any], trained: list[Any]) -> list[Any]:
+def _shaped(grads: list[Any], trained: list[Any] | None) -> list[Any]:
     """Tells TensorFlow that gradients have the shapes of their variables.
 
     It often cannot know where the number of samples is open. Then buckets
     would be of unknown sizes, and these be compared in each step.
     """
+    if trained is None or len(trained) != len(grads):
+        return grads
     return [
         tf.ensure_shape(g, v.shape)
         if tf.is_tensor(g) and not g.shape.is_fully_defined()
@@ -159,31 +167,93 @@ def _is_accumulating() -> bool:
     return context is not None and context.accumulating
 
 
+def reduced(
+    grads: list[Any], sources: list[Any], context: StepContext
+) -> list[Any]:
+    """Sums the gradients of all replicas, which have their weights already."""
+    grads = _shaped(_repeatable(grads), sources)
+    grads = replica_collectives().weighted_sum(grads, _has_samples(context))
+    context.kinds.mark_equal(grads)
+    context.global_gradients.extend(grads)
+    return grads
+
+
+def _has_samples(context: StepContext) -> tf.Tensor:
+    """A weight that ignores what a stand-in for samples has computed."""
+    return tf.where(context.batch_fraction > 0, 1.0, 0.0)
+
+
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Weights a replica's loss by its batch fraction, before the gradient.
+    """Notes losses whose gradients Keras hands from the tape to `apply`.
 
-    So what flows backward through a collective, as in a synchronized
-    BatchNormalization, already has the weight that it has on one device. A
-    `train_step` that does not call `scale_loss` has its gradients weighted
-    when they are applied.
+    If the optimizer accumulates gradients, they are reduced when it updates,
+    and not in each step.
     """
+    result = original(optimizer, loss)
     context = step_context.current_fit_step()
-    if context is not None:
-        loss = loss * tf.cast(context.batch_fraction, loss.dtype)
-        context.scaled.add(id(optimizer))
-    return original(optimizer, loss)
+    if context is None or not context.in_keras_step:
+        return result
+    if _accumulates(optimizer):
+        context.losses_to_accumulate.append(result)
+    return result
 
 
-def _weighted(
-    optimizer: Any, grads: list, context: StepContext, reduce: bool
-) -> list:
-    """Returns this replica's part of the global gradients, or their sum."""
-    weight = context.batch_fraction
-    if id(optimizer) in context.scaled:
-        weight = tf.where(weight > 0, 1.0, 0.0)
-    if reduce:
-        return replica_collectives().weighted_sum(grads, weight)
-    return replica_collectives().weighted(grads, weight)
+def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
+    """Tells that Keras' own `train_step` is running, and not the user's."""
+    context = step_context.current_fit_step()
+    if context is None:
+        return original(model, data)
+    context.in_keras_step = True
+    try:
+        return original(model, data)
+    finally:
+        context.in_keras_step = False
+
+
+def _of_fit(
+    grads: list[Any],
+    trained: list[Any] | None,
+    context: StepContext,
+    accumulating: bool,
+) -> list[Any]:
+    """Returns the gradients of the global batch, or a replica's part of them.
+
+    What a tape returned, and what was computed from that, is global already.
+    Anything else, such as gradients that were computed by hand, is reduced
+    here.
+    """
+    collectives = replica_collectives()
+    if accumulating and _all_in(grads, context.local_gradients):
+        grads = _shaped(grads, trained)
+        return collectives.weighted(grads, _has_samples(context))
+    if not _are_global(grads, context):
+        grads = _made_global(_shaped(grads, trained), context)
+    if accumulating:  # the copies of accumulators are added up
+        return collectives.weighted(grads, context.batch_fraction)
+    return grads
+
+
+def _are_global(grads: list[Any], context: StepContext) -> bool:
+    if tf.executing_eagerly():
+        return _all_in(grads, context.global_gradients)
+    return all(g is None or context.kinds.of(g) == EQUAL for g in grads)
+
+
+def _all_in(grads: list[Any], known: list[Any]) -> bool:
+    ids = {id(each) for each in known}
+    return all(g is None or id(g) in ids for g in grads)
+
+
+def _made_global(grads: list[Any], context: StepContext) -> list[Any]:
+    given = [g for g in grads if g is not None]
+    sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
+    if not sparse and not tf.executing_eagerly():
+        try:
+            values = iter(global_values(given, context))
+            return [None if g is None else next(values) for g in grads]
+        except CannotTell:
+            pass
+    return replica_collectives().weighted_sum(grads, context.batch_fraction)
 
 
 def _accumulates(optimizer: Any) -> bool:
@@ -198,10 +268,18 @@ def _outside(
     trainable_variables: Any,
 ) -> Any:
     """Applies gradients on every replica, where they are given once for all."""
-    strategy = state.replicated_by(optimizer.variables[:1])
-    if strategy is None or tf.distribute.has_strategy():
-        return original(optimizer, grads, trainable_variables)
     given = None if trainable_variables is None else list(trainable_variables)
+    if tf.distribute.has_strategy():
+        is_replicated_here = state.replicated_by(optimizer.variables[:1])
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if is_replicated_here and scales:
+            return _in_replicas(original, optimizer, list(grads), given)
+        return original(optimizer, grads, given)
+    strategy = promotion.promote_beside(optimizer, given or [])
+    if strategy is None:
+        return original(optimizer, grads, given)
+    with strategy.scope():
+        _build(optimizer, given)
     # One function, for a loop that calls this again and again.
     functions = _outside_functions.setdefault(optimizer, {})
     key = strategy, tuple(map(id, given or ()))
@@ -218,6 +296,23 @@ def _outside(
         )
     functions[key](list(grads))
     return None
+
+
+def _in_replicas(
+    original: Callable, optimizer: Any, grads: list[Any], given: Any
+) -> None:
+    """Applies in each replica what Keras would refuse to apply in a scope."""
+    if given and not optimizer.built:  # each replica would build it
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(given)
+
+    def everywhere(grads: list[Any]) -> None:
+        with step_context.optimizing():
+            original(optimizer, grads, given)
+
+    tf.distribute.get_strategy().run(
+        tf.autograph.experimental.do_not_convert(everywhere), args=(grads,)
+    )
 
 
 def skip_second_reduction(

@@ -1,4 +1,4 @@
-"""Makes what layers keep of their data equal on all replicas after a step."""
+"""Makes what a step keeps in variables what one device would keep."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,36 +7,120 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import COUNTED
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import trace_findings
 from keras_conflux._fit.numerics.moving_averages import is_computed_from
 from keras_conflux._fit.numerics.moving_averages import is_moving_average
+from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import replica_rank
+
+_SUMS = ("Add", "AddV2", "Sub")
 
 
 def record_assign(original: Callable, variable: Any, value: Any) -> Any:
     """Records which variables a step of `fit` has written.
 
-    What an optimizer writes is the same on all replicas.
+    What an optimizer writes is the same on all replicas. What a stand-in for
+    samples would add to a metric is left out.
     """
     context = _recording()
-    if context is not None:
-        context.assigned.setdefault(id(variable), variable)
+    if context is None:
+        return original(variable, value)
+    trace_findings.note_write(context, variable, value)
+    context.assigned.setdefault(id(variable), variable)
+    if not tf.executing_eagerly():
+        context.kinds.notice(tf.compat.v1.get_default_graph())
+    if _is_counter(variable):
+        value = _counted(variable, value, context)
     return original(variable, value)
+
+
+def _is_counter(variable: keras.Variable) -> bool:
+    return len(state.copies(variable)) > 1 and not state.is_mirrored(variable)
+
+
+def _counted(
+    variable: keras.Variable, value: Any, context: StepContext
+) -> tf.Tensor:
+    """Returns this replica's part of what a metric's variable is set to.
+
+    The copies add up to the value. What a stand-in for samples would add is
+    left out.
+    """
+    value = keras.ops.convert_to_tensor(value, variable.dtype)
+    if not tf.executing_eagerly():
+        value = _part(value, context, id(variable) in context.counters())
+    if context.may_be_empty:
+        value = tf.where(context.batch_fraction > 0, value, variable.value)
+    context.kinds.mark(value, COUNTED)
+    return value
+
+
+def _part(value: tf.Tensor, context: StepContext, is_sum: bool) -> tf.Tensor:
+    """Returns parts that add up to what one device would set.
+
+    Args:
+        value: What a replica would set.
+        context: Of the step.
+        is_sum: Whether what is added is known to be a sum over samples, if
+            the graph does not show it.
+    """
+    terms = list(value.op.inputs) if value.op.type in _SUMS else [value]
+    kinds = [context.kinds.of(term) for term in terms]
+    kept = [kind == COUNTED for kind in kinds]
+    if kept == [True, False]:
+        if is_sum and kinds[1].role is Role.DERIVED:
+            return value
+        change = _part_of_change(terms[1], kinds[1], context)
+        if change is not terms[1]:
+            adds = value.op.type != "Sub"
+            return terms[0] + change if adds else terms[0] - change
+        return value
+    if any(kept):
+        return value
+    return _part_of_change(value, context.kinds.of(value), context)
+
+
+def _part_of_change(
+    change: tf.Tensor, kind: Kind, context: StepContext
+) -> tf.Tensor:
+    if kind.role is Role.DERIVED:
+        # As a root of a mean, or a largest value: the first copy has all of it.
+        with contextlib.suppress(CannotTell):
+            change, kind = global_values([change], context)[0], EQUAL
+    if kind == EQUAL:
+        first = replica_rank() == 0
+        return change if first else tf.zeros_like(change)
+    if kind.role is Role.MEAN and change.dtype.is_floating:
+        return change * tf.cast(context.batch_fraction, change.dtype)
+    return change
 
 
 def record_add(original: Callable, variable: Any, value: Any) -> Any:
     """Records what a variable was before a step of `fit` first added to it.
 
-    There are three kinds of increment. A constant, such as a step counter, is
-    equal on every replica and needs no reduction. A value computed from the
-    batch, such as a sample count, is summed over the replicas: it is recorded
-    here. A value computed from the variable itself, such as
-    `v -= 0.1 * (v - mean)`, moves the variable towards a target, as gradients
-    move a trained one; it is averaged instead.
+    Only where the graph of the step does not show what is added: eagerly, and
+    in graphs inside of it. There, a value computed from the batch, such as a
+    sample count, is summed over the replicas, and a value computed from the
+    variable itself, such as `v -= 0.1 * (v - mean)`, is averaged.
     """
     context = _recording()
-    if context is not None and id(variable) not in context.assigned:
+    if (
+        context is not None
+        and id(variable) not in context.assigned
+        and not _is_traced_by(context)
+    ):
         moves = variable.trainable or is_computed_from(value, variable)
         if not moves and not _is_constant(value):
             # Not in the graph of a branch, whose tensors are known there only.
@@ -51,6 +135,12 @@ def _recording() -> StepContext | None:
     return None if context is None or context.optimizing else context
 
 
+def _is_traced_by(context: StepContext) -> bool:
+    if tf.executing_eagerly() or context.kinds.is_blind:
+        return False
+    return context.graph is tf.compat.v1.get_default_graph()
+
+
 def _is_constant(value: Any) -> bool:
     if not tf.is_tensor(value):
         return True
@@ -59,23 +149,75 @@ def _is_constant(value: Any) -> bool:
 
 
 def reduce_states(model: keras.Model, context: StepContext) -> None:
-    """Makes what layers keep of their data equal on all replicas.
+    """Makes what a step has written equal on all replicas.
 
-    These are the weights that something else than an optimizer has written.
-    What was added to one, such as a count, is summed over the replicas; all
-    else, such as BatchNormalization's moving mean, is averaged, weighted by the
-    replicas' fractions of the batch; integers are those of replica 0. Moving
-    averages are left for `average`.
+    These are the weights that something else than an optimizer has written. A
+    value that no sample has touched is equal already. Others are computed as
+    one device would compute them. Moving averages are left for `average`.
     """
-    collectives = replica_collectives()
-    if collectives.count == 1:
+    if replica_collectives().count == 1:
         return
-    written = [w for w in model.weights if id(w) in context.assigned]
-    added = [w for w in written if id(w) in context.before]
-    replaced = [w for w in written if id(w) not in context.before]
-    context.averages = [w for w in replaced if is_moving_average(w)]
-    waiting = {id(weight) for weight in context.averages}
-    replaced = [w for w in replaced if id(w) not in waiting]
+    weights = [*model.weights, *state.adopted_by(model)]
+    written = [w for w in weights if id(w) in context.assigned]
+    exact: list[tuple[keras.Variable, tf.Tensor]] = []
+    unclear: list[keras.Variable] = []
+    for weight in written:
+        values, traced_here = _values(weight, context)
+        if values and all(
+            context.kinds.of(value) == EQUAL
+            for value in (values[-1:] if traced_here else values)
+        ):
+            continue
+        if is_moving_average(weight, context):
+            context.averages.append(weight)
+        elif values and traced_here:
+            exact.append((weight, values[-1]))
+        else:
+            unclear.append(weight)
+    for weight, value in exact:
+        try:
+            weight.assign(global_values([value], context)[0])
+        except CannotTell:
+            _warn_of_weight(context, weight)
+            unclear.append(weight)
+    _reduce_by_change(unclear, context)
+
+
+def settle(variables: list[Any], context: StepContext) -> None:
+    """Makes what a step has set variables to what one device would have set.
+
+    To be called before an optimizer adds to them.
+    """
+    for weight in variables:
+        if id(weight) not in context.assigned:
+            continue
+        values, traced_here = _values(weight, context)
+        if not values or not traced_here:
+            continue
+        if context.kinds.of(values[-1]) == EQUAL:
+            continue
+        # If it cannot be computed, they are averaged at the end of the step.
+        with contextlib.suppress(CannotTell):
+            weight.assign(global_values(values[-1:], context)[0])
+
+
+def _values(
+    weight: keras.Variable, context: StepContext
+) -> tuple[list[tf.Tensor], bool]:
+    """Returns what was written to this replica's copy of a weight."""
+    if tf.executing_eagerly() or context.kinds.is_blind:
+        return [], False
+    copy = state.copies(weight)[replica_index()]
+    return context.kinds.written(tensorflow_internals.handle_of(copy))
+
+
+def _reduce_by_change(
+    weights: list[keras.Variable], context: StepContext
+) -> None:
+    """Sums what was added, averages what was set; integers are replica 0's."""
+    collectives = replica_collectives()
+    added = [w for w in weights if id(w) in context.before]
+    replaced = [w for w in weights if id(w) not in context.before]
     floats = [w for w in replaced if keras.backend.is_float_dtype(w.dtype)]
     others = [w for w in replaced if not keras.backend.is_float_dtype(w.dtype)]
     before = [context.before[id(weight)] for weight in added]
@@ -90,6 +232,20 @@ def reduce_states(model: keras.Model, context: StepContext) -> None:
     firsts = collectives.broadcast([w.value for w in others], 0)
     for weight, value in zip(others, firsts, strict=True):
         weight.assign(value)
+
+
+def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
+    key = f"weight {weight.path}"
+    if key in context.warned:
+        return
+    context.warned.add(key)
+    warn(
+        f"{context.name}: the graph does not show how {weight.path}, which the "
+        "step sets, is computed from the samples. The replicas' values are "
+        "averaged, and integers are those of replica 0. Compute it from "
+        "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
+        "replicas have."
+    )
 
 
 def average(context: StepContext, fraction: tf.Tensor) -> None:

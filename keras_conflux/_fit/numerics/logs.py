@@ -3,41 +3,34 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.trees import Tree
+from keras_conflux._data import rows
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.values import gathered
+from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import replica_collectives
 
-
-def metric_state(model: keras.Model, size: Any) -> list[tuple]:
-    """Remembers the metrics of a replica that may have no samples.
-
-    Args:
-        model: Whose metrics.
-        size: How many samples, or `None` if there surely are some.
-    """
-    if size is None:
-        return []
-    return [(v, v.value + 0) for v in model.metrics_variables]
-
-
-def restore(before: list[tuple], size: Any, context: StepContext) -> None:
-    """Puts the metrics of a replica without samples back."""
-    for variable, old in before:
-        if id(variable) in context.assigned:
-            variable.assign(tf.where(size > 0, variable.value, old))
+Noted = tuple[Any, Callable[[], Any]]
+"""The result of a metric, and what computes it from all replicas' counts."""
 
 
 @contextlib.contextmanager
-def noting_results(model: keras.Model) -> Iterator[list[tuple[Any, Any]]]:
+def noting_results(model: keras.Model) -> Iterator[list[Noted]]:
     """Notes what the results of the model's metrics are, with the metrics.
 
     So a step may return one under another name than the metric's.
     """
-    noted: list[tuple[Any, Any]] = []
+    noted: list[Noted] = []
     metrics = [m for m in model.metrics if "result" not in vars(m)]
 
     def noting(metric: keras.metrics.Metric) -> Callable:
@@ -45,7 +38,13 @@ def noting_results(model: keras.Model) -> Iterator[list[tuple[Any, Any]]]:
 
         def result() -> Any:
             value = original()
-            noted.append((value, metric))
+            if isinstance(value, dict):
+                noted.extend(
+                    (each, lambda key=key: metric.result()[key])
+                    for key, each in value.items()
+                )
+            else:
+                noted.append((value, metric.result))
             return value
 
         return result
@@ -59,54 +58,126 @@ def noting_results(model: keras.Model) -> Iterator[list[tuple[Any, Any]]]:
             vars(metric).pop("result", None)
 
 
-def metrics_by_name(output: Tree, noted: list[tuple[Any, Any]]) -> dict:
-    """Returns by name the metrics whose results are among a step's outputs."""
-    if not isinstance(output, dict):
-        return {}
+def results_by_position(
+    output: Tree, noted: list[Noted]
+) -> dict[int, Callable[[], Any]]:
+    """Returns what computes the metrics that are among a step's outputs."""
     return {
-        name: metric
-        for name, leaf in output.items()
-        for value, metric in noted
+        position: compute
+        for position, leaf in enumerate(keras.tree.flatten(output))
+        for value, compute in noted
         if leaf is value
     }
 
 
+def made_global(output: Tree, size: Any, context: StepContext) -> Tree:
+    """Computes what a step returns from the samples of all replicas.
+
+    Notes in the context how the replicas' leaves become one: "first" where
+    they are equal, "rows" where each has entries for its samples, and "mean".
+    """
+    leaves = []
+    context.roles = []
+    for position, leaf in enumerate(keras.tree.flatten(output)):
+        role = "first"
+        if leaf is not None and position not in context.results:
+            leaf: Any = keras.ops.convert_to_tensor(leaf)
+            if isinstance(leaf, keras.Variable | tf.Variable):
+                leaf = tf.convert_to_tensor(leaf)
+            role, leaf = _role_and_value(leaf, size, context)
+        if leaf is not None and role != "first" and process_count() > 1:
+            role, leaf = "first", _everywhere(role, leaf, context)
+        context.roles.append(role)
+        leaves.append(leaf)
+    return keras.tree.pack_sequence_as(output, leaves)
+
+
+def _everywhere(role: str, leaf: tf.Tensor, context: StepContext) -> tf.Tensor:
+    """Returns, in each process, what the replicas of all have together."""
+    if role == "rows":
+        return gathered([leaf], context)[0].all
+    if not leaf.dtype.is_floating:
+        leaf = tf.cast(leaf, keras.config.floatx())
+    fraction = context.batch_fraction
+    return replica_collectives().weighted_sum(leaf, fraction)
+
+
+def _role_and_value(
+    leaf: tf.Tensor, size: Any, context: StepContext
+) -> tuple[str, tf.Tensor]:
+    if tf.executing_eagerly():
+        with_samples = leaf.shape.rank and leaf.shape[0] == size
+        return ("rows" if with_samples else "mean"), leaf
+    kind = context.kinds.of(leaf)
+    if kind == EQUAL:
+        return "first", leaf
+    has_rows = kind.role is Role.ROWS and kind.axis == 0
+    if has_rows and not kind.is_tangled:
+        return "rows", leaf
+    if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
+        return "mean", leaf
+    try:
+        return "first", global_values([leaf], context)[0]
+    except CannotTell:
+        return ("rows" if has_rows else "mean"), leaf
+
+
 def of_global_batch(
-    model: keras.Model,
-    logs: list[dict],
+    logs: list[Tree],
     fractions: list[tf.Tensor],
+    sizes: list[Any],
     context: StepContext,
-) -> dict:
+) -> Tree:
     """Returns the logs of the global batch.
 
-    What a metric of the model gives is computed from all replicas' counts;
-    anything else that a `train_step` returns is averaged, weighted by the
-    replicas' fractions of the batch.
+    What a metric of the model gives is computed from all replicas' counts.
     """
-    merged: Any = keras.tree.map_structure(
-        lambda *leaves: weighted_mean(leaves, fractions), *logs
+    each = [keras.tree.flatten(one) for one in logs]
+    merged = [
+        _merged(leaves, role, fractions, sizes)
+        for role, *leaves in zip(context.roles, *each, strict=True)
+    ]
+    for position, compute in context.results.items():
+        # It may be a variable.
+        merged[position] = keras.ops.convert_to_tensor(compute())
+    return keras.tree.pack_sequence_as(logs[0], merged)
+
+
+def _merged(leaves: list, role: str, fractions: list, sizes: list) -> Any:
+    if role == "first":
+        return leaves[0]
+    if role == "rows":
+        return joined_rows(leaves, sizes)
+    return weighted_mean(tuple(leaves), fractions)
+
+
+def joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
+    """Joins the replicas' rows, without those of stand-ins for samples.
+
+    Args:
+        leaves: One of each replica.
+        sizes: How many samples each has, or `None` if it surely has some.
+    """
+    return joined(
+        [
+            leaf if size is None else _if_any(leaf, size)
+            for leaf, size in zip(leaves, sizes, strict=True)
+        ]
     )
-    if isinstance(merged, dict):
-        results = _metric_results(model, context)
-        for name, metric in context.named.items():
-            if name not in results or name != metric.name:
-                results[name] = metric.result()
-        merged.update(
-            (name, value) for name, value in results.items() if name in merged
-        )
-    return merged
 
 
-def _metric_results(model: keras.Model, context: StepContext) -> dict:
-    results: dict[str, Any] = {}
-    for metric in model.metrics:
-        if not any(id(v) in context.assigned for v in metric.variables):
-            continue
-        result = metric.result()
-        results.update(
-            result if isinstance(result, dict) else {metric.name: result}
-        )
-    return results
+def _if_any(leaf: Any, size: tf.Tensor) -> Any:
+    length = tf.cast(rows.length_of(leaf), tf.int64)
+    return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
+
+
+def joined(leaves: Sequence[Any]) -> Any:
+    """Joins tensors of shape `(batch, ...)` along the first axis."""
+    if len(leaves) == 1:
+        return leaves[0]
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0)
 
 
 def weighted_mean(leaves: tuple[Any, ...], fractions: list[tf.Tensor]) -> Any:

@@ -3,7 +3,8 @@
 In a step of `fit` each replica computes the loss of its own samples, and what
 is reduced is their mean, weighted by the replicas' fractions of the batch.
 For a mean over samples that is the loss of the global batch as it stands. A
-loss with another denominator is brought to that form here.
+loss with another denominator is brought to that form here. What is no row of a
+sample, such as a ratio of sums, is reduced as Keras does: the graph shows how.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch.kinds import MEAN
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -20,17 +25,9 @@ def scale(original: Callable, value: Any) -> Any:
     """Leaves a mean over this replica's samples as it is.
 
     Keras divides by the number of replicas, as its optimizer sums gradients.
+    In a scope, outside of replicas, nothing is summed.
     """
-    return value if step_context.current() is not None else original(value)
-
-
-def unscale(original: Callable, value: Any) -> Any:
-    """Undoes `scale`, for losses that are shown."""
-    fraction = _batch_fraction()
-    if fraction is not None and len(value.shape) > 0:
-        # `reduce_values` divided a loss that is not reduced by the fraction.
-        return value * tf.cast(fraction, value.dtype)
-    return value if step_context.current() is not None else original(value)
+    return value if _is_whole() else original(value)
 
 
 def reduce_values(
@@ -40,20 +37,67 @@ def reduce_values(
     reduction: str | None = "sum_over_batch_size",
 ) -> Any:
     """Divides what is not a mean over samples by the batch fraction."""
-    fraction = _batch_fraction()
-    if fraction is None or len(values.shape) == 0:
+    context = _step()
+    if (
+        context is None
+        or len(values.shape) == 0
+        or reduction in (None, "none")
+        or not _are_of_samples(values, context)
+    ):
         return original(values, sample_weight, reduction)
-    fraction = tf.cast(fraction, values.dtype)
-    if reduction in (None, "none", "sum"):
+    fraction = tf.cast(context.batch_fraction, values.dtype)
+    if reduction == "sum":
         loss = original(values, sample_weight, reduction)
-        return tf.math.divide_no_nan(loss, fraction)
-    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        loss = tf.math.divide_no_nan(loss, fraction)
+    elif reduction == "mean_with_sample_weight" and sample_weight is not None:
         total = tf.reduce_sum(tf.cast(sample_weight, values.dtype))
         total = replica_collectives().all_reduce(
             "sum", tf.where(fraction > 0, total, 0)
         )
-        return tf.math.divide_no_nan(tf.reduce_sum(values), total * fraction)
-    return original(values, sample_weight, reduction)
+        loss = tf.math.divide_no_nan(tf.reduce_sum(values), total * fraction)
+    else:
+        loss = original(values, sample_weight, reduction)
+    context.kinds.mark(loss, MEAN)
+    return loss
+
+
+def aggregate_additional(original: Callable, model: Any, loss: Any) -> Any:
+    """Divides the sum of an `add_loss` per sample by the batch fraction."""
+    context = _step()
+    total = original(model, loss)
+    if (
+        context is None
+        or len(loss.shape) == 0
+        or not _are_of_samples(loss, context)
+    ):
+        return total
+    total = tf.math.divide_no_nan(
+        total, tf.cast(context.batch_fraction, total.dtype)
+    )
+    context.kinds.mark(total, MEAN)
+    return total
+
+
+def compute_average(
+    original: Callable,
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: Any = None,
+) -> Any:
+    """Leaves `tf.nn.compute_average_loss` a mean over this replica's samples.
+
+    TensorFlow divides by the number of replicas, for gradients to be summed.
+    """
+    average = original(per_example_loss, sample_weight, global_batch_size)
+    if _step() is None or global_batch_size is not None:
+        return average
+    return average * replica_collectives().count
+
+
+def scale_regularization(original: Callable, regularization_loss: Any) -> Any:
+    """Leaves a loss that is equal on all replicas what it is."""
+    scaled = original(regularization_loss)
+    return scaled if _step() is None else scaled * replica_collectives().count
 
 
 def apply_mask(
@@ -64,29 +108,43 @@ def apply_mask(
     reduction: str | None,
 ) -> Any:
     """Counts the valid entries of the global batch, not of this replica."""
-    fraction = _batch_fraction()
+    context = _step()
     weight = original(sample_weight, mask, dtype, reduction)
+    means = ("mean", "sum_over_batch_size")
     if (
-        fraction is None
+        context is None
         or mask is None
-        or reduction
-        not in (
-            "mean",
-            "sum_over_batch_size",
-        )
+        or reduction not in means
+        or not _are_of_samples(mask, context)
     ):
         return weight
     # `weight` carries total / valid of this replica. Valid entries are not
     # spread over replicas as samples are.
-    fraction = tf.cast(fraction, dtype)
+    fraction = tf.cast(context.batch_fraction, dtype)
     valid = tf.reduce_sum(tf.cast(mask, dtype))
     everywhere = replica_collectives().all_reduce(
         "sum", tf.where(fraction > 0, valid, 0)
     )
     correction = tf.math.divide_no_nan(valid, everywhere * fraction)
-    return weight * correction
+    corrected = weight * correction
+    context.kinds.mark(corrected, context.kinds.of(mask))
+    return corrected
 
 
-def _batch_fraction() -> Any:
+def _are_of_samples(values: tf.Tensor, context: StepContext) -> bool:
+    """Whether values are, as far as one knows, one device's for its samples."""
+    kind = context.kinds.of(values)
+    return kind.role in (Role.ROWS, Role.OPAQUE) and not kind.is_entangled
+
+
+def _is_whole() -> bool:
+    """Whether a loss is one device's: of a replica's step, or of none."""
+    if step_context.current() is not None:
+        return True
+    strategy = tf.distribute.get_strategy()
+    return isinstance(strategy, ReplicatedStrategy) and not in_replica()
+
+
+def _step() -> StepContext | None:
     context = step_context.current_fit_step()
-    return context.batch_fraction if context and in_replica() else None
+    return context if context is not None and in_replica() else None

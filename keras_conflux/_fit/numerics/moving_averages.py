@@ -13,12 +13,14 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
+from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_index
 
 
-def is_moving_average(variable: keras.Variable) -> bool:
+def is_moving_average(variable: keras.Variable, context: StepContext) -> bool:
     """Whether all that a replica's step does with a variable is as above.
 
     To be asked where the step has been traced, before anything else is done
@@ -35,11 +37,12 @@ def is_moving_average(variable: keras.Variable) -> bool:
     if scaled is None or scaled.type != "Mul" or not _has_constant(scaled):
         return False
     added = _only_user(scaled)
-    return (
-        added is not None
-        and added.type == "AddV2"
-        and _only_user(added) is write
-    )
+    if added is None or added.type != "AddV2" or _only_user(added) is not write:
+        return False
+    roles = {context.kinds.of(term).role for term in added.inputs}
+    if id(variable) in context.statistics:  # of a replica's own samples
+        return True
+    return not roles & {Role.TOTAL, Role.DERIVED}
 
 
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:

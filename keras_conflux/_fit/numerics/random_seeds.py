@@ -5,8 +5,9 @@ from typing import Any
 
 import keras
 
+from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import replica_rank
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.
 _STRIDE = 1_000_003
@@ -21,10 +22,11 @@ def next_seed(
     restored and resumed as on one device, and replica 0 draws what one device
     would.
     """
-    seed = original(generator, *args, **kwargs)
-    if not in_replica() or replica_index() == 0:
+    with step_context.internal():
+        seed = original(generator, *args, **kwargs)
+    if not in_replica() or replica_rank() == 0:
         return seed
     offset = keras.ops.convert_to_tensor(
-        [replica_index() * _STRIDE, 0], dtype=seed.dtype
+        [replica_rank() * _STRIDE, 0], dtype=seed.dtype
     )
     return seed + offset

@@ -1,4 +1,4 @@
-"""The moments of synchronized batch normalization, over all replicas."""
+"""What batch normalization computes from the samples of several replicas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -32,12 +31,7 @@ def synchronized_moments(
     if context is not None:
         # A replica without samples runs on a stand-in that does not count.
         sums = [tf.where(context.batch_fraction > 0, part, 0) for part in sums]
-        divide = tf.math.divide_no_nan
-        sums = [_gradient_scaled(part, context, divide) for part in sums]
     total, squares, count = replica_collectives().all_reduce("sum", sums)
-    if context is not None:
-        total = _gradient_scaled(total, context, tf.multiply)
-        squares = _gradient_scaled(squares, context, tf.multiply)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
     variance = tf.maximum(variance, 0)
@@ -46,24 +40,16 @@ def synchronized_moments(
     return mean, variance
 
 
-def _gradient_scaled(
-    x: tf.Tensor, context: StepContext, scale: Callable
-) -> tf.Tensor:
-    """Returns `x`, whose gradient is scaled by the replica's batch fraction.
+def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Says that what the layer returns is one row per sample.
 
-    A `train_step` that has not called `scale_loss` has its gradients weighted
-    when they are applied: too late for what flows to other replicas. So it
-    gets the weight on its way out of a replica, and where it has arrived loses
-    the weight that it will be given there. Else nothing is scaled.
+    Without `synchronized=True` each row depends on the other samples of the
+    replica's shard. That is what the user has chosen.
     """
-
-    @tf.custom_gradient
-    def same(x: tf.Tensor) -> Any:
-        def gradient(dy: tf.Tensor) -> tf.Tensor:
-            if context.scaled:
-                return dy
-            return scale(dy, tf.cast(context.batch_fraction, dy.dtype))
-
-        return tf.identity(x), gradient
-
-    return same(x)
+    outputs = original(layer, *args, **kwargs)
+    context = step_context.current_fit_step()
+    if context is not None:
+        kind = context.kinds.of(args[0] if args else kwargs["inputs"])
+        context.kinds.mark(outputs, kind)
+        context.statistics.update(map(id, layer.non_trainable_variables))
+    return outputs

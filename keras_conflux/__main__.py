@@ -1,0 +1,8 @@
+"""The command line of the package: `python -m keras_conflux`."""
+
+import sys
+
+from keras_conflux.cli.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Which processes train together, and which of them this one is."""

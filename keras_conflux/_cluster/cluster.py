@@ -1,0 +1,82 @@
+"""The processes that train together."""
+
+import dataclasses
+
+from keras_conflux._common.errors import ClusterError
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The addresses of all processes, and which of them this one is.
+
+    All processes hold equal addresses, in the same order.
+
+    Raises:
+        ClusterError: If there is no address, an address has no port or
+            repeats, or the index is not that of an address.
+
+    Example:
+        ```python
+        cluster = Cluster(("a:2222", "b:2222"), index=1, source="a test")
+        cluster.addresses[cluster.index]  # "b:2222"
+        ```
+    """
+
+    addresses: tuple[str, ...]
+    """`host:port` of every process."""
+    index: int
+    """Which of them this process is."""
+    source: str
+    """Where this was found, such as `"TF_CONFIG"` or `"Slurm"`."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no processes could connect with."""
+        if not self.addresses:
+            raise ClusterError(
+                f"{self.source}: expected the address of every process, "
+                'such as ["10.0.0.1:2222", "10.0.0.2:2222"], but got none.'
+            )
+        for address in self.addresses:
+            split_address(address, self.source)
+        self._refuse_repeated()
+        if self.index not in range(len(self.addresses)):
+            raise ClusterError(
+                f"{self.source}: there are {len(self.addresses)} processes, "
+                f"so the index of this one is one of 0 to "
+                f"{len(self.addresses) - 1}. Got {self.index!r}."
+            )
+
+    def _refuse_repeated(self) -> None:
+        for index, address in enumerate(self.addresses):
+            first = self.addresses.index(address)
+            if first < index:
+                raise ClusterError(
+                    f"{self.source}: processes {first} and {index} both have "
+                    f"the address {address!r}. Give processes on one host "
+                    "different ports."
+                )
+
+
+def split_address(address: str, source: str) -> tuple[str, int]:
+    """Returns the host and the port of an address.
+
+    Args:
+        address: `"host:port"`. An IPv6 host stands in brackets.
+        source: Where the address was found, for the message of an error.
+
+    Returns:
+        The host, as it is written, and the port.
+
+    Raises:
+        ClusterError: If the host or the port is missing, or the port is not
+            one of 1 to 65535.
+    """
+    host, _, port = address.rpartition(":")
+    is_bare_ipv6 = ":" in host and not host.endswith("]")
+    digits = port.isascii() and port.isdecimal()
+    if not host or is_bare_ipv6 or not digits or not 0 < int(port) < 65536:
+        raise ClusterError(
+            f"{source}: expected addresses such as '10.0.0.1:2222' or "
+            f"'[fd00::1]:2222', with a port from 1 to 65535. Got {address!r}."
+        )
+    return host, int(port)

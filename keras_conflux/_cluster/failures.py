@@ -1,0 +1,87 @@
+"""Tells all processes of an error in one of them."""
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.errors import ProcessError
+from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_processes
+
+_LENGTH = 1000
+_REPORTED = "has raised"
+_NOISE = re.compile(
+    r" *(\[type\.googleapis|The error could be from|Additional GRPC error)"
+)
+_inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "inside", default=False
+)
+
+
+@contextlib.contextmanager
+def told_to_all(what: str) -> Iterator[None]:
+    """Ends what all processes do together, if it fails in this one.
+
+    Others would wait for this process as long as it lives. Alone, it does
+    nothing.
+
+    Args:
+        what: What is done in it, for messages.
+
+    Raises:
+        ProcessError: If another process has failed or has ended.
+    """
+    if process_count() == 1 or _inside.get():
+        yield
+        return
+    token = _inside.set(True)
+    try:
+        yield
+    except BaseException as error:
+        if comes_from_another(error):
+            raise ProcessError(_of_another(what, error)) from None
+        is_op = isinstance(error, tf.errors.OpError)
+        reason = error_texts.reason_of(error) if is_op else str(error)
+        text = (
+            f"process {process_index()} {_REPORTED} {type(error).__name__} in "
+            f"{what}: {reason}"
+        )
+        with contextlib.suppress(tf.errors.OpError):  # another was first
+            tensorflow_processes.report_error(text[:_LENGTH])
+        raise
+    finally:
+        _inside.reset(token)
+
+
+def comes_from_another(error: BaseException) -> bool:
+    """Whether an error says that another process has failed or has ended."""
+    broken = (
+        tf.errors.UnavailableError
+        | tf.errors.InternalError
+        | tf.errors.AbortedError
+        | tf.errors.CancelledError
+        | tf.errors.FailedPreconditionError
+        | tf.errors.DeadlineExceededError
+    )
+    words = r"/job:worker|[Ss]ocket closed|heartbeat|[Cc]ollective ops is abort"
+    return isinstance(error, broken) and bool(re.search(words, str(error)))
+
+
+def _of_another(what: str, error: BaseException) -> str:
+    text = " ".join(str(getattr(error, "message", error)).split())
+    ended = f"{what} has ended in process {process_index()}, because"
+    reported = re.search(rf"process \d+ {_REPORTED} .*", text)
+    if reported:
+        return f"{ended} {_NOISE.split(reported[0])[0].rstrip(': ')}"
+    named = set(re.findall(r"/task:(\d+)", text)) - {str(process_index())}
+    who = f"process {', '.join(sorted(named))}" if named else "another process"
+    _, _, cause = text.rpartition("Collective ops is aborted by: ")
+    return (
+        f"{ended} {who} cannot be reached: it has ended, or its host or the "
+        f"network has failed. TensorFlow says: {_NOISE.split(cause)[0][-500:]}"
+    )

@@ -1,0 +1,195 @@
+"""Which processes train together, and which of them this one is."""
+
+import dataclasses
+import itertools
+import random
+import socket
+import time
+from collections.abc import Iterable
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.errors import ProcessError
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_processes
+
+DEFAULT_HEARTBEAT_SECONDS = 10.0
+DEFAULT_CONNECT_SECONDS = 300.0
+DEFAULT_BARRIER_SECONDS = 1800.0
+_SEED = "conflux/seed"
+
+
+@dataclasses.dataclass
+class _Present:
+    """What holds for this process."""
+
+    index: int = 0
+    count: int = 1
+    source: str | None = None
+    """Where the addresses were found, after `connect`."""
+
+
+_present = _Present()
+_barriers = itertools.count()
+
+
+def process_index() -> int:
+    """Returns which of the processes that train together this one is.
+
+    What a program does once, such as writing a file of its own, it does where
+    this is 0. `fit`, `model.save` and the callbacks of Keras see to that by
+    themselves.
+
+    Returns:
+        The index, from 0; 0 if this process is alone.
+
+    Example:
+        ```python
+        if kc.process_index() == 0:
+            print("training on", kc.process_count(), "processes")
+        ```
+    """
+    return _present.index
+
+
+def process_count() -> int:
+    """Returns how many processes train together.
+
+    Returns:
+        The number, 1 if this process is alone.
+
+    Example:
+        ```python
+        part = kc.shard(x, kc.process_index(), kc.process_count())
+        ```
+    """
+    return _present.count
+
+
+def barrier(timeout: float = DEFAULT_BARRIER_SECONDS) -> None:
+    """Waits until all processes have come here.
+
+    All processes call it equally often. Alone, it returns at once.
+
+    Args:
+        timeout: How many seconds the others are waited for.
+
+    Raises:
+        ProcessError: If one does not come in time, has ended or has failed.
+
+    Example:
+        ```python
+        if kc.process_index() == 0:
+            np.save("prepared.npy", x)
+        kc.barrier()
+        prepared = np.load("prepared.npy")
+        ```
+    """
+    if _present.count == 1:
+        return
+    name = f"conflux/barrier/{next(_barriers)}"
+    try:
+        tensorflow_processes.wait_at_barrier(name, timeout)
+    except tf.errors.DeadlineExceededError as error:
+        raise ProcessError(
+            f"Process {_present.index} has waited for {timeout:g} s at a "
+            "barrier that others have not come to. All processes have to run "
+            f"the same program. TensorFlow says: {error.message}"
+        ) from None
+    except tf.errors.OpError as error:
+        raise ProcessError(
+            f"Process {_present.index} has waited at a barrier in vain: "
+            f"{error.message}"
+        ) from None
+
+
+def source() -> str | None:
+    """Returns what told of the other processes, `None` before `connect`."""
+    return _present.source
+
+
+def connect(
+    addresses: tuple[str, ...],
+    index: int,
+    source: str,
+    heartbeat: float,
+    timeout: float,
+) -> None:
+    """Joins the other processes, and gives all of them one seed.
+
+    Args:
+        addresses: `"host:port"` of each, the same in all processes.
+        index: Which one this is.
+        source: What told so, for messages.
+        heartbeat: After so many seconds of silence a process counts as dead.
+        timeout: How many seconds all others are waited for.
+
+    Raises:
+        ProcessError: If the others do not come, or a port is in use.
+    """
+    if len(addresses) == 1:
+        _present.source = source
+        return
+    error = _connected(addresses, index, heartbeat, timeout)
+    if error is not None:
+        others = [*addresses[:index], *addresses[index + 1 :]]
+        silent = [address for address in others if not _answers(address)]
+        raise ProcessError(
+            f"Process {index} at {addresses[index]} could not join the "
+            f"{len(addresses)} processes that {source} names: "
+            f"{', '.join(addresses)}. Each must be started, be reachable from "
+            "the others at its own address, and have that port to itself. "
+            f"Nobody answers at: {', '.join(silent) or '-'}. "
+            f"TensorFlow says: {error}"
+        )
+    _present.index, _present.count = index, len(addresses)
+    _present.source = source
+    _seed_alike()
+
+
+def _connected(
+    addresses: tuple[str, ...], index: int, heartbeat: float, timeout: float
+) -> str | None:
+    """Returns why the processes could not be joined, `None` if they were."""
+    # TensorFlow's first process waits for the others without an end, and
+    # Python with it. So it comes last.
+    if index == 0 and not _all_answer(addresses[1:], timeout):
+        return f"nothing; others have been waited for, for {timeout:g} s"
+    try:
+        tensorflow_processes.connect(addresses, index, heartbeat, timeout)
+    except (tf.errors.OpError, RuntimeError) as error:
+        return str(getattr(error, "message", error))
+    return None
+
+
+def _all_answer(addresses: Iterable[str], seconds: float) -> bool:
+    """Whether somebody listens at each address, within some seconds."""
+    end = time.monotonic() + seconds
+    for address in addresses:
+        while not _answers(address):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.1)
+    return True
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _seed_alike() -> None:
+    """Gives the first process' seed to all that have not set one."""
+    mine = keras_internals.random_seed()
+    if _present.index == 0:
+        seed = random.SystemRandom().randrange(2**31) if mine is None else mine
+        tensorflow_processes.put_text(_SEED, str(seed))
+    seed = tensorflow_processes.wait_for_text(_SEED, DEFAULT_CONNECT_SECONDS)
+    if mine is None:
+        keras.utils.set_random_seed(int(seed))

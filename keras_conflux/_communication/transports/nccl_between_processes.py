@@ -1,0 +1,56 @@
+"""All-reduces between GPUs of several processes, in a graph."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from keras_conflux._communication.transports.op_names import MERGE_OPS
+from keras_conflux._devices.device import Device
+
+
+class NcclBetweenProcesses:
+    """TensorFlow's collective over NCCL, with keys drawn while the op runs.
+
+    The key is drawn on the host. What orders the collectives lies on the GPU,
+    because TensorFlow runs an op where its resources are.
+
+    Args:
+        devices: One device per replica of this process, in replica order.
+        size: The number of replicas, those of all processes.
+        group_key: Tells this group of devices from others.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], size: int, group_key: int
+    ) -> None:
+        self._size = size
+        self._group_key = group_key
+        self._counters = [_variable("CPU:0", 0) for _ in devices]
+        self._tokens = [_variable(device, 0.0) for device in devices]
+
+    def all_reduce(
+        self, tensor: tf.Tensor, index: int, op: str, call: str
+    ) -> tf.Tensor:
+        """See `Communicator.all_reduce`."""
+        del call
+        counter = self._counters[index]
+        with tf.device("CPU:0"), tf.control_dependencies([tensor]):
+            key = tf.convert_to_tensor(counter.assign_add(1, read_value=True))
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=self._size,
+            group_key=self._group_key,
+            instance_key=key,
+            ordering_token=[self._tokens[index].handle],
+            merge_op=MERGE_OPS[op],
+            final_op="Id",
+            communication_hint="nccl",
+        )
+
+    def recover(self) -> None:
+        """Does nothing: processes cannot recover from a failed step."""
+
+
+def _variable(device: str, value: float) -> tf.Variable:
+    with tf.device(device):
+        return tf.Variable(tf.constant(value), trainable=False)

@@ -1,0 +1,95 @@
+"""Connects processes through TensorFlow's servers, and talks to its service.
+
+Each process runs a gRPC server of TensorFlow. The first one also runs the
+coordination service, which knows who is alive, keeps short texts, and has
+barriers. Collectives between processes go from server to server, or through
+NCCL.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.eager import context
+
+_JOB = "worker"
+_INTERNAL = 13
+
+
+def connect(
+    addresses: Sequence[str],
+    index: int,
+    heartbeat_seconds: float,
+    connect_seconds: float,
+) -> None:
+    """Starts this process' server. Returns when all processes have come.
+
+    Args:
+        addresses: `"host:port"` of each process, the same list in all.
+        index: Which one this is.
+        heartbeat_seconds: After so long a silence a process counts as dead.
+        connect_seconds: How long the others are waited for.
+
+    Raises:
+        tf.errors.OpError: If they do not come, or a port is in use.
+        RuntimeError: If TensorFlow has started already.
+    """
+    running = _context()
+    running.configure_collective_ops(
+        collective_leader=_task(0),
+        device_filters=(f"/job:{_JOB}/task:{index}",),
+    )
+    running.configure_coordination_service(
+        service_type="standalone",
+        service_leader=_task(0),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(
+                name=_JOB, num_tasks=len(addresses)
+            )
+        ],
+        heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
+        cluster_register_timeout_in_ms=int(connect_seconds * 1000),
+    )
+    running.enable_collective_ops(
+        tensorflow_server_pb2.ServerDef(
+            cluster=tf.train.ClusterSpec(
+                {_JOB: list(addresses)}
+            ).as_cluster_def(),
+            default_session_config=copy.deepcopy(running.config),
+            job_name=_JOB,
+            task_index=index,
+            protocol="grpc",
+        )
+    )
+    running.ensure_initialized()
+
+
+def wait_at_barrier(name: str, seconds: float) -> None:
+    """Waits until all processes have come to the barrier of that name."""
+    _context().wait_at_barrier(name, int(seconds * 1000))
+
+
+def put_text(key: str, text: str) -> None:
+    """Leaves a text for all processes."""
+    _context().set_config_key_value(key, text)
+
+
+def wait_for_text(key: str, seconds: float) -> str:
+    """Returns a text, as soon as a process has left it."""
+    return _context().get_config_key_value(key, int(seconds * 1000))
+
+
+def report_error(text: str) -> None:
+    """Ends the collectives of all processes with an error of this text."""
+    _context().report_error_to_cluster(_INTERNAL, text)
+
+
+def _context() -> Any:
+    return context.context()
+
+
+def _task(index: int) -> str:
+    return f"/job:{_JOB}/replica:0/task:{index}"

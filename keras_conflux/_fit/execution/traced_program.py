@@ -1,0 +1,55 @@
+"""A traced program of all replicas, which runs when its collectives may."""
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_conflux._common.errors import StepTimeoutError
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.execution.watchdog import StepAbandoned
+from keras_conflux._fit.execution.watchdog import StepWatchdog
+
+
+class TracedProgram:
+    """Traces a program in the thread of the caller, as on one device.
+
+    Args:
+        communicator: Carries its collectives.
+        watchdog: Runs it.
+        function: What it does.
+        signature: What `function` takes.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        watchdog: StepWatchdog,
+        function: Callable,
+        signature: Any,
+    ) -> None:
+        self._communicator = communicator
+        self._watchdog = watchdog
+        with communicator.tracing() as trace:
+            self._run = tensorflow_internals.concrete_function(
+                function, signature
+            )
+        self._has_collectives = trace.collectives > 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns what the program returns, or raises what it raises.
+
+        Raises:
+            StrategyError: If the program that runs waits for this one.
+        """
+        if not self._has_collectives:
+            return self._watchdog.call(self._run, *arguments)
+        name = self._watchdog.name
+        with self._communicator.exclusive(self._run, name):
+            try:
+                return self._watchdog.call(self._run, *arguments)
+            except (StepTimeoutError, StepAbandoned):
+                raise  # it still runs; all else would wait for it
+            except BaseException:
+                # Replicas have stopped at different places.
+                self._communicator.recover()
+                raise

@@ -1,0 +1,248 @@
+"""Tells what each tensor of a replica's step is, from the traced graph.
+
+A replica computes with its own samples. To know what one device would have
+computed from all samples, one has to know what a tensor is: rows that belong
+to samples, a sum or a mean over them, or a value that no sample has touched.
+The graph is read in the order in which it was traced, and only where somebody
+asks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch import rules
+from keras_conflux._fit.global_batch.kinds import COUNT
+from keras_conflux._fit.global_batch.kinds import COUNTED
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.kinds import RANDOM
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import rows
+
+_CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
+"""What optimizers change a variable with, in place."""
+
+
+class BatchKinds:
+    """The kinds of the tensors of one replica's step.
+
+    Args:
+        shard: The leaves of the replica's shard of the batch, whose first axis
+            is that of the samples.
+        counts: Tensors that are numbers of samples, or fractions of them.
+        sums: Returns the handles of variables whose copies add up to their
+            value, such as the counts of metrics. A step may make some.
+        is_blind: Whether the number of the replica's samples is a constant in
+            the graph, where nobody can tell it from other constants. Then
+            nothing is known but what is marked.
+    """
+
+    def __init__(
+        self,
+        shard: list[Any],
+        counts: list[tf.Tensor],
+        sums: Callable[[], list[Any]],
+        is_blind: bool = False,
+    ) -> None:
+        self.is_blind = is_blind
+        self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
+        self._graphs: dict[int, _Graph] = {}
+        self._find_sums = sums
+        self._sums: dict[int, Any] = {}
+        self._rows = [
+            (leaf.shape.as_list(), leaf.dtype)
+            for leaf in shard
+            if tf.is_tensor(leaf) and leaf.shape.rank is not None
+        ]
+        for leaf in shard:
+            self._mark_leaf(leaf)
+        for count in counts:
+            self.mark(count, COUNT)
+
+    def _mark_leaf(self, leaf: Any) -> None:
+        if isinstance(leaf, tf.RaggedTensor):
+            self.mark(leaf.flat_values, rows(0, regular=False))
+            for splits in leaf.nested_row_splits:
+                self.mark(splits, OPAQUE)
+        elif isinstance(leaf, tf.SparseTensor):
+            for part in (leaf.indices, leaf.values, leaf.dense_shape):
+                self.mark(part, OPAQUE)
+        elif tf.is_tensor(leaf):
+            self.mark(leaf, rows(0) if leaf.shape.rank != 0 else OPAQUE)
+
+    def mark(self, tensor: tf.Tensor, kind: Kind) -> None:
+        """Says what a tensor is, where the graph would not tell."""
+        if not tf.executing_eagerly():
+            self._marked[id(tensor)] = tensor, kind
+
+    def mark_equal(self, leaves: list[Any]) -> None:
+        """Says that leaves, as of an all-reduce, are equal on all replicas."""
+        for leaf in leaves:
+            for part in parts_of(leaf):
+                self.mark(part, EQUAL)
+
+    def mark_own(self, leaves: list[Any]) -> None:
+        """Says that leaves may differ, and that one device has the first's."""
+        for leaf in leaves:
+            for part in parts_of(leaf):
+                self.mark(part, RANDOM)
+
+    def of(self, value: Any) -> Kind:
+        """Returns the kind of a traced tensor.
+
+        Eagerly nobody can tell. What is not a tensor is equal everywhere.
+        """
+        if isinstance(value, keras.Variable):
+            value = tf.convert_to_tensor(value)
+        if not tf.is_tensor(value):
+            return EQUAL
+        parts = [self._of_part(part) for part in parts_of(value)]
+        return parts[0] if len(set(parts)) == 1 else OPAQUE
+
+    def _of_part(self, tensor: Any) -> Kind:
+        if tensorflow_internals.is_eager(tensor):
+            return OPAQUE if tf.executing_eagerly() else EQUAL
+        known = self.marked(tensor)
+        if known is not None or self.is_blind:
+            return known or OPAQUE
+        return self._read(tensor.graph).of(tensor)
+
+    def marked(self, tensor: tf.Tensor) -> Kind | None:
+        """Returns what somebody has said that a tensor is."""
+        found = self._marked.get(id(tensor))
+        return None if found is None else found[1]
+
+    def written(self, handle: Any) -> tuple[list[tf.Tensor], bool]:
+        """Returns what a step writes to a variable.
+
+        Args:
+            handle: The handle of the replica's copy.
+
+        Returns:
+            The values, in order, and whether they are all in the graph that
+            is being traced.
+        """
+        here = tf.compat.v1.get_default_graph()
+        self._read(here)
+        values: list[tf.Tensor] = []
+        for graph in self._graphs.values():
+            values.extend(graph.read_on().writes.get(id(handle), ()))
+        return values, all(value.graph is here for value in values)
+
+    def notice(self, graph: Any) -> None:
+        """Reads a graph inside of the step's, before it is closed."""
+        if id(graph) not in self._graphs:
+            self._graphs[id(graph)] = _Graph(graph, self)
+
+    def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what was written to a variable before it was read."""
+        if tensorflow_internals.is_eager(tensor):
+            return None
+        return self._read(tensor.graph).aliases.get(id(tensor))
+
+    def _read(self, graph: Any) -> "_Graph":
+        self.notice(graph)
+        return self._graphs[id(graph)].read_on()
+
+    def is_sum(self, handle: Any) -> bool:
+        """Whether the copies of a variable add up to its value."""
+        if id(handle) not in self._sums:
+            self._sums = {id(each): each for each in self._find_sums()}
+        return id(handle) in self._sums
+
+    def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
+        """Returns the kind of an argument of a function inside of the step.
+
+        What has the shape of a leaf of the shard is taken for that leaf.
+        """
+        if placeholder.shape.rank is None:
+            return OPAQUE
+        described = placeholder.shape.as_list(), placeholder.dtype
+        return rows(0) if described in self._rows else OPAQUE
+
+
+class _Graph:
+    """The kinds of the tensors of one graph, read as far as it is traced."""
+
+    def __init__(self, graph: Any, kinds: BatchKinds) -> None:
+        self._graph = graph
+        self._all = kinds
+        self._position = 0
+        self._kinds: dict[str, Kind] = {}
+        self.writes: dict[int, list[tf.Tensor]] = {}
+        self.aliases: dict[int, tf.Tensor] = {}
+        self._changed: set[int] = set()
+
+    def of(self, tensor: tf.Tensor) -> Kind:
+        """Returns the kind of a tensor of what has been read so far."""
+        return self._all.marked(tensor) or self._kinds.get(tensor.name, OPAQUE)
+
+    def read_on(self) -> "_Graph":
+        operations = self._graph.get_operations()
+        while self._position < len(operations):
+            operation = operations[self._position]
+            self._position += 1
+            for tensor, kind in zip(
+                operation.outputs, self._of_outputs(operation), strict=False
+            ):
+                self._kinds[tensor.name] = kind
+        return self
+
+    def _of_outputs(self, operation: tf.Operation) -> list[Kind]:
+        kind = operation.type
+        if kind in ("Placeholder", "PlaceholderWithDefault"):
+            return [self._of_placeholder(operation.outputs[0])]
+        if kind == "ReadVariableOp":
+            return [self._of_read(operation)]
+        if kind == "AssignVariableOp":
+            handle = self._outermost(operation.inputs[0])
+            self.writes.setdefault(id(handle), []).append(operation.inputs[1])
+            self._changed.discard(id(handle))
+        elif kind.startswith(_CHANGES):
+            self._changed.add(id(self._outermost(operation.inputs[0])))
+        inputs = [self.of(tensor) for tensor in operation.inputs]
+        return rules.kinds_of_outputs(operation, inputs)
+
+    def _of_read(self, operation: tf.Operation) -> Kind:
+        handle = self._outermost(operation.inputs[0])
+        if self.writes.get(id(handle)):
+            value = self.writes[id(handle)][-1]
+            if id(handle) in self._changed and self.of(value) == EQUAL:
+                return EQUAL  # as an optimizer has changed it on all replicas
+            self.aliases[id(operation.outputs[0])] = value
+            return self.of(value)
+        return self.of(operation.inputs[0])
+
+    def _of_placeholder(self, placeholder: tf.Tensor) -> Kind:
+        if placeholder.dtype == tf.resource:
+            summed = self._all.is_sum(self._outermost(placeholder))
+            return COUNTED if summed else EQUAL
+        outside = tensorflow_internals.captures(self._graph).get(
+            id(placeholder)
+        )
+        if outside is None:
+            return self._all.kind_of_argument(placeholder)
+        return self._all.of(outside)
+
+    def _outermost(self, handle: tf.Tensor) -> Any:
+        """Returns the variable's own handle for a placeholder of it."""
+        graph = self._graph
+        while graph is not None:
+            outside = tensorflow_internals.captures(graph).get(id(handle))
+            if outside is None:
+                break
+            handle, graph = outside, getattr(outside, "graph", None)
+            if tensorflow_internals.is_eager(handle):
+                break
+        return handle
+
+
+def parts_of(value: Any) -> list[tf.Tensor]:
+    """Returns the tensors that a composite tensor consists of."""
+    if isinstance(value, tf.IndexedSlices):
+        return [value.values, value.indices]
+    return tf.nest.flatten(value, expand_composites=True)

@@ -1,0 +1,131 @@
+"""What lies between tensors whose global values can be had and a result."""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._replication.step_context import StepContext
+
+MAX_OPERATIONS = 300
+"""How many operations are computed once more at most."""
+
+
+MAX_ENTRIES = 1 << 17
+"""How many entries per sample are gathered at most."""
+
+
+class CannotTell(Exception):
+    """Says that a graph does not show how a value is made of samples."""
+
+
+@dataclasses.dataclass
+class Derivation:
+    """The operations between known tensors and a result.
+
+    Args:
+        result: What is computed.
+        sources: By their ids, the known tensors.
+        operations: What lies between, in the order in which it is computed.
+        written: By the ids of what a step has read from variables, what it
+            had written to them before.
+        reads: By the same ids, what it has read.
+    """
+
+    result: tf.Tensor
+    sources: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    operations: list[tf.Operation] = dataclasses.field(default_factory=list)
+    written: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    reads: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    def recomputed(self, known: dict[int, tf.Tensor]) -> tf.Tensor:
+        """Returns the result for other values of the sources.
+
+        Args:
+            known: By the id of a source, its value. The values of all that is
+                computed are added.
+        """
+        for operation in self.operations:
+            inputs = [self._wanted(x, known) for x in operation.inputs]
+            copies = tensorflow_internals.copied(operation, inputs)
+            for old, new in zip(operation.outputs, copies, strict=True):
+                known[id(old)] = new
+        return self._wanted(self.result, known)
+
+    def _wanted(
+        self, tensor: tf.Tensor, known: dict[int, tf.Tensor]
+    ) -> tf.Tensor:
+        """Returns a value, for a read from a variable what was written.
+
+        No gradient flows from there into what was written.
+        """
+        if id(tensor) in self.written and id(tensor) not in known:
+            behind = self._wanted(self.written[id(tensor)], known)
+            known[id(tensor)] = tf.stop_gradient(behind)
+        return known[id(tensor)]
+
+
+def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
+    """Follows a result back to tensors whose global values can be had.
+
+    Raises:
+        CannotTell: If that is not possible.
+    """
+    found = Derivation(result)
+    entered: set[int] = set()
+    left: set[int] = set()
+    waiting = [result]
+    while waiting:
+        tensor = waiting[-1]
+        behind = context.kinds.value_behind(tensor)
+        if behind is not None:
+            found.written[id(tensor)] = behind
+            found.reads[id(tensor)] = tensor
+            waiting[-1] = behind
+            continue
+        if _is_known(context.kinds.of(tensor)):
+            _assert_small(tensor, context.kinds.of(tensor))
+            found.sources[id(tensor)] = waiting.pop()
+            continue
+        operation = tensor.op
+        if id(operation) in entered:  # all that it needs comes before it now
+            waiting.pop()
+            if id(operation) not in left:
+                left.add(id(operation))
+                found.operations.append(operation)
+            continue
+        _assert_repeatable(tensor, context.kinds.of(tensor))
+        entered.add(id(operation))
+        waiting.extend(operation.inputs)
+        if len(entered) > MAX_OPERATIONS:
+            raise CannotTell(operation.name)
+    return found
+
+
+def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
+    """Raises for what is too large, or not of one size, to be exchanged."""
+    if kind.role is Role.ROWS:
+        others = [n for n in tensor.shape.as_list() if n is not None]
+        if math.prod(others) > MAX_ENTRIES:
+            raise CannotTell(tensor.op.name)
+    if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
+        raise CannotTell(tensor.op.name)
+
+
+def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
+    operation = tensor.op
+    if (
+        kind.is_unknown
+        or operation.type == "Placeholder"
+        or operation.op_def.is_stateful
+    ):
+        raise CannotTell(operation.name)
+
+
+def _is_known(kind: Kind) -> bool:
+    if kind.role is Role.ROWS:
+        return kind.axis is not None and not kind.is_entangled
+    return kind.role not in (Role.DERIVED, Role.OPAQUE)

@@ -1,0 +1,203 @@
+"""Makes what a gradient tape returns in a step of `fit` the global gradient.
+
+The target of `tape.gradient` is made of samples in one of few ways, and the
+traced graph tells in which: it is a mean over samples, a sum over them, or
+computed from such. Each replica differentiates with the weight that makes the
+sum over replicas the gradient that one device computes; then gradients of
+variables are summed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import derivation
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import MEAN
+from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.kinds import TOTAL
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.values import gathered
+from keras_conflux._fit.global_batch.values import of_sources
+from keras_conflux._fit.numerics import gradients
+from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import in_replica
+
+_Seeded = list[tuple[Any, Any]]
+
+
+def gradient(
+    original: Callable,
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
+    """Returns the gradient of the global batch in a step of `fit`.
+
+    Gradients of what belongs to a replica's own samples are not summed: they
+    are the part of what one device computes that belongs to these samples.
+    """
+    context = step_context.current_fit_step()
+    if context is None or context.in_gradient or not in_replica():
+        return original(
+            tape, target, sources, output_gradients, unconnected_gradients
+        )
+    targets = tf.nest.flatten(target)
+    given = [None] * len(targets)
+    if output_gradients is not None:
+        given = tf.nest.flatten(output_gradients)
+    flat = tf.nest.flatten(sources)
+    context.in_gradient = True
+    try:
+        seeded = [
+            pair
+            for one, seed in zip(targets, given, strict=True)
+            for pair in _seeded(one, seed, context)
+        ]
+        found = original(
+            tape,
+            [one for one, _ in seeded],
+            flat,
+            _output_gradients(seeded),
+            unconnected_gradients,
+        )
+        if any(target is loss for loss in context.losses_to_accumulate):
+            context.local_gradients.extend(found)
+        else:
+            found = _reduced(found, flat, context)
+    finally:
+        context.in_gradient = False
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _seeded(target: Any, seed: Any, context: StepContext) -> _Seeded:
+    """Returns what to differentiate in place of a target, with weights."""
+    if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
+        return [(target, seed)]
+    kind = context.kinds.of(target)
+    by_hand = bool(context.reduced)  # the user exchanges what is compared
+    if by_hand and kind.role is Role.DERIVED:
+        kind = MEAN if target.shape.rank == 0 else TOTAL
+    elif seed is None and (kind.role is Role.DERIVED or kind.mixed):
+        try:
+            return _through_reductions(target, context)
+        except CannotTell:
+            _warn_of_target(context, target)
+    elif seed is None and kind.role is Role.OPAQUE:
+        _warn_of_sum(context, target)
+    if kind.role in (Role.ROWS, Role.TOTAL) and not kind.divided:
+        return [(target, seed)]
+    if kind.role in (Role.OPAQUE, Role.DERIVED) and target.shape.rank != 0:
+        return [(target, seed)]
+    if seed is None:
+        seed = tf.ones_like(target)
+    return [(target, seed * tf.cast(context.batch_fraction, seed.dtype))]
+
+
+def _output_gradients(seeded: _Seeded) -> list[Any] | None:
+    if all(seed is None for _, seed in seeded):
+        return None
+    return [tf.ones_like(one) if seed is None else seed for one, seed in seeded]
+
+
+def _through_reductions(target: tf.Tensor, context: StepContext) -> _Seeded:
+    """Differentiates by the chain rule, through what replicas must reduce.
+
+    The target is computed once more, from the reductions over all samples. Its
+    derivatives by these are equal on all replicas, and each replica goes on
+    with what it has contributed to them.
+    """
+    found = derivation(target, context)
+    known = of_sources(found.sources, context)
+    everywhere = found.recomputed(known)
+    entries = found.sources | found.reads
+    keys = [key for key, x in entries.items() if x.dtype.is_floating]
+    slopes = tf.gradients(everywhere, [known[key] for key in keys])
+    fraction = context.batch_fraction
+    seeded: _Seeded = []
+    for key, slope in zip(keys, slopes, strict=True):
+        source = entries[key]
+        kind = context.kinds.of(source)
+        if slope is None:
+            continue
+        if key in found.reads:  # one device reads what is equal everywhere
+            slope *= tf.cast(fraction, slope.dtype)
+        elif kind.role is Role.ROWS:
+            slope = gathered([source], context)[0].own(slope)
+        elif kind.role is not Role.TOTAL:
+            slope *= tf.cast(fraction, slope.dtype)
+        seeded.append((source, slope))
+    return seeded or [(target, tf.zeros_like(target))]
+
+
+def _reduced(
+    found: list[Any], sources: list[Any], context: StepContext
+) -> list[Any]:
+    """Sums the gradients of what all replicas share."""
+    shared = [
+        i
+        for i, (one, source) in enumerate(zip(found, sources, strict=True))
+        if one is not None and _is_shared(source, context)
+    ]
+    for i, (one, source) in enumerate(zip(found, sources, strict=True)):
+        if i not in shared and isinstance(one, tf.Tensor):
+            # It is this replica's part of what one device has.
+            context.kinds.mark(one, context.kinds.of(source))
+    variables = [sources[i] for i in shared]
+    total = gradients.reduced([found[i] for i in shared], variables, context)
+    for i, each in zip(shared, total, strict=True):
+        found[i] = each
+    return found
+
+
+def _is_shared(source: Any, context: StepContext) -> bool:
+    if not isinstance(source, tf.Tensor):
+        return True
+    return not tf.executing_eagerly() and context.kinds.of(source) == EQUAL
+
+
+def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
+    if "target" in context.warned:
+        return
+    context.warned.add("target")
+    warn(
+        f"{context.name}: the loss of shape {target.shape} that a GradientTape "
+        "differentiates depends on samples in a way that replicas cannot "
+        "reproduce for the whole batch, so each uses the samples of its own "
+        "shard. Compare samples, or compute a ratio of sums, in the loss only, "
+        "not in the model, or gather them with `keras_conflux.allgather`."
+    )
+
+
+def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
+    if "sum" in context.warned or not _may_be_sum(target, context):
+        return
+    context.warned.add("sum")
+    warn(
+        f"{context.name}: the graph does not show whether the loss that a "
+        "GradientTape differentiates is a sum or a mean over samples, and it "
+        "is taken for a mean. Return one value per sample, or a mean."
+    )
+
+
+def _may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
+    """Whether a scalar comes from a sum of what is not known, and no mean."""
+    if tf.executing_eagerly() or target.shape.rank != 0:
+        return False
+    waiting, seen = [target], set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen or context.kinds.of(tensor) != OPAQUE:
+            continue
+        seen.add(id(tensor))
+        if tensor.op.type == "Sum":
+            return True
+        if tensor.op.type not in ("Mean", "RealDiv", "DivNoNan"):
+            waiting.extend(tensor.op.inputs)
+    return False

@@ -1,0 +1,70 @@
+"""Gradients that replicas have accumulated, over several processes.
+
+Each replica adds up the gradients of its own samples until the optimizer
+updates. The value is the sum of the copies in all processes.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._replication import state
+from keras_conflux._replication.strategy import current_strategy
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import replica_rank
+
+
+def give_to_first(owners: Iterable[Any]) -> None:
+    """Puts all that has been accumulated with the first replica of all.
+
+    The sum stays what it is, and what the first process saves is all of it.
+    All processes call this.
+    """
+    _add_up(owners, in_each_process=False)
+
+
+def give_to_all(owners: Iterable[Any]) -> None:
+    """Puts all that has been accumulated with the first replica of each.
+
+    Each process can go on with it alone. All processes call this.
+    """
+    _add_up(owners, in_each_process=True)
+
+
+def _add_up(owners: Iterable[Any], in_each_process: bool) -> None:
+    if process_count() == 1:
+        return
+    found = [
+        variable
+        for owner in owners
+        for variable in keras_internals.accumulators(owner)
+        if is_replicated(keras_internals.backing(variable))
+    ]
+    if not found:
+        return
+    strategy = state.strategy_of(found) or current_strategy()
+    copies = list(zip(*map(state.copies, found), strict=True))
+
+    def all_replicas() -> None:
+        def one_replica() -> None:
+            mine = copies[replica_index()]
+            values = [copy.read_value() for copy in mine]
+            sums = replica_collectives().all_reduce("sum", values)
+            place = replica_index() if in_each_process else replica_rank()
+            for copy, total in zip(mine, sums, strict=True):
+                copy.assign(total if place == 0 else tf.zeros_like(total))
+
+        strategy.run(one_replica)
+
+    name = f"adding up {len(found)} accumulated gradients"
+    with told_to_all(name):
+        agree(name)
+        tensorflow_internals.concrete_function(all_replicas, [])()

@@ -1,0 +1,95 @@
+"""Normalization by the samples of all replicas, or of each alone."""
+
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any
+from typing import TypeVar
+
+import keras
+
+from keras_conflux._replication import state
+from keras_conflux._replication import traced_functions
+
+Layer = TypeVar("Layer", bound=keras.layers.Layer)
+
+_log = logging.getLogger("keras_conflux")
+_told: Any = weakref.WeakSet()
+"""The layers that have been told of."""
+
+
+def synchronize_batch_norm(target: Layer) -> Layer:
+    """Makes a model normalize by the global batch, as on one device.
+
+    By default each replica of a `BatchNormalization` normalizes by its own
+    samples. This sets `synchronized` of each such layer, wherever in the model
+    it is. A replicated model then computes what one device computes. The model
+    may be replicated already, or be later; its weights stay as they are. All
+    functions that `fit`, `evaluate` and `predict` have traced are traced again.
+    A `withdevices` step keeps what it has traced, so call this before it.
+
+    PyTorch has `SyncBatchNorm.convert_sync_batchnorm`, which makes new layers.
+    Here the layers stay the same objects.
+
+    Args:
+        target: A Keras model or layer.
+
+    Returns:
+        The target itself.
+
+    Raises:
+        TypeError: If the target is not a Keras model or layer.
+
+    Example:
+        ```python
+        model = keras.applications.MobileNetV3Small(
+            input_shape=(32, 32, 3), weights=None, classes=10
+        )
+        kc.replicate(kc.synchronize_batch_norm(model))
+        ```
+    """
+    given: Any = target
+    if not isinstance(given, keras.layers.Layer):
+        raise TypeError(
+            "`synchronize_batch_norm` takes a Keras model or layer. Received: "
+            f"{target!r}."
+        )
+    for layer in _unsynchronized(state.stateful_objects(target)):
+        layer.synchronized = True
+    traced_functions.note_exchange()
+    return target
+
+
+def tell_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
+    """Logs, once a layer, that replicas normalize by their own samples.
+
+    Args:
+        owners: The `stateful_objects` of what has been replicated.
+        count: The number of replicas.
+    """
+    layers = _unsynchronized(owners) if count > 1 else []
+    new = [layer for layer in layers if layer not in _told]
+    if not new:
+        return
+    _told.update(new)
+    names = [layer.name for layer in new]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    _log.warning(
+        "%s%s: each of %d replicas normalizes by its own samples of a batch, "
+        "which differs from one device. To normalize by all samples, call "
+        "`keras_conflux.synchronize_batch_norm(model)`.",
+        ", ".join(names[:3]),
+        more,
+        count,
+    )
+
+
+def _unsynchronized(
+    owners: Iterable[Any],
+) -> list[keras.layers.BatchNormalization]:
+    return [
+        owner
+        for owner in owners
+        if isinstance(owner, keras.layers.BatchNormalization)
+        and not owner.synchronized
+    ]

@@ -1,0 +1,303 @@
+"""Programs that run on one device, or on the devices of several processes.
+
+Each returns arrays. `replicate` is given models, and gives them back.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from models import assert_same_training
+from models import dense
+from models import outcome
+from models import regression
+
+import keras_conflux as kc
+
+X, Y = regression(61)
+WEIGHTS = np.random.default_rng(1).uniform(0.2, 2, 61).astype("float32")
+
+
+def fitted(model, x=X, y=Y, **options):
+    """Trains, evaluates and predicts, and returns all that it leaves."""
+    options = {"batch_size": 16, "epochs": 2, "shuffle": False} | options
+    history = model.fit(x, y, verbose=0, **options)
+    shown = model.evaluate(X[:37], Y[:37], batch_size=16, verbose=0)
+    found = outcome(model, history) | {"evaluated": np.ravel(shown)}
+    for samples in (35, 1):
+        predicted = model.predict(X[:samples], batch_size=16, verbose=0)
+        found[f"predicted {samples}"] = predicted
+    return found
+
+
+def clipped(replicate):
+    model = dense(keras.optimizers.Adam(0.01, global_clipnorm=0.1))
+    return fitted(replicate(model))
+
+
+def accumulated(replicate):
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
+    # Whole updates, as each process keeps its part of what is accumulated.
+    return fitted(replicate(dense(optimizer)), epochs=3)
+
+
+def weighted(replicate):
+    model = replicate(dense(keras.optimizers.SGD(0.01, momentum=0.9)))
+    return fitted(model, sample_weight=WEIGHTS, validation_data=(X[:9], Y[:9]))
+
+
+def shuffled(replicate):
+    return fitted(replicate(dense()), shuffle=True)
+
+
+def normalized(replicate):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(8, use_bias=False),
+            layers.BatchNormalization(synchronized=True),
+            layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    return fitted(replicate(model))
+
+
+def from_generator(replicate):
+    def batches():
+        for begin in range(0, 61, 16):
+            yield X[begin : begin + 16], Y[begin : begin + 16]
+
+    model = replicate(dense())
+    history = model.fit(batches(), steps_per_epoch=4, verbose=0)
+    return outcome(model, history)
+
+
+def with_unequal_weights(replicate):
+    model = dense()
+    if kc.process_index():
+        model.set_weights([w + 1 for w in model.get_weights()])
+    return fitted(replicate(model))
+
+
+class Contrastive(keras.Model):
+    """Compares all samples with all, and returns values of many kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential(
+            [layers.Input((8,)), layers.Dense(6, "tanh"), layers.Dense(4)]
+        )
+        self.seen = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return self.encoder(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            rows = keras.ops.normalize(self(x), -1)
+            logits = keras.ops.matmul(rows, keras.ops.transpose(rows))
+            labels = keras.ops.arange(keras.ops.shape(x)[0])
+            loss = keras.ops.mean(
+                keras.losses.sparse_categorical_crossentropy(
+                    labels, 5 * logits, from_logits=True
+                )
+            )
+        weights = self.encoder.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.seen.assign_add(keras.ops.cast(keras.ops.shape(x)[0], "float32"))
+        return {
+            "loss": loss,
+            "sum": keras.ops.sum(y),
+            "largest": keras.ops.max(x),
+            "mean": keras.ops.mean(y),
+        }
+
+
+def own_step(replicate):
+    keras.utils.set_random_seed(1)
+    model = Contrastive()
+    model.compile("sgd", jit_compile=False)
+    replicate(model)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    return outcome(model, model.fit(data, epochs=2, verbose=0))
+
+
+def single_batches(replicate):
+    model = replicate(dense())
+    logs = [
+        model.train_on_batch(X[i : i + 16], Y[i : i + 16])
+        for i in range(0, 61, 16)
+    ]
+    model.reset_metrics()
+    logs.append(model.test_on_batch(X[:9], Y[:9]))
+    results = [float(value) for value in model.get_metrics_result().values()]
+    predicted = model.predict_on_batch(X[:9])
+    found = {"logs": np.ravel(logs), "results": np.ravel(results)}
+    return outcome(model) | found | {"predicted": predicted}
+
+
+def own_loop(replicate):
+    model = replicate(dense())
+    optimizer = replicate(keras.optimizers.Adam(0.01))
+
+    def step(x, y, samples):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum((model(x) - y) ** 2)
+        weights = model.trainable_variables
+        gradients = tape.gradient(total, weights)
+        gradients = [gradient / samples for gradient in gradients]
+        if replicate is kc.replicate:
+            gradients = kc.allreduce("sum", gradients)
+            total = kc.allreduce("sum", total)
+        optimizer.apply(gradients, weights)
+        return total
+
+    losses = []
+    for i in range(0, 61, 16):
+        x, y = X[i : i + 16], Y[i : i + 16]
+        if replicate is kc.replicate:
+            parts = kc.split((x, y))
+            losses.append(kc.withdevices(step)(*parts, float(len(x)))[0])
+        else:
+            losses.append(step(x, y, float(len(x))))
+    return outcome(model) | {"losses": np.array([float(x) for x in losses])}
+
+
+def under_a_distribution(replicate):
+    if replicate is not kc.replicate:
+        return fitted(dense())
+    with keras.distribution.DataParallel().scope():
+        return fitted(dense())
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        clipped,
+        accumulated,
+        weighted,
+        shuffled,
+        normalized,
+        from_generator,
+        with_unequal_weights,
+        own_step,
+        single_batches,
+        own_loop,
+        under_a_distribution,
+    )
+}
+
+
+# What follows runs in processes only.
+
+
+def dropout_keeps_processes_alike(directory):
+    model = dense()
+    model = keras.Sequential([keras.layers.Dropout(0.5), *model.layers])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model).fit(X, Y, batch_size=16, verbose=0)
+    kc.assert_in_sync(model)
+
+
+def in_sync_sees_other_processes(directory):
+    model = kc.replicate(dense())
+    model.fit(X[:16], Y[:16], verbose=0)
+    assert kc.in_sync(model)
+    if kc.process_index() == 1:
+        bias = model.layers[-1].bias
+        bias.assign(bias + 1)
+    assert not kc.in_sync(model)
+    kc.synchronize(model, root=0)
+    kc.assert_in_sync(model)
+
+
+def collectives_mean_all_replicas(directory):
+    @kc.withdevices
+    def reduce():
+        this = kc.replica()
+        mine = tf.constant(float(this.index + 1))
+        last = this.count - 1
+        found = {op: kc.allreduce(op, mine) for op in OPS}
+        found["last"] = kc.broadcast(mine, root=last)
+        found["reduced"] = kc.reduce("sum", mine, root=last)
+        found["rows"] = kc.allgather(tf.fill([this.index + 1], mine))
+        return found
+
+    results = reduce()
+    count = kc.process_count() * len(results)
+    numbers = np.arange(1, count + 1, dtype="float32")
+    for position, found in enumerate(results):
+        rank = kc.process_index() * len(results) + position
+        assert found["sum"] == numbers.sum()
+        assert found["mean"] == numbers.mean()
+        assert found["product"] == numbers.prod()
+        assert found["min"] == 1
+        assert found["max"] == count
+        assert found["last"] == count
+        is_root = rank == count - 1
+        assert found["reduced"] == (numbers.sum() if is_root else rank + 1)
+        rows = np.repeat(numbers, range(1, count + 1))
+        np.testing.assert_array_equal(found["rows"], rows)
+
+
+OPS = ("sum", "mean", "product", "min", "max")
+
+
+def files_are_written_once(directory):
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=3)
+    model = kc.replicate(dense(optimizer))
+    mine = directory / f"of-{kc.process_index()}"
+    model.fit(
+        X,
+        Y,
+        batch_size=16,
+        epochs=2,
+        verbose=0,
+        shuffle=False,
+        callbacks=[
+            keras.callbacks.CSVLogger(mine.with_suffix(".csv")),
+            keras.callbacks.ModelCheckpoint(mine.with_suffix(".keras")),
+            keras.callbacks.BackupAndRestore(mine.with_suffix(".backup")),
+        ],
+    )
+    model.save(mine.with_suffix(".saved.keras"))
+    model.save_weights(mine.with_suffix(".weights.h5"))
+    model.export(mine.with_suffix(".exported"), verbose=False)
+    kc.barrier()
+    found = sorted(path.name for path in directory.glob("of-*"))
+    expected = ["csv", "exported", "keras", "saved.keras", "weights.h5"]
+    assert found == [f"of-0.{name}" for name in expected], found
+    # Two of three gradients have been accumulated, by all replicas.
+    loaded = keras.saving.load_model(directory / "of-0.saved.keras")
+    alone = dense(keras.optimizers.SGD(0.01, gradient_accumulation_steps=3))
+    alone.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    assert_same_training(alone, loaded)
+    # Training goes on from there, on all processes and on one device.
+    loaded = kc.replicate(loaded)
+    model.load_weights(directory / "of-0.weights.h5")
+    for each in (model, loaded, alone):
+        each.fit(X, Y, batch_size=16, epochs=1, verbose=0, shuffle=False)
+        kc.unreplicate(each)
+    assert_same_training(alone, loaded)
+    assert_same_training(alone, model)
+
+
+def parts_of_data(directory):
+    mine = kc.shard(X, kc.process_index(), kc.process_count())
+    np.testing.assert_array_equal(kc.shard(X), mine)
+    assert len(mine) < len(X)
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        dropout_keeps_processes_alike,
+        in_sync_sees_other_processes,
+        collectives_mean_all_replicas,
+        files_are_written_once,
+        parts_of_data,
+    )
+}

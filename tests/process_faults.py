@@ -1,0 +1,103 @@
+"""Trains as one of several processes, of which process 1 does something wrong.
+
+`process_faults.py FAULT` prints what the process has caught, after how many
+seconds, and whether it can still read its weights.
+"""
+
+import os
+import signal
+import sys
+import time
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import tensorflow as tf
+
+import keras_conflux as kc
+
+fault = sys.argv[1]
+kc.initialize(heartbeat=3)
+from models import dense
+from models import regression
+
+X, Y = regression(64)
+is_wrong = kc.process_index() == 1
+began = time.monotonic()
+
+
+class Fault(keras.callbacks.Callback):
+    """Does it in the middle of the third epoch."""
+
+    epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        global began
+        if (self.epoch, batch) != (2, 1):
+            return
+        began = time.monotonic()
+        if is_wrong:
+            self.happen()
+
+    def happen(self):
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "stopped by a signal":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault == "raises":
+            raise ValueError("the user's own error")
+        if fault == "exits":
+            sys.exit(0)
+        if fault == "interrupted":
+            raise KeyboardInterrupt
+        if fault == "stops early":
+            self.model.stop_training = True
+        if fault == "evaluates":
+            self.model.evaluate(X, Y, verbose=0)
+        if fault == "sleeps":
+            time.sleep(6)
+
+
+class NotANumber(keras.layers.Layer):
+    """Fails in the graph of process 1."""
+
+    def call(self, x):
+        if not self.bad:
+            return x
+        bad = x + float("nan")
+        return tf.debugging.assert_all_finite(bad, "not finite") * 1.0
+
+
+x, y = X, Y
+if fault == "other data" and is_wrong:
+    x = x[::-1]
+model = dense()
+if fault == "fails in the graph":
+    layer = NotANumber()
+    layer.bad = is_wrong
+    model = keras.Sequential([keras.Input((8,)), layer, *model.layers])
+    model.compile("sgd", "mse", jit_compile=False)
+kc.replicate(model, devices=1)
+steps = 3 if fault == "fewer batches" and is_wrong else 4
+try:
+    model.fit(
+        x[: 16 * steps],
+        y[: 16 * steps],
+        batch_size=16,
+        epochs=6,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Fault()],
+    )
+    caught = "nothing"
+except BaseException as error:
+    caught = f"{type(error).__name__}: {error}"
+print(f"{time.monotonic() - began:.1f} s: {caught}", flush=True)
+finite = all(abs(w).max() < 1e6 for w in model.get_weights())
+print("weights", finite, flush=True)
+if fault == "raises" and is_wrong:
+    time.sleep(5)  # that it lives on keeps nobody waiting

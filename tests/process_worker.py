@@ -1,0 +1,34 @@
+"""Runs cases as one of several processes: `process_worker.py OUT CASE ...`.
+
+Where the others are is told by `TF_CONFIG`; `CONFLUX_TEST_DEVICES` says how
+many devices each process has.
+"""
+
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras_conflux as kc
+
+DEVICES = int(os.environ.get("CONFLUX_TEST_DEVICES", "1"))
+kc.devices(DEVICES)
+kc.initialize(heartbeat=5)
+
+import numpy as np
+from process_cases import CASES
+from process_cases import CHECKS
+
+strategy = kc.replicate(devices=DEVICES)
+out = pathlib.Path(sys.argv[1])
+for name in sys.argv[2:]:
+    if name in CASES:
+        found = CASES[name](kc.replicate)
+        np.savez(out / f"{name}-{kc.process_index()}.npz", **found)
+    else:
+        CHECKS[name](out)
+        (out / f"{name}-{kc.process_index()}.passed").touch()
+    print(name, flush=True)
+kc.barrier()

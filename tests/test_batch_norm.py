@@ -1,0 +1,104 @@
+"""Normalization by the samples of all replicas, chosen for a whole model."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+from conftest import MANY
+from models import assert_same_training
+
+import keras_conflux as kc
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(22, 4)).astype("float32")
+Y = RNG.normal(size=(22, 1)).astype("float32")
+
+
+class Block(keras.layers.Layer):
+    """Holds a normalization in a list, as only its attributes tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = [
+            keras.layers.Dense(4, use_bias=False),
+            keras.layers.BatchNormalization(),
+        ]
+
+    def call(self, x, training=None):
+        dense, normalize = self.steps
+        return keras.ops.tanh(normalize(dense(x), training=training))
+
+
+def nested() -> keras.Model:
+    """A model in a model in which a layer holds a normalization."""
+    keras.utils.set_random_seed(1)
+    inner = keras.Sequential([keras.Input((4,)), Block()])
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            inner,
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    return model
+
+
+def fit(model: keras.Model) -> keras.callbacks.History:
+    return model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
+
+
+def before(model):
+    kc.replicate(kc.synchronize_batch_norm(model), MANY)
+
+
+def after(model):
+    kc.replicate(model, MANY)
+    assert kc.synchronize_batch_norm(model) is model
+
+
+@pytest.mark.parametrize("when", [before, after])
+def test_normalizes_as_one_device(when):
+    one, many = nested(), nested()
+    when(many)
+    assert_same_training(one, many, fit(one), fit(many))
+    kc.assert_in_sync(many)
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_what_was_traced_is_forgotten():
+    one, many = nested(), kc.replicate(nested(), MANY)
+    for model in (one, many):
+        model.optimizer.learning_rate = 0.0
+        fit(model)
+        model.optimizer.learning_rate = 0.05
+    kc.synchronize_batch_norm(many)
+    many.set_weights(one.get_weights())
+    assert_same_training(one, many, fit(one), fit(many))
+
+
+def test_one_device_computes_the_same():
+    one, other = nested(), kc.synchronize_batch_norm(nested())
+    assert_same_training(one, other, fit(one), fit(other))
+
+
+def test_wants_a_layer():
+    with pytest.raises(TypeError, match="takes a Keras model or layer"):
+        kc.synchronize_batch_norm([nested()])
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_replicate_says_once_what_is_not_synchronized(caplog):
+    model = nested()
+    with caplog.at_level(logging.INFO, "keras_conflux"):
+        kc.replicate(model, MANY)
+        fit(kc.replicate(model, MANY))
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert model.layers[1].name in said
+        assert "`keras_conflux.synchronize_batch_norm(model)`" in said
+        caplog.clear()
+        kc.replicate(kc.synchronize_batch_norm(nested()), MANY)
+        kc.replicate(nested(), 1)
+        assert not caplog.records

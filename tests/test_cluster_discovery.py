@@ -1,0 +1,530 @@
+"""Which processes there are, from what launchers tell: recorded environments.
+
+No process is started and nothing connects.
+"""
+
+import json
+import socket
+import sys
+import types
+
+import pytest
+import tensorflow as tf
+
+import keras_conflux as kc
+from keras_conflux._cluster import slurm
+from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.discovery import find_cluster
+from keras_conflux._cluster.node_lists import expand_counts
+from keras_conflux._cluster.node_lists import expand_nodes
+
+TWO = ["10.0.0.1:2222", "10.0.0.2:2222"]
+KERAS = {
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(TWO),
+    "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+    "KERAS_DISTRIBUTION_PROCESS_ID": "1",
+}
+
+
+def tf_config(cluster, task_type="worker", index=0, **more):
+    task = {"type": task_type, "index": index}
+    config = {"cluster": cluster, "task": task, **more}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+# 2 nodes x 2 tasks: `srun --nodes=2 --ntasks-per-node=2`, task 3.
+SLURM = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_JOB_NODELIST": "gpu[01-02]",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_NPROCS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[01-02]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_UNIVERSE_SIZE": "2",
+    "PMIX_RANK": "1",
+}
+VERTEX_AI = tf_config(
+    {
+        "chief": ["cmle-training-workerpool0-4dd2e9d2ba-0:2222"],
+        "worker": [
+            "cmle-training-workerpool1-4dd2e9d2ba-0:2222",
+            "cmle-training-workerpool1-4dd2e9d2ba-1:2222",
+        ],
+    },
+    index=1,
+    environment="cloud",
+    job='{"python_module": "trainer.task"}',
+)
+TFJOB = tf_config(
+    {
+        "chief": ["mnist-chief-0.kubeflow.svc:2222"],
+        "worker": [
+            "mnist-worker-0.kubeflow.svc:2222",
+            "mnist-worker-1.kubeflow.svc:2222",
+        ],
+    },
+    "chief",
+    environment="cloud",
+)
+
+
+def of(environ):
+    return find_cluster(environ=environ)
+
+
+# --- the cluster ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("addresses", "index", "message"),
+    [
+        ((), 0, "the address of every process"),
+        (("a:1", "b:1", "a:1"), 0, "processes 0 and 2 .* 'a:1'"),
+        (("a:1", "b:1"), 2, "0 to 1. Got 2"),
+        (("a:1", "b:1"), -1, "0 to 1. Got -1"),
+        (("a", "b:1"), 0, "Got 'a'"),
+        (("a:0", "b:1"), 0, "Got 'a:0'"),
+        (("a:65536", "b:1"), 0, "Got 'a:65536'"),
+        (("a:x", "b:1"), 0, "Got 'a:x'"),
+        ((":2222", "b:1"), 0, "Got ':2222'"),
+        (("fd00::1", "b:1"), 0, "Got 'fd00::1'"),
+    ],
+)
+def test_a_cluster_that_cannot_connect_is_refused(addresses, index, message):
+    with pytest.raises(kc.ClusterError, match=f"a test: .*{message}"):
+        Cluster(addresses, index, "a test")
+
+
+def test_hosts_may_be_names_and_numbers_of_both_kinds():
+    addresses = ("gpu-1.example.org:1", "10.0.0.1:65535", "[fd00::1]:2222")
+    assert Cluster(addresses, 2, "a test").addresses == addresses
+
+
+# --- arguments and resolvers ---------------------------------------------
+
+
+@pytest.mark.parametrize("addresses", [TWO, ", ".join(TWO)])
+def test_arguments(addresses):
+    found = find_cluster(addresses, 1, environ={})
+    assert found == Cluster(tuple(TWO), 1, "the arguments of initialize")
+
+
+def test_no_launcher_means_one_process():
+    assert of({}) is None
+    assert find_cluster(["a:1"], environ={}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"addresses": TWO}, "2 addresses, but no index"),
+        ({"index": 1}, "index 1, but no addresses"),
+        ({"addresses": TWO, "index": 0, "resolver": 1}, "Got both"),
+        ({"addresses": TWO, "index": 2}, "0 to 1. Got 2"),
+    ],
+)
+def test_incomplete_arguments(arguments, message):
+    with pytest.raises(kc.ClusterError, match=message):
+        find_cluster(**arguments, environ={})
+
+
+def resolver(jobs, task_type, task_id):
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), task_type=task_type, task_id=task_id
+    )
+
+
+def test_resolver_puts_the_chief_first():
+    jobs = {"worker": ["a:1", "b:1"], "chief": ["c:1"]}
+    found = find_cluster(resolver=resolver(jobs, "worker", 1), environ=KERAS)
+    assert found == Cluster(("c:1", "a:1", "b:1"), 2, "SimpleClusterResolver")
+
+
+def test_resolver_without_processes():
+    assert find_cluster(resolver=resolver({}, "", 0), environ={}) is None
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"), [("ps", "asynchronous"), ("evaluator", "checkpoints")]
+)
+def test_resolver_with_other_jobs_is_refused(job, reason):
+    given = resolver({"worker": ["a:1"], job: ["b:1"]}, "worker", 0)
+    with pytest.raises(kc.ClusterError, match=f"'{job}'.*{reason}"):
+        find_cluster(resolver=given, environ={})
+
+
+def test_resolver_that_does_not_know_its_task():
+    given = resolver({"worker": ["a:1", "b:1"]}, None, None)
+    with pytest.raises(kc.ClusterError, match="type None and the index None"):
+        find_cluster(resolver=given, environ={})
+
+
+# --- the variables of keras.distribution ---------------------------------
+
+
+def test_keras_variables():
+    found = of(KERAS)
+    assert (found.addresses, found.index) == (tuple(TWO), 1)
+
+
+def test_the_number_of_processes_may_be_left_out():
+    assert of(KERAS | {"KERAS_DISTRIBUTION_NUM_PROCESSES": ""}) == of(KERAS)
+
+
+def test_one_address_for_several_processes_means_ports_of_its_host():
+    found = of(
+        KERAS
+        | {
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": "10.0.0.1:2222",
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": "3",
+        }
+    )
+    assert found.addresses == tuple(f"10.0.0.1:{2222 + k}" for k in range(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("a:1,b:1", "3", "0"), "all 3 .* Got 2: a:1, b:1.* each to each"),
+        (("a:1,b:1", "1", "0"), "Got 2"),
+        (("a:1,b:1", "2", "2"), "0 to 1. Got 2"),
+        (("a:1,b:1", "2", ""), "_PROCESS_ID is not"),
+        (("", "2", "0"), "_NUM_PROCESSES is set, but .*_ADDRESSES is not"),
+        (("", "", "1"), "_PROCESS_ID is set, but .*_ADDRESSES is not"),
+        (("", "1", "1"), "_ADDRESSES is not"),
+        (("a:1,b:1", "two", "0"), "_NUM_PROCESSES to be a number.*'two'"),
+    ],
+)
+def test_incomplete_keras_variables(given, message):
+    with pytest.raises(kc.ClusterError, match=message):
+        of(dict(zip(KERAS, given, strict=True)))
+
+
+@pytest.mark.parametrize("given", [("", "1", "0"), ("a:1", "1", "0")])
+def test_keras_variables_of_one_process(given):
+    assert of(dict(zip(KERAS, given, strict=True))) is None
+
+
+# --- TF_CONFIG -----------------------------------------------------------
+
+
+def test_vertex_ai():
+    found = of(VERTEX_AI)
+    assert found.index == 2
+    assert found.source == "TF_CONFIG"
+    assert found.addresses[0] == "cmle-training-workerpool0-4dd2e9d2ba-0:2222"
+    assert found.addresses[2] == "cmle-training-workerpool1-4dd2e9d2ba-1:2222"
+
+
+def test_tfjob():
+    found = of(TFJOB)
+    assert (found.index, len(found.addresses)) == (0, 3)
+    assert found.addresses[0] == "mnist-chief-0.kubeflow.svc:2222"
+
+
+def test_the_master_is_the_chief():
+    jobs = {"worker": ["a:1"], "master": ["b:1"]}
+    assert of(tf_config(jobs)) == Cluster(("b:1", "a:1"), 1, "TF_CONFIG")
+
+
+def test_the_index_may_be_text():
+    assert of(tf_config({"worker": TWO}, index="1")).index == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "{}",
+        '{"environment": "cloud"}',
+        '{"cluster": null}',
+        '{"cluster": {}, "task": {"type": "worker", "index": 0}}',
+        tf_config({"chief": ["a:1"]}, "chief")["TF_CONFIG"],
+        tf_config({"worker": ["a:1"]})["TF_CONFIG"],
+    ],
+)
+def test_jobs_of_one_process(value):
+    assert of({"TF_CONFIG": value}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "to be JSON such as .* Got '{'"),
+        ("[]", r"Got '\[\]'"),
+        ('{"cluster": [1]}', r"Got \[1\] as 'cluster'"),
+        ('{"cluster": {"worker": "a:1"}}', "Got 'a:1' as the addresses"),
+        ({"cluster": {"worker": TWO}}, "type None"),
+        (tf_config({"worker": TWO}, index=2), "index 2"),
+        (tf_config({"worker": TWO}, index=-1), "index -1"),
+        (tf_config({"worker": TWO}, index="x"), "'x' as the task's index"),
+        (tf_config({"worker": TWO}, "chief"), "the type 'chief'"),
+        (tf_config({"worker": TWO}, "evaluator"), "checkpoints"),
+        (tf_config({"worker": TWO, "ps": ["c:1"]}), "asynchronous"),
+        (tf_config({"worker": TWO, "tpu": ["c:1"]}), "'tpu'. Expected only"),
+        (
+            tf_config({"worker": ["a:1"], "chief": ["b:1"], "master": ["c:1"]}),
+            "one chief",
+        ),
+        ({"sparseCluster": {"worker": {"0": "a:1"}}}, "enableDynamicWorker"),
+        (tf_config({"worker": ["a:1", "a:1"]}), "TF_CONFIG: processes 0 and 1"),
+    ],
+)
+def test_malformed_tf_config(config, message):
+    if isinstance(config, dict) and "TF_CONFIG" in config:
+        config = config["TF_CONFIG"]
+    text = config if isinstance(config, str) else json.dumps(config)
+    with pytest.raises(kc.ClusterError, match=message):
+        of({"TF_CONFIG": text})
+
+
+# --- Slurm ---------------------------------------------------------------
+
+
+def test_slurm():
+    found = of(SLURM)
+    port = slurm.default_port(1234, 0)
+    assert found.addresses == (
+        f"gpu01:{port}",
+        f"gpu01:{port + 1}",
+        f"gpu02:{port}",
+        f"gpu02:{port + 1}",
+    )
+    assert (found.index, found.source) == (3, "Slurm")
+
+
+def test_slurm_keeps_the_order_of_its_nodes():
+    nodes = {"SLURM_STEP_NODELIST": "z1,a1"}
+    found = of(SLURM | nodes | {"CONFLUX_PORT": "7000"})
+    assert found.addresses == ("z1:7000", "z1:7001", "a1:7000", "a1:7001")
+
+
+def test_slurm_with_cyclic_distribution():
+    found = of(
+        SLURM
+        | {"SLURM_DISTRIBUTION": "cyclic:cyclic", "CONFLUX_PORT": "7000"}
+        | {
+            "SLURM_STEP_NUM_TASKS": "4",
+            "SLURM_STEP_TASKS_PER_NODE": "3,1",
+            "SLURM_PROCID": "3",
+            "SLURM_NODEID": "0",
+            "SLURM_LOCALID": "2",
+        }
+    )
+    ends = ["gpu01:7000", "gpu02:7000", "gpu01:7001", "gpu01:7002"]
+    assert list(found.addresses) == ends
+
+
+def test_slurm_with_a_distribution_that_is_unknown():
+    with pytest.raises(kc.ClusterError, match="srun --distribution=block"):
+        of(SLURM | {"SLURM_NODEID": "0"})
+    # This task is where it would be anyway, but others are not.
+    with pytest.raises(kc.ClusterError, match="Got SLURM_DISTRIBUTION='plane'"):
+        of(SLURM | {"SLURM_DISTRIBUTION": "plane"})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"SLURM_STEP_ID": ""},  # a batch script
+        {"SLURM_STEP_ID": str(0xFFFFFFFB)},  # the same, as a step
+        {"SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+    ],
+)
+def test_slurm_outside_of_steps_of_several_tasks(changed):
+    assert of(SLURM | changed) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"SLURM_PROCID": ""}, "SLURM_STEP_NUM_TASKS is set.*SLURM_PROCID is"),
+        ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4 and SLURM_STEP_NUM_TASKS=4"),
+        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not"),
+        ({"SLURM_STEP_NODELIST": "gpu01"}, "has 1 nodes"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2,1"}, "3 tasks on 2 nodes"),
+        ({"CONFLUX_PORT": "x"}, "CONFLUX_PORT to be a number"),
+        ({"CONFLUX_PORT": "65535"}, "Got 'gpu01:65536'"),
+    ],
+)
+def test_incomplete_slurm(changed, message):
+    with pytest.raises(kc.ClusterError, match=message):
+        of(SLURM | changed)
+
+
+def test_ports_of_steps_that_run_at_a_time_differ():
+    jobs = {slurm.default_port(job, 0) for job in range(900, 900 + 256)}
+    steps = {slurm.default_port(900, step) for step in range(256)}
+    assert len(jobs) == len(steps) == 256
+    assert min(jobs) >= 1024
+    assert max(jobs) + 63 < 32768
+    assert {port % 64 for port in jobs} == {0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("gpu1", "gpu1"),
+        ("gpu[01-03,7],login1", "gpu01 gpu02 gpu03 gpu7 login1"),
+        ("a[9-11]", "a9 a10 a11"),
+        ("a[099-100]", "a099 a100"),
+        ("r[1-2]n[1,3]-ib", "r1n1-ib r1n3-ib r2n1-ib r2n3-ib"),
+        ("b,a", "b a"),
+    ],
+)
+def test_lists_of_nodes(nodes, expected):
+    assert expand_nodes(nodes) == expected.split()
+
+
+@pytest.mark.parametrize("nodes", ["", "a[1-2", "a,,b", "a[x]", "a]1[", "a[]"])
+def test_malformed_lists_of_nodes(nodes):
+    with pytest.raises(kc.ClusterError, match="Slurm to list nodes"):
+        expand_nodes(nodes)
+
+
+def test_lists_of_counts():
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(kc.ClusterError, match=r"2\(y3\)"):
+        expand_counts("2(y3)")
+
+
+# --- MPI -----------------------------------------------------------------
+
+
+class World:
+    """What mpi4py offers, as the second of two processes sees it."""
+
+    first = ("a", 1)
+
+    def __init__(self, size=2):
+        self.size = size
+
+    def Get_rank(self):
+        return self.size - 1
+
+    def Get_size(self):
+        return self.size
+
+    def allgather(self, own):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", own[1]))  # nobody else gets this port
+        self.own = own
+        return [self.first, own]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Returns a function that installs a mpi4py."""
+
+    def install(world):
+        module = types.ModuleType("mpi4py")
+        module.MPI = types.SimpleNamespace(COMM_WORLD=world)
+        monkeypatch.setitem(sys.modules, "mpi4py", module)
+        return world
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "environ", [OPEN_MPI, {"PMI_RANK": "1", "PMI_SIZE": "2"}]
+)
+def test_mpi_exchanges_addresses(world, environ):
+    installed = world(World())
+    found = of(environ)
+    name, port = installed.own
+    assert found == Cluster(("a:1", f"{name}:{port}"), 1, "MPI")
+
+
+def test_mpi_on_one_host_needs_no_name_of_it(world):
+    installed = world(World())
+    installed.first = (socket.gethostname(), 1)
+    found = of(OPEN_MPI)
+    assert found.addresses == ("localhost:1", f"localhost:{installed.own[1]}")
+
+
+def test_mpi4py_of_another_mpi(world):
+    world(World(1))
+    with pytest.raises(kc.ClusterError, match=r"1 of 2, but .* 0 of 1.*pip"):
+        of(OPEN_MPI)
+
+
+def test_mpi_without_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(kc.ClusterError, match=r"pip install mpi4py.*KERAS_"):
+        of(OPEN_MPI)
+
+
+def test_mpi_with_one_process_needs_no_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert of({"PMI_RANK": "0", "PMI_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize("name", ["PMI_RANK", "PMI_SIZE"])
+def test_incomplete_mpi(name):
+    other = ({"PMI_RANK", "PMI_SIZE"} - {name}).pop()
+    with pytest.raises(kc.ClusterError, match=f"{name} is set, but {other} is"):
+        of({name: "1"})
+
+
+# --- several at a time ---------------------------------------------------
+
+
+def test_order_of_precedence():
+    two = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    place = {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    environ = SLURM | two | place | pmi
+    assert of(environ).source == "Slurm"
+    environ |= tf_config({"worker": TWO})
+    assert of(environ).source == "TF_CONFIG"
+    environ |= KERAS
+    assert of(environ).source == "KERAS_DISTRIBUTION_JOB_ADDRESSES"
+    given = resolver({"worker": TWO}, "worker", 0)
+    found = find_cluster(resolver=given, environ=environ)
+    assert found.source == "SimpleClusterResolver"
+    found = find_cluster(["a:1", "b:1", "c:1"], 0, environ=environ)
+    assert found.source == "the arguments of initialize"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (KERAS | TFJOB, "NUM_PROCESSES tells of 2 .* TF_CONFIG of 3"),
+        (
+            KERAS | SLURM,
+            "NUM_PROCESSES tells of 2 .* SLURM_STEP_NUM_TASKS of 4",
+        ),
+        (tf_config({"worker": ["a:1"]}) | SLURM, "TF_CONFIG tells of 1"),
+        (TFJOB | OPEN_MPI, "TF_CONFIG .* OMPI_COMM_WORLD_SIZE of 2"),
+    ],
+)
+def test_contradictions(environ, message):
+    with pytest.raises(kc.ClusterError, match=message):
+        of(environ)
+
+
+def test_mpirun_in_a_step_of_slurm(world):
+    world(World())  # its daemons are the step's tasks
+    assert of(SLURM | OPEN_MPI).source == "MPI"
+    assert of(SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}).source == "MPI"
+
+
+def test_one_process_of_mpi_may_start_others():
+    environ = KERAS | {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert of(environ) == of(KERAS)

@@ -1,0 +1,696 @@
+"""Steps of a user's own: losses, gradients, state and logs of any form.
+
+Each trains on one device and on several, with a last batch that has fewer
+samples than there are devices.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from conftest import ON_GPU
+from keras import layers
+from keras import ops
+from models import assert_same_training
+from models import regression
+
+import keras_conflux as kc
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(20, 6)).astype("float32")
+Y = RNG.normal(size=(20, 3)).astype("float32")
+# The last batch has two samples, fewer than there are devices.
+FIT = {"batch_size": 6, "epochs": 2, "shuffle": False, "verbose": 0}
+
+unreduced = keras.losses.MeanSquaredError(reduction="none")
+
+
+@tf.function
+def _mean_in_a_function(y, p):
+    return tf.reduce_mean((y - p) ** 2)
+
+
+@tf.function
+def _sum_in_a_function(y, p):
+    return 0.1 * tf.reduce_sum((y - p) ** 2)
+
+
+@tf.function
+def _root_in_a_function(y, p):
+    return tf.sqrt(tf.reduce_mean((y - p) ** 2))
+
+
+def _per_sample(y, p):
+    return tf.reduce_sum((y - p) ** 2, -1)
+
+
+def _masked_mean(model, x, y, p):
+    mask = tf.cast(y[:, 0] > 0, tf.float32)
+    return tf.reduce_sum(unreduced(y, p) * mask) / tf.reduce_sum(mask)
+
+
+def _relative(model, x, y, p):
+    """Relates each sample's loss to those of all samples."""
+    each = _per_sample(y, p)
+    return each / tf.sqrt(1 + tf.reduce_mean(each**2))
+
+
+def _conditional(model, x, y, p):
+    total, mean = 0.1 * tf.reduce_sum(p**2), tf.reduce_mean((y - p) ** 2)
+    return tf.cond(total > mean, lambda: total, lambda: tf.sqrt(mean))
+
+
+def _dice(model, x, y, p):
+    both = tf.reduce_sum(y * y) + tf.reduce_sum(p * p)
+    return 1 - 2 * tf.reduce_sum(y * p) / both
+
+
+def _clip(model, x, y, p):
+    """Compares each prediction with the inputs of all samples."""
+    left = tf.nn.l2_normalize(p, 1)
+    right = tf.nn.l2_normalize(x[:, :3], 1)
+    logits = tf.matmul(left, right, transpose_b=True) * tf.exp(model.scale)
+    labels = tf.range(tf.shape(left)[0])
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    )
+
+
+def _simclr(model, x, y, p):
+    """Compares both views of all samples with each other."""
+    z = tf.nn.l2_normalize(tf.concat([p, model(x * 1.1)], 0), 1)
+    count = tf.shape(z)[0]
+    logits = 2 * z @ tf.transpose(z) - 1e9 * tf.eye(count)
+    half = tf.range(count // 2)
+    labels = tf.concat([half + count // 2, half], 0)
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    )
+
+
+def _barlow_twins(model, x, y, p):
+    """Correlates features over all samples."""
+
+    def normalized(z):
+        deviation = tf.math.reduce_std(z, 0) + 0.5
+        return (z - tf.reduce_mean(z, 0)) / deviation
+
+    other = model(x * 1.1 + 0.1)
+    products = tf.transpose(normalized(p)) @ normalized(other)
+    correlation = products / tf.cast(tf.shape(p)[0], tf.float32)
+    # The weights that the mean takes out would have gradients of rounding.
+    return tf.reduce_sum((correlation - tf.eye(3)) ** 2) + tf.reduce_mean(p**2)
+
+
+LOSSES = {
+    "mean": lambda model, x, y, p: tf.reduce_mean((y - p) ** 2),
+    "mean of an unreduced loss": lambda model, x, y, p: tf.reduce_mean(
+        unreduced(y, p)
+    ),
+    "masked mean": _masked_mean,
+    "mean of chosen samples": lambda model, x, y, p: tf.reduce_mean(
+        tf.boolean_mask(unreduced(y, p), y[:, 0] > 0)
+    ),
+    "unreduced loss": lambda model, x, y, p: unreduced(y, p),
+    "one value per sample": lambda model, x, y, p: _per_sample(y, p),
+    "sum": lambda model, x, y, p: 0.1 * tf.reduce_sum((y - p) ** 2),
+    "sum over a constant": lambda model, x, y, p: (
+        tf.reduce_sum(unreduced(y, p)) / 16.0
+    ),
+    "sum over the batch size": lambda model, x, y, p: (
+        tf.reduce_sum(unreduced(y, p)) / tf.cast(tf.shape(x)[0], tf.float32)
+    ),
+    "sum of parts of the batch size": lambda model, x, y, p: tf.reduce_sum(
+        unreduced(y, p) / tf.cast(tf.shape(x)[0], tf.float32)
+    ),
+    "average over a global batch size": lambda model, x, y, p: (
+        tf.nn.compute_average_loss(_per_sample(y, p), global_batch_size=6)
+    ),
+    "average of TensorFlow": lambda model, x, y, p: (
+        tf.nn.compute_average_loss(_per_sample(y, p))
+        + tf.nn.scale_regularization_loss(
+            0.3 * tf.nn.l2_loss(model.dense.kernel)
+        )
+    ),
+    "mean and sum": lambda model, x, y, p: (
+        ops.mean((y - p) ** 2) + 0.1 * ops.sum(p)
+    ),
+    "mean and regularizer": lambda model, x, y, p: (
+        tf.reduce_mean((y - p) ** 2)
+        + 0.3 * tf.reduce_sum(model.dense.kernel**2)
+    ),
+    "sum and regularizer": lambda model, x, y, p: (
+        0.1 * tf.reduce_sum((y - p) ** 2)
+        + 0.3 * tf.reduce_sum(model.dense.kernel**2)
+    ),
+    "root of a mean": lambda model, x, y, p: tf.sqrt(
+        tf.reduce_mean((y - p) ** 2)
+    ),
+    "ratio of sums": _dice,
+    "largest losses": lambda model, x, y, p: tf.reduce_mean(
+        tf.math.top_k(_per_sample(y, p), k=2)[0]
+    ),
+    "mean and maximum": lambda model, x, y, p: (
+        tf.reduce_mean((y - p) ** 2) + 0.1 * tf.reduce_max(p)
+    ),
+    "contrastive of two kinds": _clip,
+    "contrastive of two views": _simclr,
+    "correlations": _barlow_twins,
+    "mean in a tf.function": lambda model, x, y, p: _mean_in_a_function(y, p),
+    "sum in a tf.function": lambda model, x, y, p: _sum_in_a_function(y, p),
+    "root in a tf.function": lambda model, x, y, p: _root_in_a_function(y, p),
+    "values relative to all": _relative,
+    "sum or root by a condition": _conditional,
+}
+
+
+def _clipped(gradients):
+    return tf.clip_by_global_norm(gradients, 0.05)[0]
+
+
+def _normalized(gradients):
+    return [each / (tf.norm(each) + 1e-3) for each in gradients]
+
+
+GRADIENTS = {"clipped": _clipped, "normalized": _normalized}
+
+
+class OwnStep(keras.Model):
+    """Trains with a loss, and returns numbers of many kinds."""
+
+    def __init__(self, loss, change=list):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.loss_of, self.change = loss, change
+        self.mean = keras.metrics.Mean(name="mean")
+        self.weighted = keras.metrics.Mean(name="weighted")
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.scale = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return self.dense(x)
+
+    @property
+    def metrics(self):
+        return [self.mean, self.weighted]
+
+    def gradients(self, x, y):
+        """Returns the loss, and gradients with what they belong to."""
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, x, y, self(x, training=True))
+        found = tape.gradient(loss, self.trainable_variables)
+        pairs = [
+            (gradient, variable)
+            for gradient, variable in zip(
+                found, self.trainable_variables, strict=True
+            )
+            if gradient is not None
+        ]
+        return loss, *zip(*pairs, strict=True)
+
+    def train_step(self, data):
+        x, y = data
+        loss, gradients, variables = self.gradients(x, y)
+        changed = self.change(list(gradients))
+        self.optimizer.apply_gradients(zip(changed, variables, strict=True))
+        self.mean.update_state(loss)
+        self.weighted.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {
+            "loss": self.mean.result(),
+            "weighted": self.weighted.result(),
+            "percent": 100 * self.mean.result(),
+            "of the batch": tf.reduce_sum(loss),
+            "norm": tf.linalg.global_norm(gradients),
+            "samples": tf.shape(x)[0],
+        }
+
+
+def train(make, count, **compile_options):
+    """Trains what `make` returns, and returns it with its history."""
+    keras.utils.set_random_seed(1)
+    model = make()
+    model.build((None, 6))
+    options = {"optimizer": keras.optimizers.SGD(0.05), "jit_compile": False}
+    model.compile(**(options | compile_options))
+    if count:
+        kc.replicate(model, count)
+    history = model.fit(X, Y, **FIT)
+    if count:
+        kc.assert_in_sync(model)
+    return model, history
+
+
+def assert_equal(make, count=MANY, jit_compile=False, **compile_options):
+    one, one_history = train(make, None, **compile_options)
+    compile_options["jit_compile"] = jit_compile
+    many, many_history = train(make, count, **compile_options)
+    assert_same_training(one, many, one_history, many_history)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_loss(loss):
+    assert_equal(lambda: OwnStep(LOSSES[loss]))
+
+
+# XLA does not know how many samples are chosen.
+@pytest.mark.parametrize(
+    "loss", [name for name in LOSSES if name != "mean of chosen samples"]
+)
+def test_compiled_loss(loss):
+    count = MANY if ON_GPU else 1
+    assert_equal(lambda: OwnStep(LOSSES[loss]), count, jit_compile=True)
+
+
+@pytest.mark.parametrize("change", GRADIENTS)
+@pytest.mark.parametrize("loss", ["mean", "one value per sample", "sum"])
+def test_gradients_that_are_changed_before_apply(loss, change):
+    assert_equal(lambda: OwnStep(LOSSES[loss], GRADIENTS[change]))
+
+
+class ByHand(OwnStep):
+    """Computes its gradients without a tape."""
+
+    def gradients(self, x, y):
+        error = self(x) - y
+        slope = 2 * error / tf.cast(tf.size(error), tf.float32)
+        pairs = (
+            (tf.matmul(x, slope, transpose_a=True), self.dense.kernel),
+            (tf.reduce_sum(slope, 0), self.dense.bias),
+        )
+        return tf.reduce_mean(error**2), *zip(*pairs, strict=True)
+
+
+def test_gradients_by_hand():
+    assert_equal(lambda: ByHand(None))
+
+
+class Accumulating(OwnStep):
+    """Adds up the gradients of two batches before it applies them."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.kept = [
+            self.add_weight(shape=v.shape, initializer="zeros", trainable=False)
+            for v in (self.dense.kernel, self.dense.bias)
+        ]
+        self.seen = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def train_step(self, data):
+        loss, gradients, _ = self.gradients(*data)
+        variables = [self.dense.kernel, self.dense.bias]
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            kept.assign_add(gradient)
+        self.seen.assign_add(1)
+
+        def update():
+            grads = [kept.value / 2 for kept in self.kept]
+            self.optimizer.apply(grads, variables)
+            for kept in self.kept:
+                kept.assign(ops.zeros_like(kept))
+            return 0
+
+        tf.cond(tf.equal(self.seen.value % 2, 0), update, lambda: 0)
+        return {"loss": loss}
+
+
+def test_gradients_that_a_step_accumulates():
+    assert_equal(lambda: Accumulating(LOSSES["mean"]))
+
+
+def test_optimizer_that_accumulates_in_a_step_of_ones_own():
+    optimizer = {"gradient_accumulation_steps": 2, "global_clipnorm": 0.1}
+    models = []
+    for count in (None, MANY):
+        model, history = train(
+            lambda: OwnStep(LOSSES["mean"], _normalized),
+            count,
+            optimizer=keras.optimizers.SGD(0.05, **optimizer),
+        )
+        models.append((model, history))
+    (one, one_history), (many, many_history) = models
+    # One device makes accumulators only for what has gradients.
+    for expected, got in zip(
+        one.get_weights(), many.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        many_history.history["loss"], one_history.history["loss"], rtol=1e-5
+    )
+
+
+class Penalty(OwnStep):
+    """Adds the norm of the gradient with respect to the inputs."""
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                p = tf.tanh(self(x))
+                mean = tf.reduce_mean((p - y) ** 2)
+            slope = inner.gradient(mean, x)
+            norms = tf.reduce_sum(slope**2, 1)
+            loss = mean + 10.0 * tf.reduce_sum(norms)
+        variables = [self.dense.kernel, self.dense.bias]
+        return loss, tape.gradient(loss, variables), variables
+
+
+def test_gradient_of_a_gradient():
+    assert_equal(lambda: Penalty(None))
+
+
+class Adapting(OwnStep):
+    """Differentiates a loss after a step of gradient descent, as MAML does."""
+
+    def gradients(self, x, y):
+        kernel, bias = self.dense.kernel, self.dense.bias
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                before = tf.reduce_mean((x @ kernel + bias - y) ** 2)
+            inside = inner.gradient(before, [kernel, bias])
+            fast = [
+                v - 0.1 * g for v, g in zip((kernel, bias), inside, strict=True)
+            ]
+            loss = tf.reduce_mean((x @ fast[0] + fast[1] - 2 * y) ** 2)
+        return loss, tape.gradient(loss, [kernel, bias]), [kernel, bias]
+
+
+def test_gradient_through_an_update():
+    assert_equal(lambda: Adapting(None))
+
+
+class AddsLoss(layers.Layer):
+    """Adds a loss of any form, as a CTC endpoint does."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def call(self, x):
+        self.add_loss(self.loss(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: ops.sum(x**2, -1),
+        lambda x: ops.mean(x**2),
+        lambda x: 0.1 * ops.sum(x**2),
+        lambda x: ops.sqrt(ops.mean(x**2)),
+    ],
+    ids=["per sample", "mean", "sum", "root"],
+)
+def test_added_loss(loss):
+    def make():
+        return keras.Sequential([layers.Dense(3), AddsLoss(loss)])
+
+    assert_equal(make, loss="mse")
+
+
+def _contrast(y, p):
+    logits = ops.matmul(p, ops.transpose(y))
+    return ops.categorical_crossentropy(
+        ops.eye(ops.shape(p)[0]), logits, from_logits=True
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _contrast,
+        lambda y, p: ops.sqrt(ops.mean((y - p) ** 2)),
+        lambda y, p: ops.sum((y - p) ** 2),
+        keras.losses.MeanSquaredError(reduction=None),
+        keras.losses.Dice(),
+        keras.losses.Tversky(),
+    ],
+    ids=["contrastive", "root", "sum", "unreduced", "Dice", "Tversky"],
+)
+def test_compiled_with_a_loss_over_the_batch(loss):
+    def make():
+        return keras.Sequential([layers.Dense(3, "sigmoid")])
+
+    assert_equal(make, loss=loss)
+
+
+# What a step keeps in variables.
+
+
+def _codebook(layer, x):
+    chosen = ops.one_hot(ops.argmax(x, -1), 6)
+    layer.kept.assign(0.9 * layer.kept + 0.1 * ops.transpose(x) @ chosen)
+
+
+def _queue(layer, x):
+    left = 6 - ops.shape(x)[0]
+    layer.kept.assign(ops.concatenate([x, layer.kept[:left]], 0))
+
+
+def _sum_by_assign(layer, x):
+    layer.kept.assign(layer.kept + ops.sum(x, 0))
+
+
+def _mean_by_add(layer, x):
+    layer.kept.assign_add(ops.broadcast_to(ops.mean(x, 0), (6, 6)))
+
+
+def _added_and_reset(layer, x):
+    layer.steps.assign_add(1)
+    layer.kept.assign_add(ops.broadcast_to(ops.sum(x, 0), (6, 6)))
+    reset = ops.equal(layer.steps % 2, 0)
+    layer.kept.assign(ops.where(reset, 0.0, layer.kept.value))
+
+
+def _largest(layer, x):
+    layer.kept.assign(ops.maximum(layer.kept, ops.max(x, 0)))
+
+
+def _covariance(layer, x):
+    layer.kept.assign(ops.transpose(x) @ x / ops.cast(ops.shape(x)[0], x.dtype))
+
+
+def _by_condition(layer, x):
+    mean = ops.broadcast_to(ops.mean(x, 0), (6, 6))
+    layer.kept.assign(tf.cond(mean[0, 0] > 0, lambda: mean, lambda: -2 * mean))
+
+
+def _counted(layer, x):
+    layer.steps.assign(layer.steps + ops.shape(x)[0])
+
+
+class Keeping(layers.Layer):
+    def __init__(self, update):
+        super().__init__()
+        self.update = update
+
+    def build(self, shape):
+        self.kept = self.add_weight(
+            shape=(6, 6), initializer="ones", trainable=False
+        )
+        self.steps = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.update(self, x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        _codebook,
+        _queue,
+        _sum_by_assign,
+        _mean_by_add,
+        _added_and_reset,
+        _largest,
+        _covariance,
+        _by_condition,
+        _counted,
+    ],
+)
+def test_state(update):
+    def make():
+        return keras.Sequential([Keeping(update), layers.Dense(3)])
+
+    assert_equal(make, loss="mse")
+
+
+# What metrics and logs are.
+
+
+class OfMeans(keras.metrics.Metric):
+    """The mean over batches of a mean over the batch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.total = self.add_weight(initializer="zeros", name="total")
+        self.count = self.add_weight(initializer="zeros", name="count")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.total.assign_add(ops.mean((y - p) ** 2))
+        self.count.assign_add(1)
+
+    def result(self):
+        return self.total / self.count
+
+
+class OfRoots(OfMeans):
+    """The mean over batches of the root of a mean over the batch."""
+
+    def update_state(self, y, p, sample_weight=None):
+        self.total.assign_add(ops.sqrt(ops.mean((y - p) ** 2)))
+        self.count.assign_add(1)
+
+
+class Spread(keras.metrics.Metric):
+    """The variance of all predictions, from means that move."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.count = self.add_weight(initializer="zeros", name="count")
+        self.mean = self.add_weight(initializer="zeros", name="mean")
+        self.squares = self.add_weight(initializer="zeros", name="squares")
+
+    def update_state(self, y, p, sample_weight=None):
+        new = ops.cast(ops.size(p), "float32")
+        count = self.count + new
+        shift = ops.mean(p) - self.mean
+        within = ops.sum((p - ops.mean(p)) ** 2)
+        self.squares.assign_add(within + shift**2 * self.count * new / count)
+        self.mean.assign_add(shift * new / count)
+        self.count.assign(count)
+
+    def result(self):
+        return self.squares / self.count
+
+
+class Largest(keras.metrics.Metric):
+    """The largest error so far."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.largest = self.add_weight(initializer="zeros", name="largest")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.largest.assign(ops.maximum(self.largest, ops.max((y - p) ** 2)))
+
+    def result(self):
+        return ops.sqrt(self.largest)
+
+
+@pytest.mark.parametrize("metric", [OfMeans, OfRoots, Spread, Largest])
+def test_metric_of_batches(metric):
+    def make():
+        return keras.Sequential([layers.Dense(3)])
+
+    def metrics():
+        return [metric(name="of batches")]
+
+    one, one_history = train(make, None, loss="mse", metrics=metrics())
+    many, many_history = train(make, MANY, loss="mse", metrics=metrics())
+    assert_same_training(one, many, one_history, many_history)
+
+
+class LogsOfVariables(OwnStep):
+    """Returns a variable itself, which Keras takes for its value."""
+
+    def train_step(self, data):
+        return super().train_step(data) | {"scale": self.scale}
+
+
+def test_logs_of_variables():
+    assert_equal(lambda: LogsOfVariables(_clip))
+
+
+class BatchLogs(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append({key: np.asarray(logs[key]) for key in logs})
+
+
+class OwnLogs(OwnStep):
+    """Returns a value under a metric's name, and values per sample."""
+
+    def train_step(self, data):
+        loss, gradients, variables = self.gradients(*data)
+        self.optimizer.apply(gradients, variables)
+        self.mean.update_state(loss)
+        each = self(data[0])[:, 0]
+        return {
+            "mean": loss,
+            "each": each,
+            "centered": each - tf.reduce_mean(each),
+        }
+
+
+class RenamedLogs(OwnStep):
+    """Returns a metric's result under another name, from a `tf.function`."""
+
+    @tf.function
+    def train_step(self, data):
+        loss, gradients, variables = self.gradients(*data)
+        self.optimizer.apply(gradients, variables)
+        self.mean.update_state(loss)
+        return {"error": self.mean.result()}
+
+
+@pytest.mark.parametrize("kind", [OwnLogs, RenamedLogs])
+def test_logs(kind):
+    seen = []
+    for count in (None, MANY):
+        keras.utils.set_random_seed(1)
+        model = kind(LOSSES["mean"])
+        model.build((None, 6))
+        model.compile(keras.optimizers.SGD(0.05), jit_compile=False)
+        if count:
+            kc.replicate(model, count)
+        logs = BatchLogs()
+        model.fit(X, Y, callbacks=[logs], **FIT)
+        seen.append(logs.seen)
+    for expected, got in zip(*seen, strict=True):
+        assert expected.keys() == got.keys()
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-5)
+
+
+def _of_code(model, x, y, p):
+    """A sum that the graph does not show."""
+    error = tf.py_function(lambda z: z + 0.0, [(y - p) ** 2], tf.float32)
+    return tf.reduce_sum(tf.reshape(error, [-1]))
+
+
+def test_what_the_graph_does_not_show_warns():
+    with pytest.warns(kc.ConfluxWarning, match="a sum or a mean over samples"):
+        train(lambda: OwnStep(_of_code), MANY)
+
+
+class Capacity(keras.layers.Layer):
+    """Drops samples beyond the first ones, as a mixture of experts does."""
+
+    def call(self, x):
+        chosen = keras.ops.cast(x > 0, x.dtype)
+        places = keras.ops.cumsum(chosen, axis=0)
+        room = keras.ops.cast(keras.ops.shape(x)[0], x.dtype) / 4
+        return x * keras.ops.cast(places <= room, x.dtype)
+
+
+def test_a_layer_that_mixes_samples_warns():
+    x, y = regression(16)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(4), Capacity(name="capacity")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, MANY)
+    with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
+        model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)

@@ -1,0 +1,108 @@
+"""Models that are used inside the steps of others, on the same devices."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from models import assert_same_training
+from models import dense
+from models import regression
+
+import keras_conflux as kc
+
+X, Y = regression(22)
+FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
+
+
+class Taught(keras.Sequential):
+    """Learns from what another model says in the midst of its step."""
+
+    def __init__(self, ask):
+        super().__init__([keras.Input((8,)), keras.layers.Dense(1)])
+        self.ask = ask
+        self.compile("sgd", "mse", jit_compile=False)
+
+    def train_step(self, data):
+        x, _ = data[:2]
+        y = tf.py_function(self.ask, [x], tf.float32)
+        return super().train_step((x, tf.ensure_shape(y, [None, 1])))
+
+
+def pair(ask):
+    """Returns a model on one device and one on many, with their teachers."""
+    models = []
+    for replicated in (False, True):
+        keras.utils.set_random_seed(0)
+        teacher = dense("sgd")
+        model = Taught(lambda x, of=teacher: ask(of, x.numpy()))
+        if replicated:
+            kc.replicate(teacher, MANY)
+            kc.replicate(model, MANY)
+        models.append(model)
+    return models
+
+
+def fit(model):
+    """Trains in a thread, so that a test that fails does not wait forever."""
+    results = []
+
+    def run():
+        try:
+            results.append(model.fit(X, Y, **FIT))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert results, "it waits"
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
+
+
+def test_a_step_asks_another_model_for_predictions():
+    def ask(teacher, x):
+        return teacher.predict(x, verbose=0)
+
+    one, many = pair(ask)
+    assert_same_training(one, many, fit(one), fit(many))
+
+
+def test_a_step_that_trains_another_model_is_told_so():
+    def ask(teacher, x):
+        teacher.train_on_batch(x, x[:, :1])
+        return teacher.predict(x, verbose=0)
+
+    many = pair(ask)[1]
+    with pytest.raises(tf.errors.OpError, match="predict` exchanges nothing"):
+        fit(many)
+    many.ask = lambda x: np.zeros((len(x), 1), "float32")
+    fit(many)  # nothing is left behind
+
+
+def test_a_generator_trains_another_model_meanwhile():
+    other = kc.replicate(dense("sgd"), MANY)
+
+    def batches():
+        for _ in range(6):
+            other.train_on_batch(X, Y)
+            yield X, Y
+
+    model = kc.replicate(dense("sgd"), MANY)
+    model.fit(batches(), steps_per_epoch=6, verbose=0)
+    assert int(other.optimizer.iterations) == 6
+
+
+@pytest.mark.parametrize("when", ["on_train_batch_end", "on_epoch_end"])
+def test_a_callback_trains_another_model(when):
+    other = kc.replicate(dense("sgd"), MANY)
+    callback = keras.callbacks.LambdaCallback(
+        **{when: lambda *_, logs=None: other.fit(X, Y, verbose=0)}
+    )
+    one, many = dense(), kc.replicate(dense(), MANY)
+    got = many.fit(X, Y, callbacks=[callback], **FIT)
+    assert_same_training(one, many, one.fit(X, Y, **FIT), got)

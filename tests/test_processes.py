@@ -1,0 +1,205 @@
+"""Several processes compute what one device computes, and end alike.
+
+The processes are started once for each number of processes and devices, and
+run all cases one after another.
+"""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from models import assert_same_outcome
+from models import dense
+from process_cases import CASES
+from process_cases import CHECKS
+from process_cases import X
+from process_cases import Y
+
+HERE = pathlib.Path(__file__).parent
+SECONDS = 300
+
+
+def free_addresses(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
+
+
+def start(count, script, *arguments, **environment):
+    """Starts the processes, each with its own `TF_CONFIG`."""
+    addresses = free_addresses(count)
+    started = []
+    for index in range(count):
+        config = {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": index},
+        }
+        started.append(
+            subprocess.Popen(
+                [sys.executable, str(HERE / script), *map(str, arguments)],
+                env={
+                    **os.environ,
+                    "TF_CONFIG": json.dumps(config),
+                    "CUDA_VISIBLE_DEVICES": "-1",
+                    **environment,
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return started
+
+
+def outputs(started, seconds=SECONDS):
+    """Returns what each process has printed, when all have ended."""
+    try:
+        return [each.communicate(timeout=seconds)[0] for each in started]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+def long(value):
+    return pytest.param(value, marks=pytest.mark.long)
+
+
+UNREACHABLE = "ProcessError: .*process 1 cannot be reached"
+OTHER_PLACE = "ReplicaMismatchError: .*not at the same place.*"
+# By what process 1 does: what process 0 raises, and within how many seconds.
+FAULTS = {
+    "raises": ("process 1 has raised ValueError.*: the user's own error", 5),
+    "stops early": (OTHER_PLACE + "process 1: the end of fit", 5),
+    "killed": (UNREACHABLE, 10),
+}
+MORE_FAULTS = {
+    "exits": ("process 1 has raised SystemExit", 5),
+    "interrupted": ("process 1 has raised KeyboardInterrupt", 5),
+    "stopped by a signal": (UNREACHABLE + ".*heartbeats", 15),
+    "evaluates": ("process 1: the begin of evaluate", 5),
+    "other data": (OTHER_PLACE + "checksums", 60),
+    "fewer batches": (OTHER_PLACE + "checksums", 60),
+    "fails in the graph": ("process 1 has raised Invalid.*: not finite", 60),
+    "sleeps": ("nothing", 30),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["2x2", long("2x1"), long("3x1")],
+)
+def processes(request, tmp_path_factory):
+    """Runs all cases, and returns how many processes have, and to where."""
+    count, devices = map(int, request.param.split("x"))
+    out = tmp_path_factory.mktemp(request.param)
+    started = start(
+        count,
+        "process_worker.py",
+        out,
+        *CASES,
+        *CHECKS,
+        CONFLUX_TEST_DEVICES=str(devices),
+    )
+    return count, out, started, outputs(started)
+
+
+def assert_has_run(name, kind, processes):
+    count, out, _, printed = processes
+    for index in range(count):
+        assert (out / f"{name}-{index}.{kind}").exists(), printed[index][-3000:]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_processes(check, processes):
+    assert_has_run(check, "passed", processes)
+
+
+def test_processes_end_well(processes):
+    *_, started, printed = processes
+    assert [each.returncode for each in started] == [0] * len(started), printed
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_processes_compute_what_one_device_does(case, processes):
+    count, out, *_ = processes
+    assert_has_run(case, "npz", processes)
+    found = [np.load(out / f"{case}-{index}.npz") for index in range(count)]
+    found = [{name: each[name] for name in each.files} for each in found]
+    expected = CASES[case](lambda model: model)
+    assert_same_outcome(expected, found[0])
+    for name, value in found[0].items():
+        assert value.tobytes() == found[1][name].tobytes(), name
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *map(long, MORE_FAULTS)])
+def test_a_fault_of_one_ends_all_in_time(fault):
+    expected, seconds = (FAULTS | MORE_FAULTS)[fault]
+    started = start(2, "process_faults.py", fault)
+    try:
+        printed = started[0].communicate(timeout=120)[0]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    found = re.search(r"(?m)^([\d.]+) s: (.*)", printed)
+    assert found, printed[-3000:]
+    assert re.search(expected, found[2]), found[2]
+    assert float(found[1]) < seconds
+    assert "weights True" in printed
+
+
+def test_a_killed_training_goes_on_where_it_was(tmp_path):
+    run = ["-m", "keras_conflux", "run", "--processes", "2", "--restarts", "1"]
+    script = str(HERE / "process_restart.py")
+    ended = subprocess.run(
+        [sys.executable, *run, script, str(tmp_path)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert ended.stdout.count("trained in attempt 1") == 2, ended.stdout
+    model = dense()
+    model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0)
+    for index in range(2):
+        found = np.load(tmp_path / f"{index}.npz")
+        for name, expected in zip(
+            found.files, model.get_weights(), strict=True
+        ):
+            np.testing.assert_allclose(found[name], expected, atol=1e-6)
+
+
+ALONE = """
+import keras_conflux as kc
+try:
+    kc.initialize({addresses!r}, {index}, timeout=2)
+except kc.ProcessError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_whose_others_do_not_come_says_so(index):
+    addresses = free_addresses(2)
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE.format(addresses=addresses, index=index)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert f"Process {index} at {addresses[index]} could not join" in (
+        ended.stdout
+    ), ended.stderr[-2000:]
+    assert f"Nobody answers at: {addresses[1 - index]}" in ended.stdout

@@ -1,0 +1,269 @@
+"""Steps that know the number of their samples while they are traced."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from models import assert_same_training
+
+import keras_conflux as kc
+
+pytestmark = pytest.mark.skipif(MANY < 3, reason="needs three devices")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 4)).astype("float32")
+Y = RNG.normal(size=(24, 1)).astype("float32")
+
+
+def both(build, data, count, **fit):
+    """Trains one model on a device and one on several."""
+    models = []
+    for replicas in (None, count):
+        keras.utils.set_random_seed(1)
+        model = build()
+        if replicas:
+            kc.replicate(model, replicas)
+        model.fit(*data, verbose=0, **fit)
+        models.append(model)
+    kc.assert_in_sync(models[1])
+    return models
+
+
+def whole_batches(size):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    return (data.batch(size, drop_remainder=True),), {}
+
+
+def arrays(size):
+    return (X, Y), {"batch_size": size, "shuffle": False}
+
+
+def _mean(p, y):
+    return tf.reduce_sum((p - y) ** 2) / (p.shape[0] * 1.0)
+
+
+def _reshaped(p, y):
+    return tf.reduce_mean((tf.reshape(p, (y.shape[0], 1)) - y) ** 2)
+
+
+def _squeezed(p, y):
+    y = keras.ops.expand_dims(keras.ops.squeeze(y), -1)
+    return tf.reduce_mean((p - y) ** 2)
+
+
+class OwnStep(keras.Model):
+    """Has a loss that needs the number of samples while it is traced."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.own_loss = loss
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.own_loss(self(x, training=True), y)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("data", [whole_batches, arrays])
+@pytest.mark.parametrize("loss", [_mean, _reshaped, _squeezed])
+def test_a_step_that_needs_the_number_of_samples(loss, data):
+    def build():
+        model = OwnStep(loss)
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    given, options = data(6)
+    assert_same_training(*both(build, given, 3, epochs=2, **options))
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "expected"),
+    [
+        # That replicas know their sizes is for steps that need them.
+        (whole_batches, 6, None),
+        (arrays, 6, None),
+        (whole_batches, 8, None),  # does not divide evenly
+        (arrays, 9, None),  # is not the size of each batch
+    ],
+)
+def test_what_a_step_is_traced_for(data, size, expected):
+    seen = []
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.layers.Lambda(lambda x: seen.append(x.shape[0]) or x),
+                keras.layers.Dense(4),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile("adam", "mse", metrics=["mae"])
+        return model
+
+    given, options = data(size)
+    model = kc.replicate(build(), 3)
+    model.fit(*given, verbose=0, **options)
+    assert seen[-1] == expected
+
+
+class Counts(keras.layers.Layer):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def build(self, shape):
+        self.counted = self.add_weight((), "zeros", trainable=False)
+
+    def call(self, x):
+        self.count(self.counted, x)
+        return x
+
+
+COUNTS = {
+    "adds samples": lambda v, x: v.assign_add(keras.ops.shape(x)[0]),
+    "adds a size": lambda v, x: v.assign_sub(tf.size(x)),
+    "adds ones": lambda v, x: v.assign_add(tf.reduce_sum(tf.ones_like(x))),
+    "adds steps": lambda v, x: v.assign_add(1),
+    "sets steps": lambda v, x: v.assign(v + 1),
+}
+
+
+@pytest.mark.parametrize("data", [whole_batches, arrays])
+@pytest.mark.parametrize("count", COUNTS)
+def test_what_is_counted(count, data):
+    def build():
+        model = keras.Sequential([Counts(COUNTS[count]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    given, options = data(6)
+    assert_same_training(*both(build, given, 3, epochs=2, **options))
+
+
+def test_a_count_of_the_samples_of_a_shape_is_refused():
+    def count(v, x):
+        if x.shape[0] is None and not isinstance(x, keras.KerasTensor):
+            raise TypeError("needs a number")
+        v.assign_add(x.shape[0] or 0)
+
+    model = keras.Sequential([Counts(count), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    kc.replicate(model, 3)
+    (data,), _ = whole_batches(6)
+    with pytest.raises(
+        kc.StrategyError, match=r"(?s)'.*/variable.*keras.ops.shape"
+    ):
+        model.fit(data, verbose=0)
+
+
+def own_variable(write, **compile_options):
+    variable = keras.Variable(0.5, trainable=False, name="kept")
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            write(variable, data[0])
+            return super().train_step(data)
+
+    model = Model([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compile_options)
+    model.kept = lambda: variable
+    return model
+
+
+WRITES = {
+    "adds a constant": lambda v, x: v.assign_add(1.0),
+    "adds a sum": lambda v, x: v.assign_add(keras.ops.sum(x)),
+    "averages": lambda v, x: v.assign(0.9 * v + 0.1 * keras.ops.mean(x)),
+}
+
+
+@pytest.mark.parametrize("size", [6, 7])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_variable_that_no_layer_holds(write, size):
+    one, many = both(
+        lambda: own_variable(WRITES[write]),
+        (X, Y),
+        3,
+        epochs=2,
+        batch_size=size,
+        shuffle=False,
+    )
+    assert_same_training(one, many)
+    np.testing.assert_allclose(
+        many.kept().numpy(), one.kept().numpy(), rtol=1e-5
+    )
+    kc.assert_in_sync(many.kept())
+    for model in (one, kc.unreplicate(many)):
+        model.fit(X, Y, batch_size=size, shuffle=False, verbose=0)
+    np.testing.assert_allclose(
+        many.kept().numpy(), one.kept().numpy(), rtol=1e-5
+    )
+
+
+def test_a_variable_that_no_layer_holds_eagerly():
+    model = kc.replicate(
+        own_variable(WRITES["adds a sum"], run_eagerly=True), 3
+    )
+    with pytest.raises(kc.StrategyError, match=r"'kept'.*self.steps ="):
+        model.fit(X, Y, verbose=0)
+    assert model.kept().numpy() == 0.5
+
+
+def _fixed(x):
+    return x + tf.random.normal((6, 1))
+
+
+def _reshaped_in_a_graph(x):
+    return tf.reshape(x, [tf.size(x) // 4 * 0 + 6, -1])[: tf.shape(x)[0]] + x
+
+
+@pytest.mark.parametrize("size", [6, 7])
+@pytest.mark.parametrize("program", [_fixed, _reshaped_in_a_graph])
+def test_an_error_says_how_many_samples_a_replica_has(program, size):
+    model = keras.Sequential([keras.layers.Lambda(program)])
+    model.compile("sgd", "mse")
+    kc.replicate(model, 3)
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as caught:
+        model.fit(X, X, batch_size=size, shuffle=False, verbose=0)
+    (note,) = caught.value.__notes__
+    sizes = {6: "2, 2, 2 of 6 samples", 7: "3, 2, 2 of 7 samples"}
+    assert sizes[size] in note
+
+
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
+def test_an_error_of_a_fixed_batch_size():
+    inputs = keras.Input(batch_shape=(6, 4, 2))
+    states = keras.layers.GRU(3, stateful=True)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(states))
+    model.compile("sgd", "mse")
+    kc.replicate(model, 3)
+    x, y = np.zeros((12, 4, 2), "float32"), np.zeros((12, 1), "float32")
+    with pytest.raises((ValueError, tf.errors.OpError)) as caught:
+        model.fit(x, y, batch_size=6, verbose=0)
+    assert "2, 2, 2 of 6 samples" in caught.value.__notes__[0]
+
+
+def test_a_seed_generator_that_no_layer_holds():
+    states = []
+    for count in (None, 3):
+        generator = keras.random.SeedGenerator(7)
+
+        def noisy(x, generator=generator):
+            return x + keras.random.normal(keras.ops.shape(x), seed=generator)
+
+        model = keras.Sequential([keras.layers.Lambda(noisy)])
+        if count:
+            kc.replicate(model, count)
+        model.predict(X, batch_size=6, verbose=0)
+        states.append(generator.state.numpy())
+    np.testing.assert_array_equal(states[1], states[0])
