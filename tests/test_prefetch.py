@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 import threading
 import time
 import weakref
@@ -117,6 +118,16 @@ def test_a_source_may_use_its_buffer_again():
 
     got = list(kc.prefetch(batches(), DEVICES[0], ahead=6))
     assert [float(batch[0]) for batch in got] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_reader_that_is_faster_than_the_thread_gets_all_batches():
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns between any two lines
+    try:
+        got = list(prefetcher.run_ahead(range(5000), str, 2))
+    finally:
+        sys.setswitchinterval(usual)
+    assert got == [str(number) for number in range(5000)]
 
 
 @pytest.mark.parametrize("ahead", [1, 3])

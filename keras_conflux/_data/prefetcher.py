@@ -116,11 +116,12 @@ class _Worker:
 
     def run(self) -> None:
         try:
-            items = iter(self._source)
-            result = [None]
-            while result and self._has_room():
-                result = self._next(items)
-                self.results.put(result)
+            # What is put belongs to the reader, who empties the list: whether
+            # there is more is not to be read from it.
+            for item in self._items():
+                self.results.put([self._function(item)])
+                del item  # or it would be kept until the next one comes
+            self.results.put([])
         except BaseException as error:
             self.error = error
             self.results.put([])
@@ -132,11 +133,15 @@ class _Worker:
         while not self.results.empty():
             self.results.get()
 
+    def _items(self) -> Iterator[Any]:
+        """Draws an item when there is room for its result."""
+        items = iter(self._source)
+        while self._has_room():
+            try:
+                yield next(items)
+            except StopIteration:
+                return
+
     def _has_room(self) -> bool:
         self.room.acquire()
         return not self._stopped
-
-    def _next(self, items: Iterator[Any]) -> list[Any]:
-        for item in items:
-            return [self._function(item)]
-        return []
