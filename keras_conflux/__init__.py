@@ -43,8 +43,15 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.synchronization import assert_in_sync
 from keras_conflux._replication.synchronization import in_sync
 from keras_conflux._replication.synchronization import synchronize
+from keras_conflux._resume import fit as _resumable_fit
+from keras_conflux._resume.checkpoint_files import Checkpoint
+from keras_conflux._resume.checkpoint_files import checkpoints
+from keras_conflux._resume.own_loops import load
+from keras_conflux._resume.own_loops import save
+from keras_conflux._resume.resume import Resume
 
 __all__ = [
+    "Checkpoint",
     "ClusterError",
     "ConfluxError",
     "ConfluxWarning",
@@ -55,6 +62,7 @@ __all__ = [
     "ReplicaMismatchError",
     "Replicas",
     "ReplicatedStrategy",
+    "Resume",
     "Statistics",
     "StepTimeoutError",
     "StrategyError",
@@ -64,6 +72,7 @@ __all__ = [
     "assert_in_sync",
     "barrier",
     "broadcast",
+    "checkpoints",
     "claim",
     "device_of",
     "devices",
@@ -71,12 +80,14 @@ __all__ = [
     "in_sync",
     "initialize",
     "list_devices",
+    "load",
     "prefetch",
     "process_count",
     "process_index",
     "reduce",
     "replica",
     "replicate",
+    "save",
     "shard",
     "skip_out_of_memory",
     "split",
@@ -91,6 +102,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _keras_patches.install()
+_resumable_fit.install()
 
 
 def __dir__() -> list[str]:

@@ -222,6 +222,60 @@ def tensorboard_needs_batches(callback: keras.callbacks.TensorBoard) -> bool:
     return callback.update_freq != "epoch" or callback._start_batch > 0
 
 
+def set_monitor(callback: Any) -> None:
+    """Makes a callback decide what is better, as at its first epoch's end."""
+    callback._set_monitor_op()
+
+
+def flush_tensorboard(callback: keras.callbacks.TensorBoard) -> None:
+    """Sees to it that what a TensorBoard callback has written is in files."""
+    for writer in callback._writers.values():
+        writer.flush()
+
+
+def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
+    """Waits for what callbacks do in other threads."""
+    callbacks._flush_futures()
+
+
+def dataset_of(iterator: Any) -> Any:
+    """Returns the data set that an epoch iterator of Keras draws from."""
+    return iterator._distributed_dataset
+
+
+def py_dataset_of(iterator: Any) -> Any:
+    """Returns the `PyDataset` behind an epoch iterator of Keras, or `None`."""
+    return getattr(iterator.data_adapter, "py_dataset", None)
+
+
+def count_iterators(iterator: Any, before_each: Callable[[], None]) -> None:
+    """Calls a function before an epoch iterator begins to draw anew."""
+    make = iterator._get_iterator
+
+    def counted() -> Any:
+        before_each()
+        return make()
+
+    iterator._get_iterator = counted
+
+
+def draws_on(iterator: Any) -> bool:
+    """Whether the next epoch goes on with an iterator that has begun."""
+    cut = iterator.steps_per_epoch is not None
+    return cut and iterator._current_iterator is not None
+
+
+def set_number_of_batches(iterator: Any, number: int | None) -> None:
+    """Tells an epoch iterator what it learns at the end of its first epoch."""
+    if iterator.num_batches is None:
+        iterator._num_batches = number
+
+
+def add_steps_seen(iterator: Any, steps: int) -> None:
+    """Tells an epoch iterator that batches of its data are used already."""
+    iterator._steps_seen += steps
+
+
 def batch_spec(iterator: Any) -> Any:
     """Returns the `tf.TypeSpec`s that an epoch iterator of Keras yields."""
     spec = iterator._distributed_dataset.element_spec

@@ -243,6 +243,36 @@ READ = (
     ),
     PrivateName("keras.callbacks:TensorBoard.__init__", None, ("update_freq",)),
     PrivateName(
+        "keras.callbacks:TensorBoard._close_writers", "self", ("_writers",)
+    ),
+    PrivateName("keras.callbacks:CallbackList._flush_futures", "self"),
+    PrivateName(
+        "keras.callbacks:EarlyStopping._set_monitor_op",
+        "self",
+        ("monitor_op", "min_delta"),
+    ),
+    PrivateName(
+        "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
+        "self",
+        ("_get_iterator", "_steps_seen", "_current_iterator", "_num_batches"),
+    ),
+    PrivateName(
+        "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.__init__",
+        None,
+        ("py_dataset",),
+    ),
+    PrivateName(
+        "keras.src.saving.saving_lib:_save_state",
+        "saveable, weights_store, assets_store, inner_path, visited_saveables",
+    ),
+    PrivateName(
+        "keras.src.saving.saving_lib:H5IOStore.__init__",
+        "self, path_or_io, archive, mode",
+    ),
+    PrivateName(
+        "keras.src.saving.saving_lib:H5IOStore.make", "self, path, metadata"
+    ),
+    PrivateName(
         "keras.callbacks:TensorBoard._init_profile_batch",
         None,
         ("_start_batch",),

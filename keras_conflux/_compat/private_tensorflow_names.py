@@ -107,6 +107,7 @@ READ = (
         ("_initialized",),
     ),
     PrivateName("tensorflow.python.eager.context:Context.config"),
+    PrivateName(f"{_CONTEXT}._set_global_seed", "self, seed", ("_rng",)),
     PrivateName(
         f"{_CONTEXT}.configure_collective_ops",
         "self, collective_leader, scoped_allocator_enabled_ops, "

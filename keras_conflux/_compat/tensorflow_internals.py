@@ -288,3 +288,49 @@ def copy_that_is_read(variable: Any) -> tf.Variable:
     the first.
     """
     return variable._get_on_device_or_primary()
+
+
+def eager_seed_state() -> Any:
+    """Returns where the generator stands that seeds eager random operations.
+
+    `None` if TensorFlow was given no seed.
+    """
+    current: Any = context.context()
+    generator = current._rng
+    return None if generator is None else generator.getstate()
+
+
+def set_eager_seed_state(saved: Any) -> None:
+    """Puts that generator where it stood, if TensorFlow was given a seed."""
+    current: Any = context.context()
+    generator = current._rng
+    if saved is not None and generator is not None:
+        generator.setstate(saved)
+
+
+def datasets_below(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and those that it is made of."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from datasets_below(each)
+
+
+def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+    """Returns the seeds that a data set shuffles or draws by, if it does."""
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    if any(seed is None for seed in seeds):
+        return None
+    return int(tf.get_static_value(seeds[0])), int(
+        tf.get_static_value(seeds[1])
+    )
+
+
+def is_out_of_order(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set yields what is ready first."""
+    return getattr(dataset, "_deterministic", None) == "false"
+
+
+def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
+    """Returns the operations of the function that a data set maps by."""
+    mapped = getattr(dataset, "_map_func", None)
+    return [] if mapped is None else mapped.function.graph.get_operations()

@@ -19,6 +19,7 @@ from keras_conflux._compat import keras_internals
 from keras_conflux._fit import side_effects
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
@@ -192,9 +193,10 @@ def make_iterator(
     plan = current_plan()
     if plan is None or plan.strategy is not distribute_strategy:
         original(iterator, distribute_strategy, *args, **kwargs)
-        return
-    original(iterator, default_strategy(), *args, **kwargs)
-    epoch_iterator.attach(iterator, plan)
+    else:
+        original(iterator, default_strategy(), *args, **kwargs)
+        epoch_iterator.attach(iterator, plan)
+    input_position.attach_next(iterator)
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:

@@ -29,6 +29,7 @@ from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
+from keras_conflux._fit.input.input_position import position_of
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 from keras_conflux._fit.input.steps_per_execution import PrefetchBudget
@@ -56,10 +57,16 @@ def enumerate_step_groups(
 ) -> Iterator[tuple[int, int, Any]]:
     """Yields `(first step, last step, step group)` for an epoch."""
     groups = _step_groups.get(iterator)
-    steps = original(iterator)
+    position = position_of(iterator)
+    number = iterator.num_batches
+    if position is None:
+        steps = original(iterator)
+    else:
+        steps = position.steps(original)
+        number = number and number - position.skipped
     if groups is None:
         return steps
-    drawing = groups.of_epoch(steps, iterator.num_batches)
+    drawing = groups.of_epoch(steps, number)
     plan = current_plan()
     if plan is not None:
         plan.drawing.append(drawing)

@@ -1,0 +1,212 @@
+"""Where training stands in its data, and how it gets there again.
+
+What a source yields follows from where the random generators stood when it
+began, from how many iterators were made of it before (a shuffle of tf.data
+takes a seed for each), and from how many batches have been drawn. So its
+batches are drawn once more, and dropped.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
+from typing import Any
+
+from keras_conflux._compat import keras_internals
+
+_log = logging.getLogger("keras_conflux")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """How an input's own state is read and set."""
+
+    generators: Callable[[], Any]
+    """Returns where the random generators of this process stand."""
+    set_generators: Callable[[Any], None]
+    attributes: Callable[[Any], dict[str, Any]]
+    """Returns copies of what a `PyDataset` holds."""
+
+
+@dataclasses.dataclass
+class Place:
+    """A place in the data, which can be found again.
+
+    Attributes:
+        step: Of the epoch: so many batches of it have been trained.
+        iterators: How many iterators had been made, with the current one.
+        begun: Whether that one had been drawn from, and is to be again.
+        drawn: How many batches of it have been trained, in all epochs.
+        drawn_before: Those of former epochs, which share it where
+            `steps_per_epoch` cuts a source into epochs.
+        generators_at_begin: Where random generators stood when it was made.
+        generators: Where they stood at this place.
+        number: How many batches an epoch has, if it is known by now.
+        attributes: Those of a `PyDataset`, when it was made, or now if it has
+            not begun.
+    """
+
+    step: int = 0
+    iterators: int = 0
+    begun: bool = False
+    drawn: int = 0
+    drawn_before: int = 0
+    generators_at_begin: Any = None
+    generators: Any = None
+    number: int | None = None
+    attributes: dict[str, Any] | None = None
+
+
+class InputPosition:
+    """Follows the data of one call of `fit`.
+
+    Args:
+        source: How its state is read and set.
+        start: Where to begin, if not at the beginning.
+    """
+
+    def __init__(self, source: Source, start: Place | None) -> None:
+        self._source = source
+        self._start = start
+        self._here = Place()
+        self.iterator: Any = None
+        """Keras' epoch iterator."""
+
+    @property
+    def skipped(self) -> int:
+        """How many batches of the next epoch have been trained already."""
+        return 0 if self._start is None else self._start.step
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `steps_per_epoch` cuts the data into epochs."""
+        return self.iterator.steps_per_epoch is not None
+
+    def at(self, step: int) -> Place:
+        """Returns the place before a step of the current epoch.
+
+        Args:
+            step: Of the epoch, from 0. With 0, the former epoch has ended.
+        """
+        here = self._here
+        dataset = keras_internals.py_dataset_of(self.iterator)
+        # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
+        # on; otherwise the next epoch makes one.
+        goes_on = here.begun and keras_internals.draws_on(self.iterator)
+        begun = goes_on or step > 0
+        attributes = here.attributes
+        if dataset is not None and not begun:
+            attributes = self._source.attributes(dataset)
+        return dataclasses.replace(
+            here,
+            step=step,
+            begun=begun,
+            drawn=here.drawn_before + step if step else here.drawn,
+            drawn_before=here.drawn_before if step else here.drawn,
+            generators=self._source.generators(),
+            number=self.iterator.num_batches,
+            attributes=attributes,
+        )
+
+    def attach(self, iterator: Any) -> None:
+        """Follows an epoch iterator of Keras."""
+        self.iterator = iterator
+        keras_internals.count_iterators(iterator, self._note_iterator)
+        _positions[iterator] = self
+
+    def steps(self, original: Callable) -> Generator[tuple, None, None]:
+        """Yields `(first step, last step, source)` of an epoch from here."""
+        start = self._start
+        if start is not None:
+            self._make_former_iterators(start)
+        here, skipped = self._here, self.skipped
+        here.drawn_before = here.drawn
+        source = None
+        for first, last, source_now in original(self.iterator):
+            if source is None:
+                source = source_now
+                if start is not None:
+                    self._draw_again(start, source)
+            if first >= skipped:
+                here.drawn = here.drawn_before + last + 1
+                here.begun = True
+                yield first, last, source_now
+
+    def _make_former_iterators(self, start: Place) -> None:
+        keras_internals.set_number_of_batches(self.iterator, start.number)
+        dataset = keras_internals.dataset_of(self.iterator)
+        for _ in range(start.iterators - start.begun):
+            iter(dataset)
+        self._here.iterators = start.iterators - start.begun
+        owner = keras_internals.py_dataset_of(self.iterator)
+        if owner is not None and start.attributes and not start.begun:
+            vars(owner).update(start.attributes)
+
+    def _note_iterator(self) -> None:
+        """Called before an iterator is made of the data."""
+        here, start = self._here, self._start
+        here.iterators += 1
+        here.drawn = here.drawn_before = 0
+        owner = keras_internals.py_dataset_of(self.iterator)
+        if start is not None and start.begun:
+            self._source.set_generators(start.generators_at_begin)
+            if owner is not None and start.attributes:
+                vars(owner).update(start.attributes)
+        here.generators_at_begin = self._source.generators()
+        if owner is not None:
+            here.attributes = self._source.attributes(owner)
+
+    def _draw_again(self, start: Place, source: Any) -> None:
+        """Draws what has been trained, from an iterator that has just begun."""
+        self._start = None
+        if not start.begun:
+            return
+        began = time.monotonic()
+        for _ in range(start.drawn):
+            next(source)
+        self._here.drawn_before = start.drawn_before
+        self._here.begun = True
+        if self.iterator.steps_per_epoch:
+            keras_internals.add_steps_seen(self.iterator, start.drawn_before)
+        # What Python code of the user's draws, drawing again has drawn again.
+        if not keras_internals.draws_from_python(self.iterator):
+            self._source.set_generators(start.generators)
+        _log.info(
+            "Drew %d batches again in %.1f s.",
+            start.drawn,
+            time.monotonic() - began,
+        )
+
+
+_positions: Any = weakref.WeakKeyDictionary()
+"""By Keras' epoch iterators, who follows them."""
+_next: contextvars.ContextVar[list[InputPosition]] = contextvars.ContextVar(
+    "next_position"
+)
+
+
+@contextlib.contextmanager
+def followed_by(position: InputPosition) -> Iterator[None]:
+    """Makes the first epoch iterator that is made here be followed."""
+    token = _next.set([position])
+    try:
+        yield
+    finally:
+        _next.reset(token)
+
+
+def attach_next(iterator: Any) -> None:
+    """Follows an epoch iterator, if somebody waits for one."""
+    waiting = _next.get([])
+    if waiting:
+        waiting.pop().attach(iterator)
+
+
+def position_of(iterator: Any) -> InputPosition | None:
+    """Returns who follows an epoch iterator."""
+    return _positions.get(iterator)

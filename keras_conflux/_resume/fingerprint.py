@@ -1,0 +1,120 @@
+"""By what a checkpoint and a training are known to belong together."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_internals
+from keras_conflux._resume import varying_data
+from keras_conflux._resume.checkpoint_files import Saved
+
+
+def of_model(model: keras.Model) -> dict[str, Any]:
+    """Returns what describes a model that is built and compiled."""
+    return {
+        "weights": _shapes(model.weights),
+        "optimizer": [
+            type(model.optimizer).__name__,
+            *_shapes(getattr(model.optimizer, "variables", ())),
+        ],
+    }
+
+
+def of_data(iterator: Any) -> dict[str, Any]:
+    """Returns what describes data and versions, before the first epoch.
+
+    Args:
+        iterator: Keras' epoch iterator over the data.
+    """
+    return {
+        "data": [
+            "Python" if keras_internals.draws_from_python(iterator) else "",
+            str(keras_internals.batch_spec(iterator)),
+            iterator.num_batches,
+        ],
+        "steps_per_execution": iterator.steps_per_execution,
+        "versions": [
+            f"Keras {keras.__version__}",
+            f"TensorFlow {tf.__version__}",
+        ],
+    }
+
+
+def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
+    """Raises if a checkpoint was saved of another training.
+
+    Args:
+        saved: The checkpoint.
+        model: Before it is restored; its optimizer may not be built.
+        data: From `of_data`.
+
+    Raises:
+        ValueError: If the model, its optimizer or the data are others.
+    """
+    there, here = saved.state["fingerprint"], of_model(model) | data
+    if not model.optimizer.built:
+        here["optimizer"][1:] = there["optimizer"][1:]
+    for what, name in (
+        ("weights", "weights of these shapes"),
+        ("optimizer", "an optimizer with these variables"),
+        ("data", "data like this: kind, shapes of batches, their number"),
+    ):
+        if there[what] != here[what]:
+            raise ValueError(
+                f"The checkpoint {saved.path} belongs to another training. It "
+                f"was saved with {name}: {_shortened(there[what])}; here are "
+                f"{_shortened(here[what])}. Train with what it was saved with, "
+                "or pass `Resume` another directory."
+            )
+    steps, step = here["steps_per_execution"], saved.state["place"]["step"]
+    if steps != there["steps_per_execution"] and step % steps:
+        raise ValueError(
+            f"The checkpoint {saved.path} was saved before step {step}, with "
+            f"steps_per_execution={there['steps_per_execution']}. With "
+            f"steps_per_execution={steps} no execution begins there. Compile "
+            "the model as before."
+        )
+    if there["versions"] != here["versions"]:
+        warn(
+            f"The checkpoint {saved.path} was saved with "
+            f"{' and '.join(there['versions'])}; here are "
+            f"{' and '.join(here['versions'])}. Results may differ in the "
+            "last digits."
+        )
+
+
+def name_what_varies(iterator: Any, strict: bool) -> None:
+    """Warns of data that cannot be drawn a second time.
+
+    Args:
+        iterator: As in `of_data`.
+        strict: Whether that is an error.
+
+    Raises:
+        ValueError: If `strict`, and there is something to warn of.
+    """
+    causes = varying_data.causes(
+        keras_internals.dataset_of(iterator),
+        keras_internals.py_dataset_of(iterator),
+    )
+    if not causes:
+        return
+    message = (
+        "This training cannot be resumed exactly, because its data is another "
+        f"each time: {'; '.join(causes)}. Call keras.utils.set_random_seed(...)"
+        " before the data set is made, or give `shuffle` a seed."
+    )
+    if strict:
+        raise ValueError(message)
+    warn(message)
+
+
+def _shapes(variables: Any) -> list[str]:
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 500 else f"{text[:500]}... ({len(value)} in all)"

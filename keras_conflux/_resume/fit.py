@@ -1,0 +1,145 @@
+"""What `fit` does with a `Resume` among its callbacks."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._compat.patching import patch
+from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._fit import side_effects
+from keras_conflux._resume import callback_state
+from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import from_first_process
+from keras_conflux._resume.callback_list import ResumableCallbacks
+from keras_conflux._resume.checkpoint_files import Saved
+from keras_conflux._resume.resumable_fit import ResumableFit
+from keras_conflux._resume.resume import Resume
+from keras_conflux._resume.saving_interval import SavingInterval
+from keras_conflux._resume.signals import Preemption
+from keras_conflux._resume.writer import CheckpointWriter
+
+_log = logging.getLogger("keras_conflux")
+
+
+def install() -> None:
+    """Puts it in front of Keras' `fit`. Called once, at import."""
+    patch(Patched.FIT, fit)
+
+
+def fit(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Goes on where a `Resume` has left off, if there is one."""
+    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    resume = _resume_among(given["callbacks"])
+    if resume is None:
+        return original(model, *args, **kwargs)
+    callbacks = _with_progress_bar(given["callbacks"], given["verbose"])
+    writer = CheckpointWriter(resume.directory, resume.keep)
+    resume.pauses = writer.pauses
+    with writer.open():
+        saved = _saved(resume, callbacks, given)
+        given["callbacks"] = ResumableCallbacks(
+            callbacks,
+            model,
+            {"verbose": given["verbose"], "epochs": given["epochs"]},
+        )
+        training = ResumableFit(
+            model,
+            _with_state(given["callbacks"].callbacks),
+            saved,
+            SavingInterval(resume.every),
+            writer,
+            Preemption(resume.signals),
+            resume.strict,
+            given["epochs"],
+        )
+        given["callbacks"].training = training
+        with training.running():
+            return original(*call.args, **call.kwargs)
+
+
+def _resume_among(callbacks: Any) -> Resume | None:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+        if any(isinstance(each, Resume) for each in callbacks):
+            raise ValueError(
+                "`Resume` needs to see all callbacks. Pass `fit` a list of "
+                "them. Received: a CallbackList"
+            )
+    found = [
+        each
+        for each in keras.tree.flatten(callbacks or [])
+        if isinstance(each, Resume)
+    ]
+    if not found:
+        return None
+    others = [
+        each
+        for each in keras.tree.flatten(callbacks)
+        if isinstance(each, keras.callbacks.BackupAndRestore)
+    ]
+    if len(found) > 1 or others:
+        names = [type(each).__name__ for each in (*found, *others)]
+        raise ValueError(
+            "One callback restores a training: `Resume` does more than "
+            f"BackupAndRestore, so pass it alone. Received: {names}"
+        )
+    return found[0]
+
+
+def _with_progress_bar(callbacks: Any, verbose: Any) -> list[Any]:
+    listed = keras.tree.flatten(callbacks)
+    if process_index() > 0:
+        return side_effects.of_this_process(listed)
+    shown = keras.callbacks.ProgbarLogger
+    if verbose == 0 or any(isinstance(each, shown) for each in listed):
+        return listed
+    return [*listed, shown()]
+
+
+def _with_state(callbacks: list[Any]) -> list[Any]:
+    """Leaves out those that hold nothing which belongs to the training."""
+    shown = Resume | keras.callbacks.ProgbarLogger
+    return [each for each in callbacks if not isinstance(each, shown)]
+
+
+def _saved(
+    resume: Resume, callbacks: list[Any], given: dict[str, Any]
+) -> Saved | None:
+    """Finds where to go on, and takes back what was written since."""
+    saved = from_first_process.read(
+        lambda: checkpoint_files.read_newest(resume.directory)
+    )
+    resume.resumed_at = None
+    if saved is None:
+        return None
+    callback_state.cut_files(callbacks, saved.state["files"])
+    epoch, step = saved.state["epoch"], saved.state["place"]["step"]
+    resume.resumed_at = epoch, step
+    over = saved.state["stopped"] or epoch >= given["epochs"]
+    given["initial_epoch"] = given["epochs"] if over else epoch
+    if over:
+        ended = "a callback had ended it" if saved.state["stopped"] else "done"
+        _say(
+            f"{resume.directory}: already trained for {epoch} epochs, {ended}. "
+            "To train anew, remove the directory.",
+            given,
+        )
+    else:
+        _say(
+            f"{saved.path}: going on in epoch {epoch + 1}, step {step}.", given
+        )
+    return saved
+
+
+def _say(text: str, given: dict[str, Any]) -> None:
+    _log.info(text)
+    if given["verbose"] and process_index() == 0:
+        print(text)

@@ -1,0 +1,146 @@
+"""The variables of a model: copies of them, and back into them."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat.weight_files import WeightCopies
+from keras_conflux._replication import accumulated
+from keras_conflux._replication import state
+from keras_conflux._replication import synchronization
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._resume.checkpoint_files import WEIGHTS
+from keras_conflux._resume.checkpoint_files import Saved
+from keras_conflux._resume.plain_values import Arrays
+
+_GLOBAL_SEED = "global seed"
+"""The seed behind `keras.random` without a seed, where the program uses it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelState:
+    """Copies, on the host, of all variables of a model."""
+
+    weights: WeightCopies
+    """What Keras' file of weights has: weights and the optimizer's state."""
+    arrays: Arrays
+    """All else: metrics, seeds, and what each replica has of a sum."""
+    variables: list[list[Any]]
+    """The path, shape and dtype of all else, in the order of the arrays."""
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "ModelState":
+        """Copies the variables. All processes call this together."""
+        accumulated.give_to_first(state.stateful_objects(model))
+        weights = WeightCopies.of(model)
+        others = _beside_weights(model, weights)
+        arrays = {
+            f"variable{number}": np.array(variable.numpy())
+            for number, variable in enumerate(others)
+        }
+        shared = keras_internals.present_global_seed()
+        if shared is not None:
+            arrays[_GLOBAL_SEED] = np.array(shared.numpy())
+        return cls(weights, arrays | _parts(model), _described(others))
+
+
+def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
+    """Gives the variables of a model the values that were saved.
+
+    All processes call this together. Those that have no files get the weights
+    from the first one.
+
+    Args:
+        model: Built, and compiled if it was.
+        saved: What was saved.
+        has_files: Whether the weights can be read in this process.
+
+    Raises:
+        ValueError: If it is of another model.
+    """
+    if has_files:
+        try:
+            model.load_weights(saved.path / WEIGHTS)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{saved.path} was saved of another model: {error} Resume with "
+                "the model that it was saved of, or in another directory."
+            ) from error
+    others = _beside_weights(model, WeightCopies.of(model))
+    _assert_same(saved, _described(others))
+    for number, variable in enumerate(others):
+        variable.assign(saved.arrays[f"variable{number}"])
+    if _GLOBAL_SEED in saved.arrays:
+        # A program that has not used it yet makes it here.
+        generator = keras_internals.global_seed_generator()
+        generator.state.assign(saved.arrays[_GLOBAL_SEED])
+    if process_count() > 1:
+        synchronization.synchronize(model)
+    for number, sums in enumerate(_sums(model)):
+        names = [f"part{number}.{index}" for index in range(len(sums))]
+        # The first replica has the whole sum now. With as many replicas as
+        # there were, each gets its part again, for the last bit's sake.
+        followed = f"part{number}.{len(sums)}" in saved.arrays
+        if not followed and all(name in saved.arrays for name in names):
+            for name, copy in zip(names, sums, strict=True):
+                copy.assign(saved.arrays[name])
+
+
+def _beside_weights(
+    model: keras.Model, weights: WeightCopies
+) -> list[keras.Variable]:
+    """Returns the variables that Keras' file of weights does not have."""
+    optimizer = getattr(model, "optimizer", None)
+    known = weights.copied | {
+        id(v) for v in getattr(optimizer, "variables", ())
+    }
+    shared = keras_internals.present_global_seed()
+    return [
+        variable
+        for variable in state.variables_of(model)
+        if id(variable) not in known and variable is not shared
+    ]
+
+
+def _described(variables: list[keras.Variable]) -> list[list[Any]]:
+    return [[v.path, list(v.shape), str(v.dtype)] for v in variables]
+
+
+def _assert_same(saved: Saved, here: list[list[Any]]) -> None:
+    there = saved.state["variables"]
+    if [each[1:] for each in there] == [each[1:] for each in here]:
+        return
+    listed = [
+        ", ".join(f"{path} {shape} {dtype}" for path, shape, dtype in each)
+        for each in (there, here)
+    ]
+    raise ValueError(
+        f"{saved.path} was saved of another model, or of one that was compiled "
+        f"in another way. Its variables besides the weights were {listed[0]}; "
+        f"the model has {listed[1]}."
+    )
+
+
+def _sums(model: keras.Model) -> list[tuple[Any, ...]]:
+    """Returns the copies of the variables whose values are sums of them."""
+    if process_count() > 1:
+        return []
+    return [
+        state.copies(variable)
+        for variable in state.variables_of(model)
+        if is_replicated(keras_internals.backing(variable))
+        and not state.is_mirrored(variable)
+    ]
+
+
+def _parts(model: keras.Model) -> Arrays:
+    return {
+        f"part{number}.{index}": np.array(copy.numpy())
+        for number, copies in enumerate(_sums(model))
+        for index, copy in enumerate(copies)
+        if len(copies) > 1
+    }

@@ -1,0 +1,122 @@
+"""Checkpoints of loops of the user's own."""
+
+import os
+import pathlib
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import barrier
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import from_first_process
+from keras_conflux._resume import model_state
+from keras_conflux._resume import plain_values
+from keras_conflux._resume import random_generators
+from keras_conflux._resume.model_state import ModelState
+
+
+def save(
+    model: keras.Model,
+    directory: str | os.PathLike[str],
+    *,
+    step: int,
+    state: Any = None,
+    keep: int = 2,
+) -> None:
+    """Writes a checkpoint of a loop of your own, which `load` reads.
+
+    It has all variables of the model, of its optimizer and its metrics, its
+    seeds, and where the random generators of Python, NumPy and TensorFlow
+    stand. It is in place as a whole or not at all, whenever the process is
+    killed. Not to be called inside of a step. Of several processes, the first
+    one writes, and all call this.
+
+    Args:
+        model: A compiled model, or one that has its optimizer as an attribute.
+        directory: Where the checkpoints are, of this training alone.
+        step: How many steps are done. The checkpoint with most is the newest.
+        state: What else the loop needs to go on: numbers, strings, arrays, and
+            lists, tuples and dicts of them.
+        keep: How many checkpoints stay, at least 1.
+
+    Raises:
+        OSError: If it cannot be written.
+        TypeError: If something else is in `state`.
+        ValueError: If `keep` is below 1.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        kc.save(model, "runs/loop", step=100, state={"best": 0.25})
+        ```
+    """
+    if keep < 1:
+        raise ValueError(
+            f"At least 1 checkpoint is kept. Received: keep={keep}"
+        )
+    arrays: plain_values.Arrays = {}
+    encoded = plain_values.encode(state, arrays)
+    generators = plain_values.encode(random_generators.states(), arrays)
+    with told_to_all("saving a checkpoint"):
+        copies = ModelState.of(model)
+        if process_index() == 0:
+            checkpoint_files.write(
+                directory,
+                (step, 0),
+                copies.weights.write,
+                {
+                    "loop": encoded,
+                    "generators": generators,
+                    "variables": copies.variables,
+                },
+                arrays | copies.arrays,
+                keep,
+            )
+        barrier()
+
+
+def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
+    """Gives a model what the newest whole checkpoint of `save` has.
+
+    Of several processes, the first one reads, and all call this.
+
+    Args:
+        model: Like the one that was saved: built, with its optimizer built, and
+            on any devices.
+        directory: Where the checkpoints are.
+
+    Returns:
+        The `state` that was saved; `None` if there is no checkpoint.
+
+    Raises:
+        ValueError: If the checkpoint is of another model, or of
+            `keras_conflux.Resume`.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+        state = kc.load(model, "runs/loop") or {"best": 1.0}
+        ```
+    """
+    saved = from_first_process.read(
+        lambda: checkpoint_files.read_newest(pathlib.Path(directory))
+    )
+    if saved is None:
+        return None
+    if "loop" not in saved.state:
+        weights = saved.path / checkpoint_files.WEIGHTS
+        raise ValueError(
+            f"{saved.path} was saved by `Resume`, which also restores it: pass "
+            "`fit` the callback. To read its weights alone: "
+            f"model.load_weights({str(weights)!r})"
+        )
+    model_state.restore(model, saved, process_index() == 0)
+    random_generators.set_states(
+        plain_values.decode(saved.state["generators"], saved.arrays)
+    )
+    return plain_values.decode(saved.state["loop"], saved.arrays)

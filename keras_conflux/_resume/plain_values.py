@@ -1,0 +1,130 @@
+"""Plain Python values as JSON, and their arrays beside it."""
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+Arrays = dict[str, np.ndarray]
+
+
+def encode(value: Any, arrays: Arrays) -> Any:
+    """Returns what JSON can hold of a value.
+
+    Args:
+        value: Of Python's and NumPy's numbers, strings, arrays, tensors, and
+            lists, tuples and dicts of them.
+        arrays: Gets the arrays, under names that the result refers to.
+
+    Raises:
+        TypeError: If something else is in it.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray | np.generic | tf.Tensor):
+        array = np.array(value)
+        if array.dtype == object:
+            raise TypeError("An array of objects is no plain value.")
+        name = f"value{len(arrays)}"
+        arrays[name] = array
+        if isinstance(value, np.ndarray):
+            return {"array": name}
+        is_tensor = isinstance(value, tf.Tensor)
+        return {"tensor" if is_tensor else "scalar": name}
+    if kind in (list, tuple):
+        return {kind.__name__: [encode(each, arrays) for each in value]}
+    if kind is dict:
+        items = [
+            [encode(key, arrays), encode(each, arrays)]
+            for key, each in value.items()
+        ]
+        return {"dict": items}
+    raise TypeError(f"A {kind.__name__} is no plain value.")
+
+
+def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Returns what `encode` was given."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, inside),) = value.items()
+    if kind == "array":
+        return np.array(arrays[inside])
+    if kind == "scalar":
+        return arrays[inside][()]
+    if kind == "tensor":
+        return tf.constant(arrays[inside])
+    if kind == "dict":
+        return {decode(k, arrays): decode(v, arrays) for k, v in inside}
+    items = [decode(each, arrays) for each in inside]
+    return items if kind == "list" else tuple(items)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `encode` takes a value."""
+    try:
+        encode(value, {})
+    except TypeError:
+        return False
+    return True
+
+
+def attributes(owner: Any, largest: int | None = None) -> dict[str, Any]:
+    """Returns copies of the attributes of an object that are plain values.
+
+    Args:
+        owner: The object.
+        largest: Leaves out arrays of more bytes.
+    """
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(owner).items()
+        if largest is None or getattr(value, "nbytes", 0) <= largest
+        if is_plain(value)
+    }
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two plain values are the same, bit by bit."""
+    here: Arrays = {}
+    there: Arrays = {}
+    texts = [json.dumps(encode(one, here)), json.dumps(encode(other, there))]
+    return texts[0] == texts[1] and all(
+        here[name].dtype == there[name].dtype
+        and here[name].shape == there[name].shape
+        and here[name].tobytes() == there[name].tobytes()
+        for name in here
+    )
+
+
+def without_special_dtypes(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
+    """Returns arrays that NumPy's files can hold, and which were others.
+
+    NumPy reads bfloat16 and float8 back as bytes without a meaning.
+    """
+    special = {
+        name: array.dtype.name
+        for name, array in arrays.items()
+        if array.dtype.kind == "V"
+    }
+    stored = {
+        name: array.view(f"u{array.dtype.itemsize}")
+        if name in special
+        else array
+        for name, array in arrays.items()
+    }
+    return stored, special
+
+
+def with_special_dtypes(arrays: Arrays, special: dict[str, str]) -> Arrays:
+    """Undoes `without_special_dtypes`."""
+    return {
+        name: array.view(getattr(ml_dtypes, special[name]))
+        if name in special
+        else array
+        for name, array in arrays.items()
+    }

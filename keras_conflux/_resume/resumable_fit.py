@@ -1,0 +1,275 @@
+"""One call of `fit` that can be taken up again where it was left.
+
+What there is to save is looked at in two places only, both outside of a step:
+before the first step of an execution, and when all callbacks have ended an
+epoch. "Before step n" means that n steps are done and that there is a step n.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat.weight_files import WeightCopies
+from keras_conflux._fit.input import input_position
+from keras_conflux._fit.input.input_position import InputPosition
+from keras_conflux._fit.input.input_position import Place
+from keras_conflux._resume import fingerprint
+from keras_conflux._resume import model_state
+from keras_conflux._resume import plain_values
+from keras_conflux._resume import random_generators
+from keras_conflux._resume.callback_state import CallbackStates
+from keras_conflux._resume.checkpoint_files import Saved
+from keras_conflux._resume.model_state import ModelState
+from keras_conflux._resume.saving_interval import SavingInterval
+from keras_conflux._resume.signals import Preemption
+from keras_conflux._resume.writer import CheckpointWriter
+
+_log = logging.getLogger("keras_conflux")
+_LARGEST_ATTRIBUTE = 8 * 2**20
+"""How many bytes an array may have that a `PyDataset` holds, to be saved."""
+
+
+class ResumableFit:
+    """Saves and restores what one call of `fit` needs to go on exactly.
+
+    Args:
+        model: The model that is trained.
+        callbacks: Those whose state belongs to the training.
+        saved: Where to go on; `None` to begin.
+        interval: When a checkpoint is due.
+        writer: Writes the checkpoints.
+        preemption: Notes signals.
+        strict: Whether what cannot be exact is an error.
+        epochs: How many there are to be in all.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: list[Any],
+        saved: Saved | None,
+        interval: SavingInterval,
+        writer: CheckpointWriter,
+        preemption: Preemption,
+        strict: bool,
+        epochs: int,
+    ) -> None:
+        self._model = model
+        self._callbacks = callbacks
+        self._saved = saved
+        self._interval = interval
+        self._writer = writer
+        self._preemption = preemption
+        self._strict = strict
+        self._epochs = epochs
+        self._states: CallbackStates | None = None
+        self._data: dict[str, Any] = {}
+        self._taken: _Taken | None = None
+        self._done = 0
+        """How many steps former epochs had."""
+        self._epoch = 0
+        self._ended = 0
+        """How many steps of this epoch have ended."""
+        self._position = InputPosition(
+            input_position.Source(
+                random_generators.states,
+                random_generators.set_states,
+                lambda owner: plain_values.attributes(
+                    owner, _LARGEST_ATTRIBUTE
+                ),
+            ),
+            None if saved is None else _place(saved),
+        )
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Follows what is drawn and what signals come."""
+        with (
+            input_position.followed_by(self._position),
+            self._preemption.noted(),
+        ):
+            yield
+
+    @property
+    def _is_certain(self) -> bool:
+        """Whether a step whose begin is told will come.
+
+        Keras finds out that data has ended when it tries the next step. What is
+        taken before that one is then no state to go on from.
+        """
+        _, _, number = self._data["data"]
+        return number is not None and not self._position.is_cut
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """How many steps an epoch has, if it is known."""
+        return self._position.iterator.num_batches
+
+    def begin(self) -> None:
+        """Called after all callbacks' `on_train_begin`."""
+        self._states = CallbackStates(self._callbacks)
+        iterator = self._position.iterator
+        fingerprint.name_what_varies(iterator, self._strict)
+        self._data = fingerprint.of_data(iterator)
+        if self._saved is None:
+            return
+        fingerprint.assert_same(self._saved, self._model, self._data)
+        keras_internals.symbolic_build(
+            self._model, keras_internals.batch_spec(iterator)
+        )
+        state = self._saved.state
+        self._done = state["done"]
+        self._epoch = state["epoch"]
+        self._interval.begin(self._done + state["place"]["step"])
+        self._restore(self._saved)
+        if not self._position.skipped:
+            random_generators.set_states(
+                plain_values.decode(
+                    state["place"]["generators"], self._saved.arrays
+                )
+            )
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called after all callbacks' `on_epoch_begin`."""
+        self._epoch, self._ended = epoch, 0
+        # Callbacks and Keras have begun an epoch, in whose middle this is.
+        if self._saved is not None and self._position.skipped:
+            self._restore(self._saved)
+        self._saved = None
+
+    def before_step(self, step: int) -> None:
+        """Called before the callbacks' `on_train_batch_begin`.
+
+        Raises:
+            SystemExit: If a signal came, after a checkpoint.
+        """
+        self._ended = step
+        if step:
+            due = self._interval.is_over(self._done + step)
+            self._save_if_due(step, due)
+            if self._is_certain:
+                self._put_down()
+
+    def after_step(self, step: int) -> None:
+        """Called with the last step of an execution.
+
+        Raises:
+            SystemExit: If a signal came before it, after a checkpoint.
+        """
+        self._ended = step + 1
+        self._put_down()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Called after all callbacks' `on_epoch_end`.
+
+        Raises:
+            SystemExit: If a signal came, after a checkpoint.
+        """
+        self._taken = None  # before a step that did not come
+        self._done += self._ended
+        self._epoch, self._ended = epoch + 1, 0
+        is_last = self._model.stop_training or self._epoch == self._epochs
+        self._save_if_due(0, is_last or self._interval.is_over(self._done))
+        self._put_down()
+        if is_last:
+            self._writer.wait()
+
+    def _save_if_due(self, step: int, due: bool) -> None:
+        due, signal = _agreed(due, self._preemption.received or 0)
+        if due or signal:
+            self._taken = self._take(step, signal)
+
+    def _take(self, step: int, signal: int) -> "_Taken":
+        """Copies all that a checkpoint has."""
+        began = time.monotonic()
+        self._writer.wait()
+        model = ModelState.of(self._model)
+        state: dict[str, Any] = {}
+        arrays = dict(model.arrays)
+        if process_index() == 0:
+            assert self._states is not None
+            state = {
+                "epoch": self._epoch,
+                "done": self._done,
+                "stopped": bool(self._model.stop_training),
+                "place": _encoded(self._position.at(step), arrays),
+                "callbacks": self._states.changed(arrays),
+                "files": self._writer.file_lengths(self._callbacks),
+                "variables": model.variables,
+                "fingerprint": fingerprint.of_model(self._model) | self._data,
+            }
+        self._writer.note_pause(time.monotonic() - began)
+        position = self._done + step, self._epoch
+        return _Taken(position, model.weights, state, arrays, signal)
+
+    def _put_down(self) -> None:
+        """Writes what was taken, if anything was."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        self._interval.begin(taken.position[0])
+        if process_index() == 0:
+            self._writer.write(
+                taken.position, taken.weights, taken.state, taken.arrays
+            )
+        if taken.signal:
+            self._writer.wait()
+            _log.warning(
+                "Training stops after %d steps, on signal %d.",
+                taken.position[0],
+                taken.signal,
+            )
+            raise SystemExit(128 + taken.signal)
+
+    def _restore(self, saved: Saved) -> None:
+        model_state.restore(self._model, saved, process_index() == 0)
+        assert self._states is not None
+        self._states.restore(saved.state["callbacks"], saved.arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """A checkpoint that is not written yet."""
+
+    position: tuple[int, int]
+    weights: WeightCopies
+    state: dict[str, Any]
+    arrays: plain_values.Arrays
+    signal: int
+    """By which training is to end; 0 if it is not."""
+
+
+def _agreed(due: bool, signal: int) -> tuple[bool, int]:
+    """Returns what any process wants, as each has its own clock and signals."""
+    if process_count() == 1:
+        return due, signal
+    wanted = np.zeros([process_count(), 2], np.int32)
+    wanted[process_index()] = due, signal
+    wanted = sum_of_hosts(wanted).max(0)
+    return bool(wanted[0]), int(wanted[1])
+
+
+def _encoded(place: Place, arrays: plain_values.Arrays) -> dict[str, Any]:
+    return {
+        field.name: plain_values.encode(getattr(place, field.name), arrays)
+        for field in dataclasses.fields(place)
+    }
+
+
+def _place(saved: Saved) -> Place:
+    return Place(
+        **{
+            name: plain_values.decode(value, saved.arrays)
+            for name, value in saved.state["place"].items()
+        }
+    )

@@ -1,0 +1,59 @@
+"""Signals by which a machine says that it is about to be taken away."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from keras_conflux._common.user_warnings import warn
+
+
+class Preemption:
+    """Notes a signal, to be obeyed when a step has ended.
+
+    Args:
+        names: Of signals, such as `"SIGTERM"`.
+
+    Raises:
+        ValueError: If one is not known here.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        unknown = [name for name in names if not hasattr(signal, name)]
+        if unknown:
+            raise ValueError(
+                "`signals` are names of signals of this operating system, "
+                f'such as "SIGTERM". Received: {unknown}'
+            )
+        self._numbers = [signal.Signals[name] for name in names]
+        self.received: int | None = None
+        """The number of the signal that came."""
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes the signals that come meanwhile."""
+        if not self._numbers:
+            yield
+            return
+        if threading.current_thread() is not threading.main_thread():
+            warn(
+                "`fit` runs in a thread, and Python tells of signals in the "
+                "main thread only: on SIGTERM this training ends without a "
+                "last checkpoint. Call `fit` in the main thread, or pass "
+                "`signals=()` to `Resume`."
+            )
+            yield
+            return
+        before = {
+            number: signal.signal(number, self._note)
+            for number in self._numbers
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number

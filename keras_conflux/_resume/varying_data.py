@@ -1,0 +1,55 @@
+"""What makes a data set yield other batches each time, by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+
+
+def causes(dataset: Any, owner: Any = None) -> list[str]:
+    """Returns why batches cannot be drawn a second time, a phrase for each.
+
+    Args:
+        dataset: A `tf.data.Dataset`. Of other kinds nothing is known.
+        owner: The `PyDataset` behind it, if one is.
+    """
+    found = dict.fromkeys(_of_dataset(dataset))
+    found |= dict.fromkeys(_of_py_dataset(owner))
+    return list(found)
+
+
+def _of_dataset(dataset: Any) -> Iterator[str]:
+    if not isinstance(dataset, tf.data.Dataset):
+        return
+    if dataset.options().deterministic is False:
+        yield "its option `deterministic` is False"
+    for each in tensorflow_internals.datasets_below(dataset):
+        seeds = tensorflow_internals.seeds_of_dataset(each)
+        if seeds is not None and not any(seeds):
+            yield "it shuffles without a seed"
+        if tensorflow_internals.is_out_of_order(each):
+            yield "it maps with `deterministic=False`"
+        for operation in tensorflow_internals.operations_of_dataset(each):
+            if _has_no_seed(operation):
+                yield f"it uses `{operation.type}` without a seed"
+
+
+def _has_no_seed(operation: tf.Operation) -> bool:
+    names = {attribute.name for attribute in operation.op_def.attr}
+    if {"seed", "seed2"} <= names:
+        return not (operation.get_attr("seed") or operation.get_attr("seed2"))
+    if operation.type == "ShuffleDatasetV3":
+        seeds = map(tf.get_static_value, operation.inputs[2:4])
+        return not any(seeds)
+    return False
+
+
+def _of_py_dataset(owner: Any) -> Iterator[str]:
+    if isinstance(owner, keras.utils.PyDataset) and owner.workers > 1:
+        yield (
+            f"its {owner.workers} workers draw random numbers in any order, if "
+            "they draw any"
+        )

@@ -1,0 +1,125 @@
+"""Writes checkpoints in a thread, while training goes on."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat.weight_files import WeightCopies
+from keras_conflux._resume import callback_state
+from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume.plain_values import Arrays
+
+
+class CheckpointWriter:
+    """Writes into a directory that no other training writes into.
+
+    Args:
+        directory: Where the checkpoints are.
+        keep: How many stay.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[pathlib.Path] | None = None
+        self.pauses: list[float] = []
+        """For how many seconds each checkpoint has held up training."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Makes the directory, keeps it from others, and ends the writing.
+
+        Raises:
+            OSError: If nothing can be written there.
+            RuntimeError: If another training writes there.
+        """
+        if process_index() > 0:
+            yield
+            return
+        with (
+            _locked(self._directory),
+            ThreadPoolExecutor(1, "conflux-checkpoint") as self._thread,
+        ):
+            checkpoint_files.remove_unfinished(self._directory)
+            try:
+                yield
+            finally:
+                self.wait()
+
+    def file_lengths(self, callbacks: list[Any]) -> dict[str, int]:
+        """Returns how long the files are that callbacks append to."""
+        return callback_state.file_lengths(callbacks)
+
+    def write(
+        self,
+        position: tuple[int, int],
+        weights: WeightCopies,
+        state: dict[str, Any],
+        arrays: Arrays,
+    ) -> None:
+        """Writes a checkpoint, in the thread. See `checkpoint_files.write`."""
+        assert self._thread is not None
+        self._writing = self._thread.submit(
+            checkpoint_files.write,
+            self._directory,
+            position,
+            weights.write,
+            state,
+            arrays,
+            self._keep,
+        )
+
+    def wait(self) -> None:
+        """Waits for the checkpoint that is being written, if one is.
+
+        A disk that is full does not end training: it warns.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except OSError as error:
+            warn(
+                f"A checkpoint could not be written: {error}. Training goes "
+                "on, and the checkpoints before stay."
+            )
+
+    def note_pause(self, seconds: float) -> None:
+        """Notes for how long training was held up."""
+        self.pauses.append(seconds)
+
+
+@contextlib.contextmanager
+def _locked(directory: pathlib.Path) -> Iterator[None]:
+    """Keeps a directory from other processes, until this one ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise OSError(
+            f"Checkpoints cannot be written to {directory}: {error}. Pass "
+            "`Resume` a directory that this user may write to."
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(descriptor, 20).decode() or "unknown"
+            raise RuntimeError(
+                f"Another training, process {pid}, writes its checkpoints to "
+                f"{directory}. End it, or give this one another directory."
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,488 @@
+"""Trainings that are interrupted end as those that are not."""
+
+import itertools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_conflux as kc
+
+SAMPLES, BATCH, EPOCHS = 22, 4, 3
+STEPS = -(-SAMPLES // BATCH)
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(SAMPLES, 5)).astype("float32")
+Y = (X[:, :1] * X[:, 1:2] + X[:, 2:3]).astype("float32")
+
+
+class Killed(Exception):
+    """Ends a training, as a signal that nobody handles would."""
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends the training after so many steps."""
+
+    def __init__(self, after=None):
+        super().__init__()
+        self.left = itertools.count() if after is None else iter(range(after))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if next(self.left, None) is None:
+            raise Killed
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert not state
+
+
+class Own(keras.callbacks.Callback):
+    """A user's callback, with a state and an effect."""
+
+    seen = 0
+    losses = ()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * 0.9)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += 1
+        self.losses = (*self.losses, logs["loss"])
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Shuffles its samples after each epoch, and adds noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(SAMPLES)
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        rows = self.order[index * BATCH : (index + 1) * BATCH]
+        noise = np.random.normal(size=(len(rows), 5)).astype("float32")
+        return X[rows] + noise, Y[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def generated():
+    order = np.arange(SAMPLES)
+    while True:
+        np.random.shuffle(order)
+        for begin in range(0, SAMPLES, BATCH):
+            rows = order[begin : begin + BATCH]
+            yield X[rows], Y[rows]
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(SAMPLES)
+
+
+def noisy():
+    return dataset().map(lambda x, y: (x + tf.random.normal([5]), y))
+
+
+DATA = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True},
+    "tf.data": lambda: {"x": dataset().batch(BATCH).prefetch(2)},
+    "tf.data, random map": lambda: {"x": noisy().batch(BATCH)},
+    "tf.data, repeated": lambda: {
+        "x": dataset().repeat().batch(BATCH),
+        "steps_per_epoch": 4,
+    },
+    "tf.data, cut": lambda: {"x": dataset().batch(2), "steps_per_epoch": 4},
+    "tf.data, of unknown length": lambda: {
+        "x": dataset().filter(lambda x, y: True).batch(BATCH)
+    },
+    "PyDataset": lambda: {"x": Shuffled()},
+    "generator": lambda: {"x": generated(), "steps_per_epoch": 4},
+}
+
+
+def train(
+    folder,
+    data="arrays",
+    devices=None,
+    after=None,
+    epochs=EPOCHS,
+    resume=True,
+    **options,
+):
+    """Runs the script of a user once; returns what it leaves behind."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(6, "relu"),
+            layers.Dropout(0.3),
+            layers.BatchNormalization(),
+            layers.Dense(1),
+        ]
+    )
+    if devices is not None:
+        kc.replicate(model, devices)
+    optimizer = keras.optimizers.Adam(
+        0.01,
+        gradient_accumulation_steps=2,
+        use_ema=True,
+        ema_overwrite_frequency=5,
+        global_clipnorm=1.0,
+    )
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+    own = Own()
+    best = folder / "best.weights.h5"
+    callbacks = [
+        Kill(after),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        own,
+        keras.callbacks.EarlyStopping(
+            "val_loss", patience=2, restore_best_weights=True
+        ),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.1),
+        keras.callbacks.ModelCheckpoint(
+            best, "val_loss", save_best_only=True, save_weights_only=True
+        ),
+    ]
+    if resume:
+        options = {"every": 1, **options}
+        callbacks.insert(2, kc.Resume(folder / "resume", **options))
+    history = model.fit(
+        **DATA[data](),
+        epochs=epochs,
+        validation_data=(X[:8], Y[:8]),
+        callbacks=callbacks,
+        verbose=0,
+    )
+    found = {v.path: v.numpy() for v in model.variables}
+    found |= {v.path: v.numpy() for v in optimizer.variables}
+    found |= {"history": np.array([*history.history.values()])}
+    found |= {"own": np.array([own.seen, *own.losses])}
+    found |= {"csv": (folder / "log.csv").read_text()}
+    model.load_weights(best)
+    return found | {"best": model.get_weights()}
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        for one, other in zip(
+            keras.tree.flatten(got[name]),
+            keras.tree.flatten(value),
+            strict=True,
+        ):
+            assert np.array_equal(one, other), name
+
+
+def new(folder, name):
+    (folder / name).mkdir()
+    return folder / name
+
+
+SHORT = [
+    ("arrays", None),
+    ("arrays", 2),
+    ("tf.data, repeated", 2),
+    ("tf.data, of unknown length", None),
+    ("PyDataset", 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "devices"),
+    [
+        case if case in SHORT else pytest.param(*case, marks=pytest.mark.long)
+        for case in itertools.product(DATA, (None, 2))
+    ],
+)
+def test_killed_again_and_again(tmp_path, data, devices):
+    expected = train(new(tmp_path, "plain"), data, devices, resume=False)
+    undisturbed = train(new(tmp_path, "undisturbed"), data, devices, every=4)
+    assert_same(undisturbed, expected)
+    folder = new(tmp_path, "killed")
+    for after in (2, 4, 3, 2):
+        with pytest.raises(Killed):
+            train(folder, data, devices, after=after, every=1 + after % 2)
+    assert_same(train(folder, data, devices), expected)
+
+
+@pytest.mark.parametrize("before", [2, None])
+def test_on_other_devices(tmp_path, before):
+    """Without random numbers of replicas, results are equal to rounding."""
+
+    def trained(folder, devices, after=None, **options):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        if devices:
+            kc.replicate(model, devices)
+        optimizer = keras.optimizers.Adam(0.1, gradient_accumulation_steps=4)
+        model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+        history = model.fit(
+            *(X, Y, BATCH, EPOCHS),
+            verbose=0,
+            callbacks=[Kill(after), kc.Resume(folder, every=1)],
+        )
+        return [*model.get_weights(), *history.history.values()]
+
+    expected = trained(tmp_path / "undisturbed", None)
+    for devices, after in ((before, 3), (3, 7)):
+        with pytest.raises(Killed):
+            trained(tmp_path / "killed", devices, after)
+    got = trained(tmp_path / "killed", 1)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    at_once = train(new(tmp_path, "at once"), epochs=4)
+    folder = new(tmp_path, "in two")
+    train(folder, epochs=2)
+    assert_same(train(folder, epochs=4), at_once)
+    assert_same(train(folder, epochs=4, after=0), at_once)  # takes no step
+
+
+def linear(*callbacks, inputs=5, data=None, optimizer="sgd", **options):
+    """A small training, for what has nothing to do with its results."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    x = np.random.default_rng(1).normal(size=(SAMPLES, inputs))
+    data = {"x": x, "y": Y, "batch_size": BATCH} if data is None else data
+    model.fit(**data, verbose=0, callbacks=[*callbacks], **options)
+    return model
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path):
+    linear(kc.Resume(tmp_path), epochs=2)
+    resume = kc.Resume(tmp_path)
+    with pytest.raises(ValueError, match="another training"):
+        linear(resume, inputs=6, epochs=3)
+    with pytest.raises(ValueError, match="an optimizer with these variables"):
+        linear(resume, optimizer="adam", epochs=3)
+    other = {"x": X, "y": Y, "batch_size": 2}
+    with pytest.raises(ValueError, match="data like this"):
+        linear(resume, data=other, epochs=3)
+    with pytest.raises(ValueError, match="with the callbacks"):
+        linear(resume, keras.callbacks.LambdaCallback(), epochs=3)
+    with pytest.raises(ValueError, match="pass it alone"):
+        linear(resume, keras.callbacks.BackupAndRestore(tmp_path / "b"))
+    model, listed = linear(), keras.callbacks.CallbackList([resume])
+    with pytest.raises(ValueError, match="Pass `fit` a list"):
+        model.fit(X, Y, callbacks=listed, verbose=0)
+    for wrong in ({"every": 0}, {"every": "soon"}, {"keep": 0}):
+        with pytest.raises(ValueError, match="Received: "):
+            kc.Resume(tmp_path, **wrong)
+    with pytest.raises(ValueError, match="names of signals"):
+        kc.Resume(tmp_path, signals=("SIGNAL",))
+
+
+def test_two_trainings_do_not_share_a_directory(tmp_path):
+    class Second(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            with pytest.raises(RuntimeError, match="Another training"):
+                linear(kc.Resume(tmp_path))
+
+    linear(kc.Resume(tmp_path), Second())
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="may write to"):
+        linear(kc.Resume(tmp_path / "file" / "inside"))
+
+
+def test_data_that_varies_is_named(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    seeded = data.shuffle(9, seed=1).batch(4)
+    linear(kc.Resume(tmp_path / "a", strict=True), data={"x": seeded})
+    cases = {
+        "deterministic=False": data.map(
+            lambda x, y: (x, y), num_parallel_calls=2, deterministic=False
+        ).batch(4),
+        "shuffles without a seed": unseeded(lambda: data.shuffle(9)).batch(4),
+        "RandomStandardNormal": unseeded(
+            lambda: data.map(lambda x, y: (x + tf.random.normal([5]), y))
+        ).batch(4),
+    }
+    for words, varying in cases.items():
+        with pytest.raises(ValueError, match=words):
+            linear(kc.Resume(tmp_path / "b", strict=True), data={"x": varying})
+        with pytest.warns(kc.ConfluxWarning, match=words):
+            linear(kc.Resume(tmp_path / words), data={"x": varying})
+
+
+def unseeded(make):
+    """Makes data as a program does that has given TensorFlow no seed."""
+    from tensorflow.python.eager import context
+
+    context.context()._set_global_seed(None)
+    return make()
+
+
+def newest(directory):
+    return kc.checkpoints(directory)[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["model.weights.h5", "state.npz", "state.json"]
+)
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_damage_is_named_and_the_one_before_is_used(tmp_path, name, harm):
+    linear(kc.Resume(tmp_path, every=1), epochs=2)
+    last = newest(tmp_path)
+    path = last.path / name
+    content = bytearray(path.read_bytes())
+    if harm == "flip":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif harm == "cut":
+        path.write_bytes(content[:-7])
+    else:
+        path.unlink()
+    assert name in (newest(tmp_path).damage or "")
+    resume = kc.Resume(tmp_path)
+    with pytest.warns(kc.ConfluxWarning, match=f"is not used: {name}"):
+        linear(resume, epochs=2)
+    assert resume.resumed_at == (1, STEPS - 1)
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    linear(kc.Resume(tmp_path))
+    path = newest(tmp_path).path / "state.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(ValueError, match="pip install --upgrade"):
+        linear(kc.Resume(tmp_path))
+
+
+def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):
+    linear(kc.Resume(tmp_path), epochs=1)
+    before = newest(tmp_path)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.warns(kc.ConfluxWarning, match="No space left"):
+        linear(kc.Resume(tmp_path), epochs=2)
+    assert [each.path for each in kc.checkpoints(tmp_path)] == [before.path]
+    assert {each.name for each in tmp_path.iterdir()} == {
+        ".lock",
+        before.path.name,
+    }
+
+
+def test_only_so_many_are_kept(tmp_path):
+    linear(kc.Resume(tmp_path, every=2, keep=3), epochs=2)
+    assert [each.step for each in kc.checkpoints(tmp_path)] == [12, 10, 8]
+    assert kc.checkpoints(tmp_path / "nothing") == []
+
+
+def test_plain_keras_reads_the_weights(tmp_path):
+    model = linear(kc.Resume(tmp_path), optimizer="adam")
+    other = linear(optimizer="adam")
+    other.load_weights(newest(tmp_path).path / "model.weights.h5")
+    for one, two in zip(
+        [*model.weights, *model.optimizer.variables],
+        [*other.weights, *other.optimizer.variables],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("where", ["on_train_batch_end", "on_test_batch_end"])
+def test_a_signal_ends_training_with_a_checkpoint(tmp_path, number, where):
+    def sent(*_, **__):
+        os.kill(os.getpid(), number)
+
+    callback = keras.callbacks.Callback()
+    setattr(callback, where, sent)
+    handler = signal.getsignal(number)
+    resume = kc.Resume(tmp_path, every="1h")
+    with pytest.raises(SystemExit) as ended:
+        linear(resume, callback, epochs=3, validation_data=(X, Y))
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) is handler
+    last = newest(tmp_path)
+    in_step = where == "on_train_batch_end"
+    assert (last.epoch, last.step) == ((0, 1) if in_step else (1, STEPS))
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import test_resume, pathlib
+steps = int(sys.argv[3])
+fsync, calls = os.fsync, iter(range(steps))
+def dying(descriptor):
+    if next(calls, None) is None:
+        os.kill(os.getpid(), 9)
+    fsync(descriptor)
+os.fsync = dying
+test_resume.linear(test_resume.kc.Resume(sys.argv[2], every=1), epochs=2)
+"""
+
+
+@pytest.mark.parametrize("calls", [9, pytest.param(14, marks=pytest.mark.long)])
+def test_killed_while_a_checkpoint_is_written(tmp_path, calls):
+    """A process that is killed for real, where a write waits for the disk."""
+    here = str(pathlib.Path(__file__).parent)
+    command = [sys.executable, "-c", KILLED, here, str(tmp_path), str(calls)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == -9, result.stderr
+    assert all(each.damage is None for each in kc.checkpoints(tmp_path))
+    resume = kc.Resume(tmp_path)
+    model = linear(resume, epochs=2)
+    assert resume.resumed_at is not None
+    expected = linear(epochs=2)
+    for one, two in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_a_loop_of_ones_own(tmp_path, devices):
+    def trained(stop):
+        keras.utils.set_random_seed(7)
+        layers = keras.layers
+        model = keras.Sequential(
+            [keras.Input((5,)), layers.Dropout(0.5), layers.Dense(1)]
+        )
+        if devices:
+            kc.replicate(model, devices)
+        model.compile("adam", "mse", jit_compile=False)
+        model.optimizer.build(model.trainable_variables)
+        state = kc.load(model, tmp_path) or {"step": 0, "drawn": []}
+        for step in range(state["step"], stop):
+            rows = np.random.permutation(SAMPLES)[:BATCH]
+            state["drawn"].append(rows)
+            model.train_on_batch(X[rows], Y[rows])
+            state["step"] = step + 1
+            kc.save(model, tmp_path, step=step + 1, state=state)
+        return [*model.get_weights(), *state["drawn"]]
+
+    for stop in (2, 3):
+        trained(stop)
+    resumed = trained(5)
+    for each in kc.checkpoints(tmp_path):
+        shutil.rmtree(each.path)
+    for one, other in zip(resumed, trained(5), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(TypeError, match="no plain value"):
+        kc.save(linear(), tmp_path, step=9, state=object())
+    linear(kc.Resume(tmp_path / "of fit"))
+    with pytest.raises(ValueError, match="saved by `Resume`"):
+        kc.load(linear(), tmp_path / "of fit")
