@@ -46,6 +46,10 @@ def weighted(replicate):
     return fitted(model, sample_weight=WEIGHTS, validation_data=(X[:9], Y[:9]))
 
 
+def of_fewer_samples_than_processes(replicate):
+    return fitted(replicate(dense()), X[:17], Y[:17])
+
+
 def shuffled(replicate):
     return fitted(replicate(dense()), shuffle=True)
 
@@ -179,6 +183,7 @@ CASES = {
         clipped,
         accumulated,
         weighted,
+        of_fewer_samples_than_processes,
         shuffled,
         normalized,
         from_generator,

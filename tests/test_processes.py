@@ -14,6 +14,8 @@ import sys
 
 import numpy as np
 import pytest
+from local_cases import LOCAL_CASES
+from local_cases import Parts
 from models import assert_same_outcome
 from models import dense
 from process_cases import CASES
@@ -108,6 +110,7 @@ def processes(request, tmp_path_factory):
         "process_worker.py",
         out,
         *CASES,
+        *LOCAL_CASES,
         *CHECKS,
         CONFLUX_TEST_DEVICES=str(devices),
     )
@@ -140,6 +143,21 @@ def test_processes_compute_what_one_device_does(case, processes):
     assert_same_outcome(expected, found[0])
     for name, value in found[0].items():
         assert value.tobytes() == found[1][name].tobytes(), name
+
+
+@pytest.mark.parametrize("case", LOCAL_CASES)
+def test_parts_compute_what_one_device_does_with_all(case, processes):
+    count, out, *_ = processes
+    assert_has_run(case, "npz", processes)
+    expected = LOCAL_CASES[case](lambda model: model, Parts(count))
+    common: dict[str, bytes] = {}
+    for index in range(count):
+        found = dict(np.load(out / f"{case}-{index}.npz"))
+        assert_same_outcome({name: expected[name] for name in found}, found)
+        missing = [name for name in expected if name not in found]
+        assert all(name.startswith("predicted by") for name in missing)
+        for name, value in found.items():
+            assert common.setdefault(name, value.tobytes()) == value.tobytes()
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *map(long, MORE_FAULTS)])

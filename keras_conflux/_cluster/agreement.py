@@ -7,6 +7,7 @@ the others, in a message of its own, always of one shape.
 """
 
 import functools
+import json
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
 
 _LENGTH = 256
-"""How many bytes of a text are compared."""
+"""How many bytes of a text the first message has room for."""
 _GROUP = (1 << 20) - 1
 """The group key of the hosts, below those of devices."""
 
@@ -38,24 +39,79 @@ def agree(what: str, of: Any = None) -> None:
     """
     if process_count() == 1:
         return
-    rows = np.zeros([process_count(), _LENGTH], np.int32)
     said_here = what if of is None else f"{what}, of {of}"
-    text = _shortened(said_here.encode())
-    rows[process_index(), : len(text)] = list(text)
-    said = sum_of_hosts(rows)
-    if (said == said[0]).all():
-        return
-    texts = [
-        bytes(row).rstrip(b"\0").decode(errors="replace")
-        for row in said.astype("uint8")
+    said = _said_by_all(_shortened(said_here.encode()))
+    if any(each != said[0] for each in said):
+        raise ReplicaMismatchError(_of_places(said))
+
+
+def told_by_all(what: str, own: Any) -> list[Any]:
+    """Tells the other processes something, and returns what each has told.
+
+    Args:
+        what: What this process is about to do. All must say the same.
+        own: What this one tells: what JSON knows.
+
+    Raises:
+        ReplicaMismatchError: If another process is about to do something else.
+    """
+    if process_count() == 1:
+        return [own]
+    told = json.dumps(own, separators=(",", ":"))
+    said = _said_by_all(f"{what}\n{told}".encode())
+    parts = [each.partition(b"\n") for each in said]
+    if any(part[:2] != parts[0][:2] for part in parts):
+        raise ReplicaMismatchError(_of_places(said))
+    return [json.loads(part[2]) for part in parts]
+
+
+def given_by(root: int, own: bytes, length: int) -> bytes:
+    """Returns the bytes of one of the processes.
+
+    Args:
+        root: Which of them.
+        own: What this one has. Only that of the root counts.
+        length: Of the root's bytes, known to all.
+    """
+    words = np.zeros([length // 4 + 1], np.int32)
+    if process_index() == root:
+        words.view(np.uint8)[:length] = list(own)
+    return sum_of_hosts(words).tobytes()[:length]
+
+
+def _said_by_all(text: bytes) -> list[bytes]:
+    """Returns the texts of all processes, in their order.
+
+    The first message is always of one shape, so it can only meet another one.
+    """
+    rows = np.zeros([process_count(), 1 + _LENGTH], np.int32)
+    here = rows[process_index()]
+    here[0] = len(text)
+    here[1 : 1 + len(text)] = list(text[:_LENGTH])
+    rows = sum_of_hosts(rows)
+    lengths = rows[:, 0]
+    more = max(lengths) - _LENGTH
+    if more > 0:
+        rest = np.zeros([process_count(), more], np.int32)
+        left = text[_LENGTH:]
+        rest[process_index(), : len(left)] = list(left)
+        rows = np.concatenate([rows, sum_of_hosts(rest)], 1)
+    texts = rows[:, 1:].astype(np.uint8)
+    return [
+        bytes(row[:length]) for row, length in zip(texts, lengths, strict=True)
     ]
+
+
+def _of_places(said: list[bytes]) -> str:
+    texts = [text.partition(b"\n")[0].decode(errors="replace") for text in said]
     listed = "; ".join(f"process {i}: {t}" for i, t in enumerate(texts))
-    raise ReplicaMismatchError(
+    return (
         f"The processes are not at the same place of the program: {listed}. "
         "All have to run the same program on the same data. If only checksums "
         "differ, the processes have drawn different batches: give shuffles a "
-        "seed. What only one process shall do, such as writing a file, must "
-        "not train, evaluate or reduce anything."
+        "seed, or say that each process brings its own part with "
+        '`replicate(model, data="local")`. What only one process shall do, '
+        "such as writing a file, must not train, evaluate or reduce anything."
     )
 
 

@@ -93,16 +93,28 @@ class ReplicaCollectives:
 
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root` of all."""
+        return self.broadcast_of(tree, self._rank == root)
+
+    def broadcast_of(self, tree: Tree, is_root: Any) -> Tree:
+        """Returns the tree of the one replica that is the root.
+
+        Args:
+            tree: This replica's.
+            is_root: Whether this one is it, which may be a tensor.
+        """
         leaves = self._leaves("broadcast", tree, dtypes.COPYABLE)
         if any(map(dtypes.is_sparse, leaves)):
             raise TypeError(
                 "broadcast takes no tf.IndexedSlices, whose rows may differ in "
                 "number. Make them dense with `tf.convert_to_tensor`."
             )
-        mine = [
-            leaf if self._rank == root else dtypes.sum_identity_like(leaf)
-            for leaf in map(dtypes.as_summable, leaves)
-        ]
+        mine = []
+        for leaf in map(dtypes.as_summable, leaves):
+            nothing = dtypes.sum_identity_like(leaf)
+            chosen = leaf if is_root is True else nothing
+            if tf.is_tensor(is_root):
+                chosen = tf.where(is_root, leaf, nothing)
+            mine.append(chosen)
         copies = self._reduce_each("sum", mine)
         return trees.refill(
             tree,

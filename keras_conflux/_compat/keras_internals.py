@@ -291,6 +291,24 @@ def draws_from_python(iterator: Any) -> bool:
     return not isinstance(iterator.data_adapter, plain)
 
 
+def set_number_of_batches(iterator: Any, number: int | None) -> None:
+    """Tells an epoch iterator of Keras how many batches its data have."""
+    # It asks its adapter once more when it is reset.
+    iterator.data_adapter = _Counted(iterator.data_adapter, number)
+    iterator._num_batches = number
+
+
+class _Counted:
+    """A data adapter of Keras that tells another number of batches."""
+
+    def __init__(self, adapter: Any, number: int | None) -> None:
+        self._adapter = adapter
+        self.num_batches = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+
 _NO_TENSOR = type(tf.type_spec_from_value(None))
 
 

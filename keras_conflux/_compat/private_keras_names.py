@@ -239,7 +239,7 @@ READ = (
     PrivateName(
         "keras.src.trainers.epoch_iterator:EpochIterator.__init__",
         None,
-        ("data_adapter",),
+        ("data_adapter", "_num_batches"),
     ),
     PrivateName("keras.callbacks:TensorBoard.__init__", None, ("update_freq",)),
     PrivateName(

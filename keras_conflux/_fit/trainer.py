@@ -23,6 +23,7 @@ from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
@@ -211,6 +212,7 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
         strategy = strategy or distribution_strategy()
         if strategy is not None:
             promotion.promote(model, strategy)
+    data_contract.follow(model)
     return strategy if isinstance(strategy, ReplicatedStrategy) else None
 
 

@@ -78,14 +78,8 @@ def make_data_parallel(
         device_mesh = _one_axis(device_mesh)
     original(distribution, device_mesh, *args, **kwargs)
     if process_count() > 1:
-        if not distribution.auto_shard_dataset:
-            raise NotImplementedError(
-                "`DataParallel(auto_shard_dataset=False)`: that each process "
-                "brings its own part of the data is not built yet. Give all "
-                "processes the same data; each computes its rows of a batch."
-            )
-        # Keras would take a part of the batches of each data set before this
-        # package takes its rows.
+        # Keras would take a part of the batches of each data set, and refuse
+        # all other data, before this package sees them.
         keras_internals.take_whole_datasets(distribution)
 
 

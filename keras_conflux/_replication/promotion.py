@@ -43,7 +43,7 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     strategy = present or wanted or current_strategy()
     _promote_state(owners, strategy)
     _attach(owners, strategy)
-    batch_norm.tell_if_unsynchronized(owners, len(strategy.devices))
+    batch_norm.tell_if_unsynchronized(owners, strategy.communicator.size)
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:

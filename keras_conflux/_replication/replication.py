@@ -14,7 +14,9 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_internals
 from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
+from keras_conflux._replication.data_contract import DataContract
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
@@ -35,7 +37,10 @@ def replicate(
 ) -> ReplicatedStrategy: ...
 @overload
 def replicate(
-    target: KerasObject, devices: DevicesLike = None
+    target: KerasObject,
+    devices: DevicesLike = None,
+    *,
+    data: DataContract | None = None,
 ) -> KerasObject: ...
 @overload
 def replicate(
@@ -45,7 +50,12 @@ def replicate(
 def replicate(
     target: Values, devices: DevicesLike = None
 ) -> Replicas[Values]: ...
-def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
+def replicate(
+    target: Any = None,
+    devices: DevicesLike = None,
+    *,
+    data: DataContract | None = None,
+) -> Any:
     """Puts a model, an optimizer or values on every device.
 
     `fit`, `evaluate` and `predict` of a replicated model use all devices and
@@ -72,6 +82,13 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
             for all else the devices of the open scope, else of
             `keras.distribution`, else those last given to `replicate`, else
             all.
+        data: For a model, or a tree of models, what each of several processes
+            reads. `"global"`: all read the same batches, and each computes
+            its rows of them. `"local"`: each brings its own part of every
+            batch, which may be smaller than that of others or end earlier. By
+            default what it was before; at first `"global"`, or `"local"`
+            under a `DataParallel(auto_shard_dataset=False)`. In one process
+            both are the same.
 
     Returns:
         The strategy, the target itself, a `Replicas`, or what the callable
@@ -81,7 +98,9 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
         DeviceError: If the devices do not exist, repeat or are mixed.
         StrategyError: If the model belongs to another strategy.
         TypeError: If the target is a string or a number, has a dataset or a
-            loss in it, or has both models and arrays.
+            loss in it, or has both models and arrays; if `data` is given for
+            something else than models.
+        ValueError: If `data` is neither `"global"` nor `"local"`.
 
     Example:
         ```python
@@ -90,8 +109,12 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
         model.fit(dataset, verbose=0)
 
         table = kc.replicate(np.eye(3), devices=2)  # a Replicas
+
+        kc.replicate(model, data="local")
+        model.fit(kc.shard(x), kc.shard(y), verbose=0)  # its part
         ```
     """
+    data_contract.check(data, target)
     if devices is None:
         strategy = strategy_for(None) if target is None else current_strategy()
     else:
@@ -102,8 +125,11 @@ def replicate(target: Any = None, devices: DevicesLike = None) -> Any:
     _check_target(target)
     in_place = [isinstance(x, Replicable) for x in trees.flatten(target)]
     if all(in_place) and not isinstance(target, Replicable):
-        return trees.map_leaves(lambda leaf: replicate(leaf, devices), target)
+        return trees.map_leaves(
+            lambda leaf: replicate(leaf, devices, data=data), target
+        )
     if isinstance(target, Replicable):
+        data_contract.choose(target, data)
         promotion.promote(target, strategy if devices is not None else None)
         return target
     if callable(target) and not isinstance(
@@ -164,6 +190,7 @@ def unreplicate(target: KerasObject) -> KerasObject:
         ```
     """
     promotion.demote(target)
+    data_contract.forget(target)
     return target
 
 

@@ -30,6 +30,9 @@ class StepContext:
     batch_fraction: Any = None
     """A scalar: this replica's samples over those of the global batch. All
     replicas' add up to one. `None` in `withdevices`, where the user reduces."""
+    batch_offset: Any = 0.0
+    """A scalar: the samples before this replica's over those of the global
+    batch."""
     graph: Any = None
     """The graph that the step is traced to, if it is."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)

@@ -80,10 +80,12 @@ class GraphProgram:
         communicator = self._strategy.communicator
         each: list[Any] = tf.unstack(sizes, communicator.size)
         fractions = batch_fractions(known or each)
+        offsets = tf.cumsum(tf.stack(fractions), exclusive=True)
         # Those of this process' replicas.
         first = communicator.rank(0)
         each = each[first : first + len(shards)]
         fractions = fractions[first : first + len(shards)]
+        offsets = offsets[first : first + len(shards)]
         if known:  # all replicas have samples
             each = [None] * len(shards)
         outputs: dict[int, Tree] = {}
@@ -93,7 +95,7 @@ class GraphProgram:
             index = replica_index()
             self._step.before_steps()
             output = self._step.on_replica(
-                shards[index], fractions[index], each[index]
+                shards[index], fractions[index], offsets[index], each[index]
             )
             self._step.after_steps(fractions[index])
             outputs[index] = self._watchdog.mark_end(index, output)

@@ -38,13 +38,19 @@ class ReplicaStep(Protocol):
         ...
 
     def on_replica(
-        self, shard: Tree, fraction: Any, size: Any, in_xla: bool = False
+        self,
+        shard: Tree,
+        fraction: Any,
+        offset: Any,
+        size: Any,
+        in_xla: bool = False,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
         Args:
             shard: The replica's shard of the global batch.
             fraction: A scalar: its number of samples over the global batch's.
+            offset: The same of those before its own.
             size: Its number of samples, which may be 0; `None` if it cannot.
             in_xla: Whether what is traced becomes part of an XLA program.
         """
@@ -79,7 +85,12 @@ class _ModelStep:
         metric_sums.take_apart(self._model)
 
     def on_replica(
-        self, shard: Tree, fraction: Any, size: Any, in_xla: bool = False
+        self,
+        shard: Tree,
+        fraction: Any,
+        offset: Any,
+        size: Any,
+        in_xla: bool = False,
     ) -> Tree:
         """See `ReplicaStep`."""
         eager = tf.executing_eagerly()
@@ -88,6 +99,7 @@ class _ModelStep:
             self.name,
             in_xla=in_xla,
             batch_fraction=fraction,
+            batch_offset=offset,
             may_be_empty=size is not None,
             shard=shard,
             graph=None if eager else tf.compat.v1.get_default_graph(),
@@ -163,15 +175,25 @@ def _counters_of_keras(model: keras.Model) -> set[int]:
 
 
 class PredictStep(_ModelStep):
-    """A `predict_step`, whose result is the outputs for the global batch."""
+    """A `predict_step`, whose result is the outputs for the global batch.
 
-    def __init__(self, model: keras.Model) -> None:
+    Args:
+        model: What predicts.
+        is_local: Whether a process wants the outputs for its own part alone.
+    """
+
+    def __init__(self, model: keras.Model, is_local: bool = False) -> None:
         super().__init__(model)
-        self._spans_processes = process_count() > 1
+        self._is_local = is_local
+        self._gathers = process_count() > 1 and not is_local
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         outputs = self._model.predict_step(shard)
-        if not self._spans_processes:
+        if self._is_local:
+            return keras.tree.map_structure(
+                lambda leaf: _mean_everywhere(leaf, context), outputs
+            )
+        if not self._gathers:
             return outputs
         return keras.tree.map_structure(
             lambda leaf: _everywhere(leaf, size, context), outputs
@@ -179,11 +201,21 @@ class PredictStep(_ModelStep):
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """See `ReplicaStep`."""
-        if self._spans_processes:
+        if self._gathers:
             return outputs[0]
+        if self._is_local:  # numbers for the batch are equal on all replicas
+            fractions = [tf.constant(1.0), *map(tf.zeros_like, fractions[1:])]
         return keras.tree.map_structure(
             lambda *leaves: _of_global_batch(leaves, fractions, sizes), *outputs
         )
+
+
+def _mean_everywhere(leaf: Any, context: StepContext) -> Any:
+    """Returns what is no row of samples, but one number for the batch."""
+    if leaf is None or leaf.shape.rank != 0:
+        return leaf
+    fraction = context.batch_fraction
+    return replica_collectives().weighted_sum(leaf, fraction)
 
 
 def _everywhere(leaf: Any, size: Any, context: StepContext) -> Any:
@@ -197,8 +229,7 @@ def _everywhere(leaf: Any, size: Any, context: StepContext) -> Any:
             "`predict_step`."
         )
     if leaf.shape.rank == 0:
-        fraction = context.batch_fraction
-        return replica_collectives().weighted_sum(leaf, fraction)
+        return _mean_everywhere(leaf, context)
     context.kinds.mark(leaf, rows(0, regular=size is None))
     return gathered([leaf], context)[0].all
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.execution import replica_step
 from keras_conflux._fit.execution.step_executor import StepExecutor
@@ -40,7 +41,9 @@ def make_function(
             return run(iterator)
         drawn = [next(iterator), *itertools.islice(iterator, several - 1)]
         spec = getattr(iterator, "element_spec", None)
-        return run(StepGroup(shard(drawn, spec), several))
+        with told_to_all(f"a batch of {plan.name}"):
+            batches = shard.join(shard(drawn, spec))
+            return run(StepGroup(batches, several))
 
     return function
 
@@ -50,13 +53,20 @@ def make_predict_function(
 ) -> Callable[[list[Tree]], Tree]:
     """Makes Keras' `predict_function`, of a list of global batches."""
     plan = ExecutionPlan.of(model, strategy)
-    run = StepExecutor(model, plan, replica_step.PredictStep(model))
+    run = StepExecutor(
+        model, plan, replica_step.PredictStep(model, plan.is_local)
+    )
     shard = plan.sharder()
+
+    def sharded(batch: Any) -> list[Batch | StackedBatch]:
+        return (
+            [batch] if isinstance(batch, Batch) else shard.join(shard([batch]))
+        )
 
     def function(drawn: list[Any]) -> Tree:
         outputs = []
-        for each in drawn:
-            for batch in [each] if isinstance(each, Batch) else shard([each]):
+        with told_to_all(f"a batch of {plan.name}"):
+            for batch in itertools.chain.from_iterable(map(sharded, drawn)):
                 stacked = isinstance(batch, StackedBatch)
                 singles = batch.singles() if stacked else [batch]
                 outputs.extend(run(StepGroup([one], 1)) for one in singles)

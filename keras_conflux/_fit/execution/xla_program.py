@@ -94,12 +94,14 @@ class XlaProgram:
         The fraction of the batch is a constant in it, so that XLA removes what
         is done for batches that do not divide evenly.
         """
-        fraction = 1 / self._strategy.communicator.size
+        communicator = self._strategy.communicator
+        fraction = 1 / communicator.size
 
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(
                 trees.refill(shard_spec, leaves),
                 tf.constant(fraction),
+                communicator.rank(replica_index()) * fraction,
                 size=None,
                 in_xla=True,
             )

@@ -32,10 +32,28 @@ class BatchSharder:
         self._strategy = strategy
         self._stacks = stacks
         self._specs = Specs()
-        communicator = strategy.communicator
-        self._placement = host_to_device.Placement(
-            strategy.devices, communicator.rank(0), communicator.size
+        self._placement = self._placed()
+
+    def _placed(self) -> host_to_device.Placement:
+        """Returns which shards of what is drawn go to which devices."""
+        communicator = self._strategy.communicator
+        return host_to_device.Placement(
+            self._strategy.devices, communicator.rank(0), communicator.size
         )
+
+    def _checksum(self, batches: list[Tree]) -> int:
+        return checksum(batches)
+
+    def join(
+        self, batches: list[Batch | StackedBatch], spec: Tree = None
+    ) -> list[Batch | StackedBatch]:
+        """Makes global batches of what has been sharded, where it is a part.
+
+        Args:
+            batches: What a call has returned.
+            spec: As in that call.
+        """
+        return batches
 
     def __call__(
         self, drawn: Sequence[Tree], spec: Tree = None
@@ -63,7 +81,7 @@ class BatchSharder:
     def _shape(self, batch: Tree) -> Any:
         """What the batches of a stack share, or `None`."""
         leaves = trees.present(batch)
-        count = self._strategy.communicator.size
+        count = self._placement.count
         if not self._stacks or not all(map(host_to_device.is_dense, leaves)):
             return None
         lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
@@ -78,14 +96,18 @@ class BatchSharder:
         sizes, specs = self._sizes_and_specs(batch, spec)
         leaves = trees.present(batch)
         shards = host_to_device.move(leaves, self._placement)
-        return Batch(shards, sizes, specs, checksum=checksum([batch]))
+        return Batch(shards, sizes, specs, checksum=self._checksum([batch]))
 
     def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
         leaves = [trees.present(batch) for batch in batches]
         shards = host_to_device.move_stacked(leaves, self._placement)
         sizes, specs = self._sizes_and_specs(batches[0], spec)
         return StackedBatch(
-            shards, sizes, specs, len(batches), checksum=checksum(batches)
+            shards,
+            sizes,
+            specs,
+            len(batches),
+            checksum=self._checksum(batches),
         )
 
     def _as_given(self, batch: Tree) -> Batch:
@@ -112,7 +134,7 @@ class BatchSharder:
     def _sizes_and_specs(
         self, batch: Tree, spec: Tree
     ) -> tuple[tuple[int, ...], list[Tree]]:
-        count = self._strategy.communicator.size
+        count = self._placement.count
         total = rows.sample_count(batch, count)
         limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)

@@ -21,8 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.input import local_source
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
@@ -47,9 +49,10 @@ def attach(iterator: Any, plan: ExecutionPlan) -> None:
     """Makes an epoch iterator of Keras yield the step groups of a plan."""
     # What a callback tells Python code at the end of a batch is in the next.
     ahead = not (plan.steered and keras_internals.draws_from_python(iterator))
-    _step_groups[iterator] = StepGroups(
-        plan, iterator.steps_per_execution, ahead
-    )
+    groups = StepGroups(plan, iterator.steps_per_execution, ahead)
+    if plan.is_local:
+        groups.spec = local_source.agree_on(iterator, plan.name)
+    _step_groups[iterator] = groups
 
 
 def enumerate_step_groups(
@@ -107,6 +110,8 @@ class StepGroups:
     ) -> None:
         devices = plan.strategy.devices
         memory = tensorflow_internals.memory_of(devices[0])
+        self.spec: Tree = None
+        """The `tf.TypeSpec`s of the batches, if not those of the source."""
         self._plan = plan
         self._draws_ahead = ahead
         self._shard = plan.sharder()
@@ -144,6 +149,7 @@ class StepGroups:
                 else:
                     drawn = following()
                 maximum = self._steps.grown(maximum)
+                drawn = self._joined(drawn)
                 if not drawn.batches:
                     epoch.is_complete = _is_end_of_data(drawn.error)
                     raise drawn.error
@@ -196,11 +202,23 @@ class StepGroups:
             count = budget.fitting(min(self._steps.next, count))
             batches, epoch.waiting = batches[:count], batches[count:]
         began = time.monotonic()
-        spec = getattr(source, "element_spec", None)
+        spec = self.spec or getattr(source, "element_spec", None)
         sharded = self._shard(batches, spec)
         if budget is not NO_DEADLINE:
             self._steps.timings.note_move(count, time.monotonic() - began)
         return _Drawn(sharded, count, error)
+
+    def _joined(self, drawn: _Drawn) -> _Drawn:
+        """Makes global batches of what is drawn, which may be a part of them.
+
+        Where other processes still have data, they are there after the end of
+        this one's.
+        """
+        if drawn.error and not (drawn.batches or _is_end_of_data(drawn.error)):
+            raise drawn.error
+        batches = self._shard.join(drawn.batches, self.spec)
+        count = sum(getattr(batch, "count", 1) for batch in batches)
+        return dataclasses.replace(drawn, batches=batches, count=count)
 
     def _next_batches(
         self,

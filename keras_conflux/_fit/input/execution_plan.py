@@ -13,8 +13,10 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.local_batches import LocalSharder
 from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
+from keras_conflux._replication import data_contract
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -25,6 +27,10 @@ class ExecutionPlan:
     strategy: ReplicatedStrategy
     compiled: bool
     """Whether XLA compiles the steps. Batches are stacked for it."""
+    name: str = "a model"
+    """Whose call it is, as messages between processes say it."""
+    is_local: bool = False
+    """Whether each process brings its own part of the batches."""
     chooses_steps: bool = False
     """Whether an execution may run more steps than the user has asked for."""
     drawn_by_keras: bool = False
@@ -42,7 +48,13 @@ class ExecutionPlan:
         cls, model: keras.Model, strategy: ReplicatedStrategy
     ) -> "ExecutionPlan":
         """Returns a plan of as many steps as the user has asked for."""
-        return cls(strategy, compiles(model, strategy), drawn_by_keras=True)
+        return cls(
+            strategy,
+            compiles(model, strategy),
+            model.name,
+            data_contract.is_local(model),
+            drawn_by_keras=True,
+        )
 
     @classmethod
     def of_fit(
@@ -57,6 +69,8 @@ class ExecutionPlan:
         return cls(
             strategy,
             compiled,
+            model.name,
+            data_contract.is_local(model),
             compiled
             and not strategy.communicator.spans_processes
             and not any(map(needs_every_batch, callbacks)),
@@ -66,6 +80,8 @@ class ExecutionPlan:
 
     def sharder(self) -> BatchSharder:
         """Returns what shards the batches of one source of data."""
+        if self.is_local:
+            return LocalSharder(self.strategy, self.compiled, self.name)
         return BatchSharder(self.strategy, stacks=self.compiled)
 
 

@@ -20,7 +20,6 @@ from keras_conflux._fit.global_batch.kinds import rows as rows_along
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_rank
 
 ROWS = rows_along(0)
 
@@ -135,7 +134,8 @@ def _window(context: StepContext, length: Any) -> _Window | None:
     length = tf.cast(length, tf.int64)
     fraction = tf.where(context.batch_fraction > 0, context.batch_fraction, 1)
     total = tf.cast(tf.round(tf.cast(length, tf.float32) / fraction), tf.int64)
-    begin, _ = rows.bounds(total, replica_rank(), replica_collectives().count)
+    before = tf.cast(total, tf.float32) * context.batch_offset
+    begin = tf.cast(tf.round(before), tf.int64)
     begin = tf.minimum(begin, total - length)
     of_samples = tf.reduce_any([tf.cast(n, tf.int64) == length for n in counts])
     return _Window(

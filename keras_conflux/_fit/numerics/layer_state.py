@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
@@ -47,7 +48,8 @@ def record_assign(original: Callable, variable: Any, value: Any) -> Any:
 
 
 def _is_counter(variable: keras.Variable) -> bool:
-    return len(state.copies(variable)) > 1 and not state.is_mirrored(variable)
+    has_copies = replica_collectives().count > 1  # here or elsewhere
+    return has_copies and not state.is_mirrored(variable)
 
 
 def _counted(
@@ -96,15 +98,31 @@ def _part_of_change(
     change: tf.Tensor, kind: Kind, context: StepContext
 ) -> tf.Tensor:
     if kind.role is Role.DERIVED:
-        # As a root of a mean, or a largest value: the first copy has all of it.
+        # As a root of a mean, or a largest value: the first copy has all of
+        # it, as it has what is equal on all.
         with contextlib.suppress(CannotTell):
             change, kind = global_values([change], context)[0], EQUAL
     if kind == EQUAL:
-        first = replica_rank() == 0
-        return change if first else tf.zeros_like(change)
+        return _if_first(change, context)
     if kind.role is Role.MEAN and change.dtype.is_floating:
         return change * tf.cast(context.batch_fraction, change.dtype)
     return change
+
+
+def _if_first(value: tf.Tensor, context: StepContext) -> tf.Tensor:
+    """Returns a value on the replica of the first samples, zeros elsewhere."""
+    has_first = _has_first(context)
+    return value if has_first is True else tf.where(has_first, value, 0)
+
+
+def _has_first(context: StepContext) -> Any:
+    """Whether a replica has the first samples of the global batch.
+
+    Where processes bring their own parts, replica 0 may have none.
+    """
+    if process_count() == 1 or not context.may_be_empty:
+        return replica_rank() == 0
+    return (context.batch_fraction > 0) & (context.batch_offset == 0)
 
 
 def record_add(original: Callable, variable: Any, value: Any) -> Any:
@@ -229,7 +247,9 @@ def _reduce_by_change(
     for weight, old, total in zip(added, before, totals, strict=True):
         weight.assign(old + total)
     _average(floats, context.batch_fraction)
-    firsts = collectives.broadcast([w.value for w in others], 0)
+    firsts = collectives.broadcast_of(
+        [w.value for w in others], _has_first(context)
+    )
     for weight, value in zip(others, firsts, strict=True):
         weight.assign(value)
 
