@@ -15,8 +15,6 @@ from models import outcome
 from models import regression
 from process_cases import Contrastive
 
-import keras_conflux as kc
-
 SIZES = ([5, 4, 3], [16, 2, 9, 7, 1], [3, 8, 8, 1])
 """How many samples the batches of each process have. The first one ends first.
 """

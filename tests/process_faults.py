@@ -83,16 +83,24 @@ if fault == "fails in the graph":
     model.compile("sgd", "mse", jit_compile=False)
 kc.replicate(model, devices=1)
 steps = 3 if fault == "fewer batches" and is_wrong else 4
+data = {"x": x[: 16 * steps], "y": y[: 16 * steps], "batch_size": 16}
+if fault.startswith("part"):
+    kc.replicate(model, data="local")
+    if fault == "part of another shape" and is_wrong:
+        x = x[:, :7]
+    if fault == "part of another dtype" and is_wrong:
+        x = x.astype("float64")
+    if fault == "part of other steps":
+        data["steps_per_epoch"] = 3 if is_wrong else 4
+    else:
+        spec = tf.TensorSpec([None, None], x.dtype), tf.TensorSpec([None, 1])
+        data = {
+            "x": tf.data.Dataset.from_generator(
+                lambda: iter([(x, y)]), output_signature=spec
+            )
+        }
 try:
-    model.fit(
-        x[: 16 * steps],
-        y[: 16 * steps],
-        batch_size=16,
-        epochs=6,
-        shuffle=False,
-        verbose=0,
-        callbacks=[Fault()],
-    )
+    model.fit(**data, epochs=6, shuffle=False, verbose=0, callbacks=[Fault()])
     caught = "nothing"
 except BaseException as error:
     caught = f"{type(error).__name__}: {error}"

@@ -94,6 +94,18 @@ MORE_FAULTS = {
     "fewer batches": (OTHER_PLACE + "checksums", 60),
     "fails in the graph": ("process 1 has raised Invalid.*: not finite", 60),
     "sleeps": ("nothing", 30),
+    "part of another dtype": (
+        "Mismatch.*process 0: .*float32.*process 1: .*float64",
+        60,
+    ),
+    "part of another shape": (
+        r"Mismatch.*process 0: .*rows of \(8\).*process 1: .*rows of \(7\)",
+        60,
+    ),
+    "part of other steps": (
+        "Mismatch.*process 0: steps_per_epoch=4.*process 1: steps_per_epoch=3",
+        60,
+    ),
 }
 
 

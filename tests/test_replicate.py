@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
+from models import assert_same_training
 from models import dense
 from models import regression
 
@@ -273,3 +274,25 @@ def test_a_scope_in_each_of_two_threads():
     for thread in threads:
         thread.join()
     assert found == [False, True, False]
+
+
+def test_data_that_is_misspelt_or_of_no_model_is_refused():
+    model = dense()
+    with pytest.raises(ValueError, match="data='lokal'"):
+        kc.replicate(model, data="lokal")
+    with pytest.raises(TypeError, match="has no meaning for: SGD"):
+        kc.replicate(keras.optimizers.SGD(), data="local")
+    with pytest.raises(TypeError, match="has no meaning for: NoneType"):
+        kc.replicate(data="local")
+    assert model.distribute_strategy is dense().distribute_strategy
+
+
+def test_in_one_process_local_data_are_all_data():
+    x, y = regression(21)
+    plain, local = dense(), kc.replicate(dense(), data="local")
+    for model in (plain, local):
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    assert_same_training(plain, local)
+    np.testing.assert_allclose(
+        plain.predict(x, verbose=0), local.predict(x, verbose=0), rtol=1e-5
+    )
