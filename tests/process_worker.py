@@ -21,6 +21,7 @@ import functools
 
 import numpy as np
 from local_cases import LOCAL_CASES
+from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
 from process_cases import CASES
 from process_cases import CHECKS
@@ -31,10 +32,10 @@ for name in sys.argv[2:]:
     if name in CASES:
         found = CASES[name](kc.replicate)
         np.savez(out / f"{name}-{kc.process_index()}.npz", **found)
-    elif name in LOCAL_CASES:
+    elif name in LOCAL_CASES | MORE_LOCAL_CASES:
         replicate = functools.partial(kc.replicate, data="local")
         parts = Parts(kc.process_count(), kc.process_index())
-        found = LOCAL_CASES[name](replicate, parts)
+        found = (LOCAL_CASES | MORE_LOCAL_CASES)[name](replicate, parts)
         np.savez(out / f"{name}-{kc.process_index()}.npz", **found)
     else:
         CHECKS[name](out)

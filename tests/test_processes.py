@@ -15,6 +15,7 @@ import sys
 import numpy as np
 import pytest
 from local_cases import LOCAL_CASES
+from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
 from models import assert_same_outcome
 from models import dense
@@ -123,6 +124,7 @@ def processes(request, tmp_path_factory):
         out,
         *CASES,
         *LOCAL_CASES,
+        *(MORE_LOCAL_CASES if "CONFLUX_ALL_TESTS" in os.environ else ()),
         *CHECKS,
         CONFLUX_TEST_DEVICES=str(devices),
     )
@@ -157,11 +159,12 @@ def test_processes_compute_what_one_device_does(case, processes):
         assert value.tobytes() == found[1][name].tobytes(), name
 
 
-@pytest.mark.parametrize("case", LOCAL_CASES)
+@pytest.mark.parametrize("case", [*LOCAL_CASES, *map(long, MORE_LOCAL_CASES)])
 def test_parts_compute_what_one_device_does_with_all(case, processes):
     count, out, *_ = processes
     assert_has_run(case, "npz", processes)
-    expected = LOCAL_CASES[case](lambda model: model, Parts(count))
+    run = (LOCAL_CASES | MORE_LOCAL_CASES)[case]
+    expected = run(lambda model: model, Parts(count))
     common: dict[str, bytes] = {}
     for index in range(count):
         found = dict(np.load(out / f"{case}-{index}.npz"))
