@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import RUN_LONG_TESTS
 from local_cases import LOCAL_CASES
 from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
@@ -124,7 +125,7 @@ def processes(request, tmp_path_factory):
         out,
         *CASES,
         *LOCAL_CASES,
-        *(MORE_LOCAL_CASES if "CONFLUX_ALL_TESTS" in os.environ else ()),
+        *(MORE_LOCAL_CASES if RUN_LONG_TESTS else ()),
         *CHECKS,
         CONFLUX_TEST_DEVICES=str(devices),
     )
