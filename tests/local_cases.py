@@ -219,6 +219,10 @@ class Counting(Contrastive):
             shape=(), dtype="int32", initializer="zeros", trainable=False
         )
 
+        self.drawn = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
     @property
     def metrics(self):
         return [self.steps]
@@ -232,10 +236,8 @@ class Counting(Contrastive):
             lambda x: np.int32(1000 * x[0, 0]), [data[0]], tf.int32
         )
         self.last.assign(tf.ensure_shape(first, []))
-        return found | {
-            "steps": self.steps.result(),
-            "noise": keras.ops.mean(noise * data[0]),
-        }
+        self.drawn.assign_add(keras.ops.sum(noise * data[0]))
+        return found | {"steps": self.steps.result()}
 
 
 class Steps(keras.metrics.Metric):
