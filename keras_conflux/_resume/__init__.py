@@ -1,0 +1,1 @@
+"""Trainings that go on where they were interrupted."""
