@@ -3,10 +3,14 @@
 Each returns arrays. `replicate` is given models, and gives them back.
 """
 
+import os
+import signal
+
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from models import assert_same_outcome
 from models import assert_same_training
 from models import dense
 from models import outcome
@@ -296,6 +300,56 @@ def parts_of_data(directory):
     assert len(mine) < len(X)
 
 
+def trainings_are_resumed(directory):
+    """By the files of the first process, whichever one gets the signal."""
+
+    def trained(epochs, stops_at=None):
+        optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=3)
+        model = kc.replicate(dense(optimizer))
+        mine = directory / f"resumed-{kc.process_index()}"
+        callbacks = [kc.Resume(mine, every="1h")]
+        if stops_at is not None and kc.process_index() == 1:
+            callbacks.append(Stopped(stops_at))
+        else:
+            callbacks.append(Stopped(None))
+        options = {"batch_size": 16, "shuffle": False, "verbose": 0}
+        history = model.fit(X, Y, epochs=epochs, callbacks=callbacks, **options)
+        return outcome(model, history)
+
+    for epochs, stops_at in ((3, 1), (3, 3)):
+        try:
+            trained(epochs, stops_at)
+        except SystemExit as stopped:
+            assert stopped.code == 143  # noqa: PT017
+        else:
+            raise AssertionError
+    got = trained(3)
+    alone = dense(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3))
+    history = alone.fit(X, Y, epochs=3, batch_size=16, shuffle=False, verbose=0)
+    assert_same_outcome(got, outcome(alone, history))
+    assert [each.name for each in directory.glob("resumed-*")] == ["resumed-0"]
+
+
+class Stopped(keras.callbacks.Callback):
+    """Sends its process a signal in a step of the call."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._steps = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._steps == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self._steps is not None:
+            self._steps -= 1
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert not state
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -304,5 +358,6 @@ CHECKS = {
         collectives_mean_all_replicas,
         files_are_written_once,
         parts_of_data,
+        trainings_are_resumed,
     )
 }

@@ -23,6 +23,10 @@ _inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
 )
 
 
+class AgreedExit(SystemExit):
+    """Ends this process, as all others end at the same place."""
+
+
 @contextlib.contextmanager
 def told_to_all(what: str) -> Iterator[None]:
     """Ends what all processes do together, if it fails in this one.
@@ -42,6 +46,8 @@ def told_to_all(what: str) -> Iterator[None]:
     token = _inside.set(True)
     try:
         yield
+    except AgreedExit:
+        raise
     except BaseException as error:
         if comes_from_another(error):
             raise ProcessError(_of_another(what, error)) from None

@@ -265,7 +265,7 @@ def draws_on(iterator: Any) -> bool:
     return cut and iterator._current_iterator is not None
 
 
-def set_number_of_batches(iterator: Any, number: int | None) -> None:
+def set_learned_number(iterator: Any, number: int | None) -> None:
     """Tells an epoch iterator what it learns at the end of its first epoch."""
     if iterator.num_batches is None:
         iterator._num_batches = number

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import side_effects
+from keras_conflux._replication import data_contract
 from keras_conflux._resume import callback_state
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import from_first_process
@@ -40,6 +42,12 @@ def fit(
     resume = _resume_among(given["callbacks"])
     if resume is None:
         return original(model, *args, **kwargs)
+    if process_count() > 1 and data_contract.is_local(model):
+        raise NotImplementedError(
+            "`Resume` does not know yet where each of several processes stands "
+            "in data of its own. Let all processes read the same data: "
+            'replicate(model, data="global").'
+        )
     callbacks = _with_progress_bar(given["callbacks"], given["verbose"])
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.failures import AgreedExit
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_internals
@@ -229,7 +230,7 @@ class ResumableFit:
                 taken.position[0],
                 taken.signal,
             )
-            raise SystemExit(128 + taken.signal)
+            raise AgreedExit(128 + taken.signal)
 
     def _restore(self, saved: Saved) -> None:
         model_state.restore(self._model, saved, process_index() == 0)

@@ -138,7 +138,7 @@ class InputPosition:
                 yield first, last, source_now
 
     def _make_former_iterators(self, start: Place) -> None:
-        keras_internals.set_number_of_batches(self.iterator, start.number)
+        keras_internals.set_learned_number(self.iterator, start.number)
         dataset = keras_internals.dataset_of(self.iterator)
         for _ in range(start.iterators - start.begun):
             iter(dataset)
