@@ -1,5 +1,6 @@
 """Keras 3 models on several devices, with the result of one."""
 
+from keras_conflux._callbacks.throughput import Throughput
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import barrier
 from keras_conflux._cluster.processes import process_count
@@ -66,6 +67,7 @@ __all__ = [
     "Statistics",
     "StepTimeoutError",
     "StrategyError",
+    "Throughput",
     "allgather",
     "allreduce",
     "assert_finite",

@@ -5,6 +5,7 @@ Each returns arrays. `replicate` is given models, and gives them back.
 
 import os
 import signal
+import time
 
 import keras
 import numpy as np
@@ -294,6 +295,31 @@ def files_are_written_once(directory):
     assert_same_training(alone, model)
 
 
+def throughput_is_that_of_the_slowest(directory):
+    def wait(*_, **__):
+        time.sleep(0.1 * kc.process_index())
+
+    model = kc.replicate(dense())
+    history = model.fit(
+        X,
+        Y,
+        batch_size=16,
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(on_train_batch_end=wait),
+            kc.Throughput(),
+        ],
+    ).history
+    found = np.array([history[key] for key in sorted(history)])
+    np.save(directory / f"speed-{kc.process_index()}.npy", found)
+    kc.barrier()
+    for index in range(kc.process_count()):
+        other = np.load(directory / f"speed-{index}.npy")
+        assert other.tobytes() == found.tobytes()
+    assert history["step_ms"][1] > 100 * (kc.process_count() - 1)
+
+
 def parts_of_data(directory):
     mine = kc.shard(X, kc.process_index(), kc.process_count())
     np.testing.assert_array_equal(kc.shard(X), mine)
@@ -357,6 +383,7 @@ CHECKS = {
         in_sync_sees_other_processes,
         collectives_mean_all_replicas,
         files_are_written_once,
+        throughput_is_that_of_the_slowest,
         parts_of_data,
         trainings_are_resumed,
     )

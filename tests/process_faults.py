@@ -82,6 +82,9 @@ if fault == "fails in the graph":
     model = keras.Sequential([keras.Input((8,)), layer, *model.layers])
     model.compile("sgd", "mse", jit_compile=False)
 kc.replicate(model, devices=1)
+measured = []
+if fault == "measures alone" and is_wrong:
+    measured = [kc.Throughput()]
 steps = 3 if fault == "fewer batches" and is_wrong else 4
 data = {"x": x[: 16 * steps], "y": y[: 16 * steps], "batch_size": 16}
 if fault.startswith("part"):
@@ -100,7 +103,13 @@ if fault.startswith("part"):
             )
         }
 try:
-    model.fit(**data, epochs=6, shuffle=False, verbose=0, callbacks=[Fault()])
+    model.fit(
+        **data,
+        epochs=6,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Fault(), *measured],
+    )
     caught = "nothing"
 except BaseException as error:
     caught = f"{type(error).__name__}: {error}"

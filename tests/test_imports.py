@@ -86,6 +86,7 @@ FLOORS = [
     "_fit.numerics",
     "_fit.execution",
     "_fit",
+    "_callbacks",
     "_resume",
     "",  # the package's own __init__
     "bench",

@@ -92,6 +92,7 @@ MORE_FAULTS = {
     "interrupted": ("process 1 has raised KeyboardInterrupt", 5),
     "stopped by a signal": (UNREACHABLE + ".*heartbeats", 15),
     "evaluates": ("process 1: the begin of evaluate", 5),
+    "measures alone": ("process 1: the begin of fit with Throughput of", 60),
     "other data": (OTHER_PLACE + "checksums", 60),
     "fewer batches": (OTHER_PLACE + "checksums", 60),
     "fails in the graph": ("process 1 has raised Invalid.*: not finite", 60),

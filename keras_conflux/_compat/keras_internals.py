@@ -180,7 +180,7 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
         # user's own may do without `call`, or take what `call` does not. Both
         # are built by their first step on one device, so they shall be here.
         untraceable = error_texts.is_untraceable_by_shapes(error)
-        if not untraceable and not _has_own_step(model):
+        if not untraceable and not has_own_step(model):
             raise
 
 
@@ -191,7 +191,7 @@ def _without_optimizer(model: keras.Model) -> Iterator[None]:
     An optimizer refuses variables that are made after it was built.
     """
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizer.built or not _has_own_step(model):
+    if optimizer is None or optimizer.built or not has_own_step(model):
         yield
         return
     optimizer.built = True
@@ -203,7 +203,8 @@ def _without_optimizer(model: keras.Model) -> Iterator[None]:
         optimizer.build(model.trainable_variables)
 
 
-def _has_own_step(model: keras.Model) -> bool:
+def has_own_step(model: keras.Model) -> bool:
+    """Whether a model overrides one of the three steps of Keras."""
     trainer = Patched.FIT.owner
     return any(
         getattr(type(model), step) is not getattr(trainer, step)

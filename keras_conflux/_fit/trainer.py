@@ -16,6 +16,7 @@ from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_internals
+from keras_conflux._fit import log_sources
 from keras_conflux._fit import side_effects
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import epoch_iterator
@@ -55,11 +56,13 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
 def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
     strategy = _strategy(model)
+    args, kwargs = _log_sources_first(original, model, args, kwargs)
     if strategy is None:
         return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
     plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-    with together(model, "fit"), following(plan):
+    call = f"fit{log_sources.described(callbacks)}"
+    with together(model, call), following(plan):
         if strategy.communicator.spans_processes:
             synchronization.synchronize(model)
         history = _call_once_shown(original, model, args, kwargs)
@@ -214,6 +217,26 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
             promotion.promote(model, strategy)
     data_contract.follow(model)
     return strategy if isinstance(strategy, ReplicatedStrategy) else None
+
+
+def _log_sources_first(
+    original: Callable, model: Any, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """Returns the arguments of `fit`, with callbacks in the right order."""
+    try:
+        given = inspect.signature(original).bind(model, *args, **kwargs)
+    except TypeError:  # which Keras raises in its own words
+        return args, kwargs
+    callbacks = given.arguments.get("callbacks")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks = log_sources.first(callbacks.callbacks)
+    elif callbacks:
+        given.arguments["callbacks"] = log_sources.first(
+            keras.tree.flatten(callbacks)
+        )
+    else:
+        return args, kwargs
+    return given.args[1:], given.kwargs
 
 
 def _callbacks(

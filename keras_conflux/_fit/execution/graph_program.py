@@ -52,6 +52,11 @@ class GraphProgram:
             result = self._traced[batch.signature](batch.shards, sizes)
         return result
 
+    @property
+    def programs(self) -> int:
+        """How many programs have been traced."""
+        return len(self._traced)
+
     def _trace(self, batch: Batch) -> TracedProgram:
         specs = [trees.present(spec) for spec in batch.specs]
 

@@ -60,7 +60,10 @@ class StepExecutor:
             try:
                 result = None
                 for batch in group.batches:
-                    result = self._traced_rightly(batch, group.limit)
+                    with group.measurements.executing(
+                        batch.steps, batch.samples, self._programs
+                    ):
+                        result = self._traced_rightly(batch, group.limit)
                 return result
             except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
@@ -68,6 +71,10 @@ class StepExecutor:
                 if not self._strategy.communicator.spans_processes:
                     synchronization.synchronize(self._model)
                 raise
+
+    def _programs(self) -> int:
+        """Returns how many programs have been traced."""
+        return self._graph.programs + self._xla.programs
 
     def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""

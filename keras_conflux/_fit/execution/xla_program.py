@@ -60,6 +60,11 @@ class XlaProgram:
         ]
         return self._traced[key](tf.constant(stack.count), shards)
 
+    @property
+    def programs(self) -> int:
+        """How many programs have been traced."""
+        return len(self._traced)
+
     def _trace(self, shard_specs: list[Tree], limit: int) -> TracedProgram:
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)

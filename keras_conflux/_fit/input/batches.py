@@ -11,6 +11,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.input import specs
+from keras_conflux._fit.input.measurements import Measurements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,16 @@ class Batch:
     traced for."""
     checksum: int = dataclasses.field(default=0, kw_only=True)
     """What is equal for equal batches."""
+
+    @property
+    def steps(self) -> int:
+        """The number of global batches."""
+        return 1
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of all global batches together."""
+        return self.steps * sum(self.sizes)
 
     @property
     def sizes_are_known(self) -> bool:
@@ -61,6 +72,11 @@ class StackedBatch(Batch):
     """The number of batches."""
 
     @property
+    def steps(self) -> int:
+        """The number of global batches."""
+        return self.count
+
+    @property
     def shape(self) -> tuple:
         """The shapes and dtypes of a replica's shard of one batch."""
         return tuple((tuple(x.shape[1:]), x.dtype.name) for x in self.shards[0])
@@ -87,10 +103,12 @@ class StepGroup:
     """The maximum number of batches of the step groups of this epoch."""
     drawn_by_keras: bool = False
     """Whether Keras' loop draws them one by one, as that of `predict` does."""
+    measurements: Measurements = dataclasses.field(default_factory=Measurements)
+    """Where the execution is to be added."""
 
     def __str__(self) -> str:
         """Describes what has to be alike in all processes."""
-        sizes = [(sum(b.sizes), getattr(b, "count", 1)) for b in self.batches]
+        sizes = [(sum(b.sizes), b.steps) for b in self.batches]
         checksums = [batch.checksum for batch in self.batches]
         return f"(samples, batches) {sizes} with the checksums {checksums}"
 

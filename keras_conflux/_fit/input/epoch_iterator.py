@@ -144,10 +144,12 @@ class StepGroups:
         background = _DaemonThread("conflux-batches")
         try:
             for first, last, source in steps:
-                if following is None:
-                    drawn = self._draw(source, min(left, maximum), NO_DEADLINE)
-                else:
-                    drawn = following()
+                with self._plan.measurements.waiting():
+                    if following is None:
+                        most = min(left, maximum)
+                        drawn = self._draw(source, most, NO_DEADLINE)
+                    else:
+                        drawn = following()
                 maximum = self._steps.grown(maximum)
                 drawn = self._joined(drawn)
                 if not drawn.batches:
@@ -168,6 +170,7 @@ class StepGroups:
                         drawn.batches,
                         self._steps.limit,
                         self._plan.drawn_by_keras,
+                        self._plan.measurements,
                     ),
                 )
                 self._steps.note_execution(

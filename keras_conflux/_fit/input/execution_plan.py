@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.local_batches import LocalSharder
+from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 from keras_conflux._replication import data_contract
@@ -42,6 +43,8 @@ class ExecutionPlan:
     drawing: list[Generator] = dataclasses.field(default_factory=list)
     """What draws the batches of epochs. Keras leaves one half-way when it
     stops early."""
+    measurements: Measurements = dataclasses.field(default_factory=Measurements)
+    """Of the executions of this call."""
 
     @classmethod
     def of(

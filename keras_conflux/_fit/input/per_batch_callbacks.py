@@ -18,8 +18,11 @@ def may_steer_data(callback: Any) -> bool:
     It may tell a source of data what the next batch is to be.
     """
     owners = [_owner(callback, hook) for hook in _HOOKS]
-    return any(not _is_of_keras(owner) for owner in owners)
+    return any(_package(each) not in _HARMLESS for each in owners)
 
+
+_HARMLESS = ("keras", "keras_conflux")
+"""Packages whose callbacks tell no source of data what to yield."""
 
 _HOOKS = [
     f"on_{kind}batch_{when}"
@@ -37,6 +40,8 @@ def _overrides(callback: Any, hook: str) -> bool:
         keras.callbacks.BackupAndRestore,
     ):
         return getattr(callback, "save_freq", 1) not in ("epoch", False)
+    if _package(owner) == "keras_conflux":
+        return False  # ours look at batches where there are no replicas
     if owner is keras.callbacks.TensorBoard:
         return keras_internals.tensorboard_needs_batches(callback)
     return owner not in (
@@ -55,5 +60,5 @@ def _owner(callback: Any, hook: str) -> Any:
     )
 
 
-def _is_of_keras(owner: Any) -> bool:
-    return owner is not None and owner.__module__.split(".")[0] == "keras"
+def _package(owner: Any) -> str | None:
+    return None if owner is None else owner.__module__.split(".")[0]

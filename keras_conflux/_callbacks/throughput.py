@@ -1,0 +1,292 @@
+"""`Throughput`: how fast `fit` is, and what it waits for, in the logs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_internals
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import list_devices
+from keras_conflux._fit import log_sources
+from keras_conflux._fit.input import measurements
+from keras_conflux._fit.input.measurements import Measurements
+from keras_conflux._fit.input.measurements import Work
+
+KEYS = (
+    "samples_per_second",
+    "step_ms",
+    "input_wait",
+    "compile_s",
+    "peak_gib",
+)
+_FAST = ("samples_per_second",)
+"""Keys of what is large where a process is fast."""
+
+
+class Throughput(log_sources.LogSource):
+    """Adds to the logs of each epoch how fast it was.
+
+    So `History`, the progress bar, `CSVLogger`, `TensorBoard` and other loggers
+    show it, wherever this callback stands among the others. `fit` measures this
+    in any case: the callback does nothing at a batch, and executions stay as
+    long as without it.
+
+    The first execution of a program compiles it. Its time is in `compile_s`
+    only, and its samples do not count, unless all executions of the epoch are
+    of this kind. Validation does not count either.
+
+    | key | meaning |
+    |---|---|
+    | `samples_per_second` | samples of global batches |
+    | `step_ms` | milliseconds of a step, without the wait for its batch |
+    | `input_wait` | the fraction of the time that `fit` waits for batches |
+    | `compile_s` | seconds of executions that compile a program |
+    | `peak_gib` | the most memory that a GPU has needed so far, in GiB |
+
+    `peak_gib` is missing on CPU devices. Without replicas, Keras draws a batch
+    inside of the step: `input_wait` is missing, and `compile_s` is the time of
+    the first step of `fit`. `kc.replicate(model, devices=1)` measures both.
+
+    Where several processes train together, all of them need the callback, and
+    each value is that of the slowest process, or of the one with the largest.
+
+    Args:
+        keys: Which of the values to add; by default all.
+        prefix: What the names in the logs begin with, such as `"speed/"`.
+
+    Raises:
+        ValueError: If there is no such key.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("adam", "mse")
+        speed = kc.Throughput()
+        history = model.fit(dataset, epochs=2, verbose=0, callbacks=[speed])
+        print(history.history["samples_per_second"])
+        ```
+    """
+
+    def __init__(self, keys: Sequence[str] = KEYS, prefix: str = "") -> None:
+        super().__init__()
+        keys = (keys,) if isinstance(keys, str) else tuple(keys)
+        unknown = [key for key in keys if key not in KEYS]
+        if unknown:
+            raise ValueError(
+                f"Expected keys of {', '.join(KEYS)}. Got: {', '.join(unknown)}"
+            )
+        self.keys = keys
+        self.prefix = prefix
+        self._loop: _KerasLoop | None = None
+        self._measured = Measurements()
+        self._gpus: list[Device] = []
+        self._spans_processes = False
+        self._began = 0.0
+        self._values: dict[str, float | None] | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds what measures this call of `fit`.
+
+        Args:
+            logs: Not used.
+        """
+        assert self.model is not None  # Keras has set it
+        found = log_sources.measured(self.model)
+        if found is None:
+            self._loop = _KerasLoop(self.model)
+            self._measured, devices = self._loop.measured, list_devices()
+            self._spans_processes = False
+        else:
+            self._loop = None
+            self._measured, strategy = found
+            devices = strategy.devices
+            self._spans_processes = strategy.communicator.spans_processes
+        self._gpus = [device for device in devices if device.kind == "GPU"]
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+            logs: Not used.
+        """
+        self._measured.reset()
+        self._began, self._values = measurements.clock(), None
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Measures the first step of Keras' own loop.
+
+        Args:
+            batch: The number of the step, from 0.
+            logs: Not used.
+        """
+        if self._loop:
+            self._loop.begin()
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Counts the steps of Keras' own loop.
+
+        Args:
+            batch: The number of the step, from 0.
+            logs: Not used.
+        """
+        if self._loop:
+            self._loop.end(batch + 1)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Stops the clock where validation begins.
+
+        Args:
+            logs: Not used.
+        """
+        self._stop()
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Adds the values to the logs.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+            logs: Where the values are added.
+        """
+        values = self._stop()
+        if self._spans_processes:
+            agree(f"the throughput of epoch {epoch}")
+            values = _of_all_processes(values)
+        if logs is not None:
+            logs.update(
+                (self.prefix + key, values[key])
+                for key in self.keys
+                if values[key] is not None
+            )
+
+    def _stop(self) -> dict[str, float | None]:
+        """Returns what the epoch has taken, without what comes after."""
+        # Steps of validation would be added.
+        if self._values is None:
+            seconds = measurements.clock() - self._began
+            if self._loop:
+                self._loop.stop()
+            self._values = self._computed(seconds)
+        return self._values
+
+    def _computed(self, seconds: float) -> dict[str, float | None]:
+        """Returns the values by their keys, `None` where one is not known.
+
+        Args:
+            seconds: What the epoch has taken.
+        """
+        measured, work = self._measured, self._measured.other
+        if work.steps:
+            seconds -= measured.first.seconds
+        else:
+            work = measured.first
+        in_keras = self._loop is not None
+        return {
+            "samples_per_second": _ratio(work.samples, seconds) or None,
+            "step_ms": 1e3 * _ratio(seconds - measured.waited, work.steps),
+            "input_wait": (
+                None if in_keras else _ratio(measured.waited, seconds)
+            ),
+            "compile_s": measured.first.seconds,
+            "peak_gib": max(map(_peak_gib, self._gpus), default=None),
+        }
+
+
+class _KerasLoop:
+    """Measures the loop of Keras, which runs the steps without replicas.
+
+    Args:
+        model: What it trains.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.measured = Measurements()
+        self._model = model
+        self._is_first = True
+        self._began = 0.0
+        self._steps = 0
+        if keras_internals.has_own_step(model):
+            warn(
+                f"{model.name}: `Throughput` cannot count the samples of a "
+                "`train_step` of your own without replicas, and leaves "
+                "`samples_per_second` out. "
+                "`keras_conflux.replicate(model, devices=1)` counts them."
+            )
+
+    def begin(self) -> None:
+        """Starts the clock of the first call."""
+        if self._is_first:
+            self._began = measurements.clock()
+
+    def end(self, steps: int) -> None:
+        """Counts the steps of the epoch, and stops the clock of the first call.
+
+        Args:
+            steps: How many of the epoch have been run.
+        """
+        self._steps = steps
+        if self._is_first:
+            self._is_first = False
+            samples = self._samples()  # waits for the step
+            seconds = measurements.clock() - self._began
+            self.measured.first.add(seconds, steps, samples)
+
+    def stop(self) -> None:
+        """Counts what the epoch has done."""
+        first = self.measured.first
+        self.measured.other = Work(
+            steps=self._steps - first.steps,
+            samples=self._samples() - first.samples,
+        )
+        self._steps = 0
+
+    def _samples(self) -> int:
+        """Returns how many samples the epoch has had, 0 if that is not known.
+
+        The loss of the epoch is a mean over them.
+        """
+        if keras_internals.has_own_step(self._model):
+            return 0
+        for metric in self._model.metrics:
+            if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
+                return int(metric.count)
+        return 0
+
+
+def _ratio(amount: float, of: float) -> float:
+    return float(amount / of) if of > 0 else 0.0
+
+
+def _peak_gib(gpu: Device) -> float:
+    return tf.config.experimental.get_memory_info(gpu)["peak"] / 2**30
+
+
+def _of_all_processes(
+    values: dict[str, float | None],
+) -> dict[str, float | None]:
+    """Returns the values of the slowest process, the same in all."""
+    rows = np.zeros([process_count(), len(KEYS)])
+    rows[process_index()] = [values[key] or 0.0 for key in KEYS]
+    # A sum with zeros is bitwise what one process has measured.
+    rows = sum_of_hosts(rows)
+    least, most = rows.min(0).tolist(), rows.max(0).tolist()
+    return {
+        key: None if values[key] is None else low if key in _FAST else high
+        for key, low, high in zip(KEYS, least, most, strict=True)
+    }

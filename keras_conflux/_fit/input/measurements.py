@@ -1,0 +1,69 @@
+"""What the loop of `fit` has waited for, and what its executions have done."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+clock = time.perf_counter
+
+
+@dataclasses.dataclass
+class Work:
+    """Some executions, added up."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    """Those of the global batches."""
+
+    def add(self, seconds: float, steps: int, samples: int) -> None:
+        """Adds one execution."""
+        self.seconds += seconds
+        self.steps += steps
+        self.samples += samples
+
+
+@dataclasses.dataclass
+class Measurements:
+    """The sums of an epoch so far.
+
+    Whoever reads them calls `reset` where an epoch begins. Nothing else does,
+    so without a reader they are the sums of the whole call.
+    """
+
+    waited: float = 0.0
+    """How many seconds the loop has waited for batches."""
+    first: Work = dataclasses.field(default_factory=Work)
+    """Executions that have traced or compiled a program."""
+    other: Work = dataclasses.field(default_factory=Work)
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self.waited, self.first, self.other = 0.0, Work(), Work()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measures how long the loop waits for batches."""
+        began = clock()
+        try:
+            yield
+        finally:
+            self.waited += clock() - began
+
+    @contextlib.contextmanager
+    def executing(
+        self, steps: int, samples: int, programs: Callable[[], int]
+    ) -> Iterator[None]:
+        """Measures an execution.
+
+        Args:
+            steps: How many steps it runs.
+            samples: How many samples these have.
+            programs: Returns how many programs have been traced so far.
+        """
+        before, began = programs(), clock()
+        yield
+        work = self.first if programs() > before else self.other
+        work.add(clock() - began, steps, samples)

@@ -1,0 +1,341 @@
+"""`kc.Throughput`: what is in the logs, and that it costs nothing."""
+
+import csv
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import keras
+import pytest
+from conftest import MANY
+from models import dense
+from models import regression
+from test_callbacks import scalars
+
+import keras_conflux as kc
+from keras_conflux._fit.execution.step_executor import StepExecutor
+from keras_conflux._fit.input import measurements
+from keras_conflux._fit.input.epoch_iterator import StepGroups
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
+from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
+
+X, Y = regression(29)
+FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
+IN_KERAS = {"samples_per_second", "step_ms", "compile_s"}
+IN_PROGRAM = IN_KERAS | {"input_wait"}
+SOME = min(2, MANY)
+
+
+@pytest.fixture(params=["in Keras' loop", "replicated"], scope="module")
+def made(request):
+    """A model, and the keys of what can be measured of it on CPU devices."""
+    if request.param == "replicated":
+        return kc.replicate(dense(), SOME), IN_PROGRAM
+    return dense(), IN_KERAS
+
+
+def without_memory(logs):
+    """Leaves out what only GPUs have."""
+    return {key: logs[key] for key in logs if key != "peak_gib"}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still but where a test sets it."""
+
+    class Clock:
+        now = 100.0
+
+        def passes(self, owner, name, seconds):
+            """Lets time pass in each call of a method."""
+            original = getattr(owner, name)
+
+            def slower(*args, **kwargs):
+                self.now += seconds
+                return original(*args, **kwargs)
+
+            monkeypatch.setattr(owner, name, slower)
+
+        def callback(self, **seconds):
+            """Returns a callback whose hooks take some time."""
+
+            def hook(amount):
+                def pass_time(*_, **__):
+                    self.now += amount
+
+                return pass_time
+
+            return keras.callbacks.LambdaCallback(
+                **{name: hook(amount) for name, amount in seconds.items()}
+            )
+
+    made = Clock()
+    monkeypatch.setattr(measurements, "clock", lambda: made.now)
+    return made
+
+
+def batches():
+    while True:
+        for start in range(0, 29, 8):
+            yield X[start : start + 8], Y[start : start + 8]
+
+
+def test_the_sums_of_replicas(clock):
+    model = kc.replicate(dense(), SOME)
+    # A callback that may steer a generator, so that nothing is drawn ahead.
+    callback = clock.callback(on_train_batch_end=0.5, on_epoch_end=100)
+    clock.passes(StepGroups, "_draw", 1.0)
+    clock.passes(StepExecutor, "_traced_rightly", 2.0)
+    clock.passes(model, "train_step", 10.0 / SOME)  # while it is traced
+    history = model.fit(
+        batches(),
+        steps_per_epoch=4,
+        epochs=2,
+        validation_data=(X, Y),
+        validation_batch_size=8,
+        verbose=0,
+        callbacks=[callback, kc.Throughput()],
+    ).history
+    # Of the first epoch, three steps and 21 samples are not the first.
+    assert history["compile_s"] == [12.0, 0.0]
+    assert history["samples_per_second"] == pytest.approx([21 / 12, 29 / 14])
+    assert history["input_wait"] == pytest.approx([4 / 12, 4 / 14])
+    assert history["step_ms"] == pytest.approx([8000 / 3, 10000 / 4])
+
+
+def test_the_sums_of_the_loop_of_keras(clock):
+    callback = clock.callback(
+        on_train_batch_begin=1.0,
+        on_train_batch_end=0.5,
+        on_test_batch_end=50,
+        on_epoch_end=100,
+    )
+    history = (
+        dense()
+        .fit(
+            X,
+            Y,
+            validation_data=(X, Y),
+            callbacks=[callback, kc.Throughput()],
+            **FIT,
+        )
+        .history
+    )
+    assert history["compile_s"] == [1.0, 0.0]
+    assert history["samples_per_second"] == pytest.approx([21 / 5, 29 / 6])
+    assert history["step_ms"] == pytest.approx([5000 / 3, 6000 / 4])
+
+
+def test_an_epoch_that_only_compiles_counts_as_it_is(clock):
+    model = kc.replicate(dense(), 1)
+    clock.passes(StepExecutor, "_traced_rightly", 2.0)
+    callbacks = [kc.Throughput(("samples_per_second", "compile_s"))]
+    history = model.fit(X[:8], Y[:8], callbacks=callbacks, **FIT).history
+    assert history["samples_per_second"] == [4.0, 4.0]
+    assert history["compile_s"] == [2.0, 0.0]
+
+
+def test_all_that_read_logs_see_it(made, tmp_path, capsys):
+    model, keys = made
+    seen = []
+    model.fit(
+        X,
+        Y,
+        callbacks=[
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+            keras.callbacks.TensorBoard(tmp_path / "events"),
+            keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: seen.append(dict(logs))
+            ),
+            kc.Throughput(),
+        ],
+        **FIT | {"verbose": 2},
+    )
+    history = without_memory(model.history.history)
+    assert set(history) == {"loss", "mae"} | keys
+    assert all(type(value) is float for key in keys for value in history[key])
+    with open(tmp_path / "log.csv") as file:
+        rows = list(csv.DictReader(file))
+    shown = scalars(tmp_path / "events")
+    printed = capsys.readouterr().out
+    for epoch in range(2):
+        for key in keys:
+            value = history[key][epoch]
+            assert float(rows[epoch][key]) == value
+            assert seen[epoch][key] == value
+            assert shown[f"epoch_{key}", epoch] == pytest.approx(value)
+            assert f"{key}: {value:.4f}" in printed or f"{value:.4e}" in printed
+
+
+def test_a_list_of_callbacks_of_ones_own():
+    model = dense()
+    seen = []
+    others = [
+        keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append(dict(logs))
+        ),
+        kc.Throughput(),
+    ]
+    callbacks = keras.callbacks.CallbackList(
+        others, add_history=True, model=model
+    )
+    model.fit(X, Y, callbacks=callbacks, **FIT)
+    assert len(seen) == 2
+    assert all(set(logs) >= IN_KERAS for logs in seen)
+
+
+def test_keys_and_prefix():
+    model = dense()
+    callback = kc.Throughput("step_ms", prefix="speed/")
+    history = model.fit(X, Y, callbacks=callback, **FIT).history
+    assert set(history) == {"loss", "mae", "speed/step_ms"}
+    with pytest.raises(ValueError, match=r"samples_per_second.*Got: speed"):
+        kc.Throughput(["step_ms", "speed"])
+
+
+def test_nothing_else_changes(made):
+    model, _ = made
+    model.fit(X, Y, **FIT)  # makes all variables
+    variables = model.variables + model.optimizer.variables
+    begin = [variable.numpy().copy() for variable in variables]
+    found = []
+    for callbacks in ([], [kc.Throughput()]):
+        for variable, value in zip(variables, begin, strict=True):
+            variable.assign(value)
+        history = model.fit(X, Y, callbacks=callbacks, **FIT).history
+        losses = {name: history[name] for name in ("loss", "mae")}
+        found.append((losses, [v.numpy().tobytes() for v in variables]))
+    assert found[0] == found[1]
+
+
+def test_it_looks_at_no_batch():
+    assert not needs_every_batch(kc.Throughput())
+    assert not may_steer_data(kc.Throughput())
+    model = dense(jit_compile=True)
+    strategy = kc.replicate(model, 1).distribute_strategy
+    plan = ExecutionPlan.of_fit(model, strategy, [kc.Throughput()])
+    assert plan.chooses_steps
+
+    class Own(kc.Throughput):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+
+    assert needs_every_batch(Own())
+
+
+def test_a_program_of_many_steps():
+    model = kc.replicate(dense(jit_compile=True), 1)
+    x, y = regression(8 * 20)
+    history = model.fit(x, y, callbacks=[kc.Throughput()], **FIT).history
+    assert history["compile_s"][0] > 0 == history["compile_s"][1]
+    for wait in history["input_wait"]:
+        assert 0 <= wait < 1
+
+
+def test_monitoring():
+    model = dense()
+
+    def fit(**options):
+        stop = keras.callbacks.EarlyStopping(
+            "samples_per_second", min_delta=1e12, **options
+        )
+        return model.fit(
+            X, Y, callbacks=[stop, kc.Throughput()], **FIT | {"epochs": 9}
+        ).epoch
+
+    assert fit(mode="max", patience=2) == [0, 1, 2]
+    # Keras does not know whether more is better.
+    with pytest.raises(ValueError, match="samples_per_second"):
+        fit()
+
+
+class Own(keras.Model):
+    """A model whose `loss` is a mean over batches, which Keras shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, x):
+        return self.dense(x)
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        self.tracker.update_state(keras.ops.mean(self(data[0])))
+        return {"loss": self.tracker.result()}
+
+
+def test_a_step_of_ones_own():
+    model = Own()
+    model.compile("sgd", jit_compile=False)
+    with pytest.warns(kc.ConfluxWarning, match=r"own.*replicate\(model, dev"):
+        history = model.fit(X, Y, callbacks=[kc.Throughput()], **FIT).history
+    assert "samples_per_second" not in history
+    assert len(history["step_ms"]) == 2
+    model = kc.replicate(model, SOME)
+    history = model.fit(X, Y, callbacks=[kc.Throughput()], **FIT).history
+    assert len(history["samples_per_second"]) == 2
+
+
+def test_an_epoch_that_a_callback_ends(made):
+    model, keys = made
+
+    def stop(batch, logs):
+        model.stop_training = batch == 1
+
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_train_batch_end=stop),
+        kc.Throughput(),
+    ]
+    history = model.fit(X, Y, callbacks=callbacks, **FIT).history
+    assert keys <= set(history)
+    assert history["samples_per_second"][0] > 0
+
+
+RECIPES = pathlib.Path(__file__).parent.parent / "docs" / "recipes.md"
+LOGGERS = {
+    "wandb": """
+folder, = pathlib.Path("wandb").glob("offline-run-*")
+file, = folder.glob("*.wandb")
+assert file.read_bytes().count(b"samples_per_second") >= 3
+""",
+    "mlflow": """
+found = mlflow.MlflowClient().get_metric_history(
+    run.info.run_id, "samples_per_second")
+assert [each.step for each in found] == [0, 1, 2]
+assert all(each.value > 0 for each in found)
+""",
+}
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_the_recipe_of_a_logger(name, tmp_path):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    blocks = re.findall(r"```py\n(.*?)```", RECIPES.read_text(), re.DOTALL)
+    (recipe,) = (each for each in blocks if f"import {name}" in each)
+    begin = "from docs_setup import *\nimport os, pathlib\n"
+    begin += 'os.environ["WANDB_MODE"] = "offline"\n'
+    begin += (
+        'model = kc.replicate(build_model(), 2)\nmodel.compile("sgd", "mse")'
+    )
+    script = tmp_path / "recipe.py"
+    script.write_text(f"{begin}\n{recipe}\n{LOGGERS[name]}")
+    path = [str(pathlib.Path(__file__).parent), *filter(None, sys.path)]
+    result = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
