@@ -305,7 +305,7 @@ LOGGERS = {
     "wandb": """
 folder, = pathlib.Path("wandb").glob("offline-run-*")
 file, = folder.glob("*.wandb")
-assert file.read_bytes().count(b"samples_per_second") >= 3
+assert b"samples_per_second" in file.read_bytes()
 """,
     "mlflow": """
 found = mlflow.MlflowClient().get_metric_history(

@@ -56,28 +56,47 @@ def assert_supported() -> None:
         *problems(private_keras_names.all_names(), found_keras),
         *problems(private_tensorflow_names.all_names(), found_tensorflow),
     ]
-    installed = f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
-    tested = (
-        f"Keras {_range(TESTED_KERAS)} and TensorFlow "
-        f"{_range(TESTED_TENSORFLOW)}"
-    )
     if wrong:
         raise ImportError(
-            f"keras_conflux does not fit {installed}, which are installed: "
-            f"{'; '.join(wrong)}. It is tested with {tested}. Type "
+            f"keras_conflux does not fit {_installed()}, which are installed: "
+            f"{'; '.join(wrong)}. It is tested with {_tested()}. Type "
             f"`pip install {_requirement('keras', TESTED_KERAS)} "
             f"{_requirement('tensorflow', TESTED_TENSORFLOW)}`, or a newer "
             "keras-conflux."
         )
-    if not (
-        _is_in(found_keras, TESTED_KERAS)
-        and _is_in(found_tensorflow, TESTED_TENSORFLOW)
+    text = untested()
+    if text is not None:
+        warn(text)
+
+
+def untested() -> str | None:
+    """Returns what to say of versions that are not tested, else `None`."""
+    import keras
+    import tensorflow as tf
+
+    if _is_in(numbers(keras.__version__), TESTED_KERAS) and _is_in(
+        numbers(tf.__version__), TESTED_TENSORFLOW
     ):
-        warn(
-            f"keras_conflux is tested with {tested}. Installed are "
-            f"{installed}. What it relies on is there, but whether N devices "
-            "still compute what one does has not been tried."
-        )
+        return None
+    return (
+        f"keras_conflux is tested with {_tested()}. Installed are "
+        f"{_installed()}. What it relies on is there, but whether N devices "
+        "still compute what one does has not been tried."
+    )
+
+
+def _tested() -> str:
+    return (
+        f"Keras {_range(TESTED_KERAS)} and TensorFlow "
+        f"{_range(TESTED_TENSORFLOW)}"
+    )
+
+
+def _installed() -> str:
+    import keras
+    import tensorflow as tf
+
+    return f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
 
 
 def _is_in(version: tuple, tested: tuple) -> bool:

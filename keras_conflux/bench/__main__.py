@@ -13,15 +13,23 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-import rich
+from rich.console import Console
 
 from keras_conflux.bench import plot
 from keras_conflux.bench import report
+
+_console = Console(stderr=True)  # what is no result
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser("python -m keras_conflux.bench")
+    add_options(parser)
+    return parser.parse_args(arguments)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what can be measured to a parser of the command line."""
     parser.add_argument(
         "--devices", type=int, nargs="+", default=[1, 2], help="counts"
     )
@@ -56,16 +64,31 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar=("JSON", "IMAGE"),
         help="measure nothing; draw what a file of measurements holds",
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the measurements as a JSON document instead of tables",
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs everything that was asked for and reports it.
+    """Runs everything that the command line asks for and reports it.
 
     Returns:
         The exit status: 1 if a run failed, else 0.
     """
-    options = parse(arguments)
+    return measure(parse(arguments))
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Runs everything that was asked for and reports it.
+
+    Args:
+        options: What `add_options` reads.
+
+    Returns:
+        The exit status: 1 if a run failed, else 0.
+    """
     if options.draw:
         plot.draw_file(*options.draw)
         return 0
@@ -76,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.out,
         measured,
         [line for done in collectives for line in _lines(done)],
+        as_json=options.json,
     )
     if measured:
         _draw(options.out)
@@ -112,12 +136,12 @@ def _draw(folder: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        rich.print("There is no plot, as matplotlib is not installed.")
+        _console.print("There is no plot, as matplotlib is not installed.")
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Measures in a process of its own, and says if that failed."""
-    rich.print(f"[dim]{module} {' '.join(arguments)}[/dim]")
+    _console.print(f"[dim]{module} {' '.join(arguments)}[/dim]")
     done = subprocess.run(
         [sys.executable, "-m", f"keras_conflux.bench.{module}", *arguments],
         capture_output=True,
@@ -130,7 +154,7 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         },
     )
     if done.returncode != 0:
-        rich.print(f"[red]failed[/red]: {done.stderr.strip()[-500:]}")
+        _console.print(f"[red]failed[/red]: {done.stderr.strip()[-500:]}")
     return done
 
 

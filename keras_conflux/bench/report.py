@@ -141,15 +141,24 @@ def collectives_table(results: list[dict]) -> Table:
     return table
 
 
-def write(folder: Path, training: list[dict], collectives: list[dict]) -> None:
-    """Prints the tables and writes `bench.json`."""
+def write(
+    folder: Path,
+    training: list[dict],
+    collectives: list[dict],
+    as_json: bool = False,
+) -> None:
+    """Prints the tables, or what `bench.json` holds, and writes that file."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": machine(),
         "training": training,
         "collectives": collectives,
     }
-    (folder / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
+    text = json.dumps(document, indent=1)
+    (folder / "bench.json").write_text(f"{text}\n")
+    if as_json:
+        print(text)
+        return
     if training:
         rich.print(training_table(training))
         broken_down = [result for result in training if "breakdown" in result]

@@ -3,6 +3,9 @@
 import argparse
 import sys
 
+from keras_conflux.cli import bench
+from keras_conflux.cli import check
+from keras_conflux.cli import env
 from keras_conflux.cli import run
 
 
@@ -17,7 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("conflux", allow_abbrev=False)
     subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
-    run.add_to(subcommands)
+    for each in (env, check, run, bench):
+        each.add_to(subcommands)
     options = parser.parse_args(arguments)
     return options.main(options)
 

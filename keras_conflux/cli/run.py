@@ -21,6 +21,7 @@ from keras_conflux.cli.gang import Outcome
 from keras_conflux.cli.gang import Signal
 from keras_conflux.cli.gpus import deal
 from keras_conflux.cli.gpus import visible_gpus
+from keras_conflux.cli.options import at_least
 
 _EXAMPLES = """examples:
   conflux run --processes 4 train.py --epochs 10
@@ -65,20 +66,20 @@ def add_to(subcommands: Any) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
-        type=_at_least(1),
+        type=at_least(1),
         required=True,
         metavar="N",
         help="how many",
     )
     parser.add_argument(
         "--gpus-per-process",
-        type=_at_least(0),
+        type=at_least(0),
         metavar="N",
         help="default: all GPUs, dealt out evenly; 0: run on CPUs",
     )
     parser.add_argument(
         "--restarts",
-        type=_at_least(0),
+        type=at_least(0),
         default=0,
         metavar="N",
         help="how often to start all again after a failure (default: 0)",
@@ -227,17 +228,6 @@ def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
 
 def _say(text: str) -> None:
     print(f"conflux run: {text}", file=sys.stderr, flush=True)
-
-
-def _at_least(minimum: int) -> Any:
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < minimum:
-            raise argparse.ArgumentTypeError(f"{number} is below {minimum}")
-        return number
-
-    parse.__name__ = "int"  # for the message of argparse
-    return parse
 
 
 def _seconds(text: str) -> float:

@@ -1,0 +1,73 @@
+"""Whether several GPUs are faster than one."""
+
+import argparse
+from typing import Any
+
+from keras_conflux.checks.progress import doing
+from keras_conflux.checks.table import Passed
+
+_WIDTH = 4096
+_BATCH = 4096
+_STEPS = 20
+_LEAST = 0.8
+"""The least fraction of linear scaling that is no cause of concern."""
+
+
+def check(options: argparse.Namespace) -> Passed:
+    """Trains a model of large matrices on one GPU, and on all.
+
+    CPU devices share one CPU, so `conflux check` leaves this out for them.
+    """
+    import keras_conflux as kc
+
+    devices = kc.devices(options.devices)
+    one = _speed(devices[:1])
+    all_of_them = _speed(devices)
+    ratio = all_of_them["samples_per_second"] / one["samples_per_second"]
+    slow = None
+    if ratio < _LEAST * len(devices):
+        slow = _reason(all_of_them["input_wait"])
+    text = f"{len(devices)} GPUs are {ratio:.2f} times as fast as one"
+    return Passed(text, {"ratio": ratio}, slow)
+
+
+def _speed(devices: Any) -> dict[str, float]:
+    """Returns the throughput of the fastest epoch."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_conflux as kc
+
+    doing(f"the speed on {', '.join(devices)}")
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    layers = [keras.layers.Dense(_WIDTH, "relu") for _ in range(4)]
+    model: Any = keras.Sequential(
+        [keras.Input((_WIDTH,)), *layers, keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=True)
+    kc.replicate(model, devices)
+    size = _BATCH * len(devices)
+    batch = np.zeros((size, _WIDTH), "float16"), np.zeros((size, 1), "float32")
+    data = tf.data.Dataset.from_tensors(batch).repeat(_STEPS)
+    history = model.fit(
+        data, epochs=4, verbose=0, callbacks=[kc.Throughput()]
+    ).history
+    speeds = history["samples_per_second"]
+    # The first epochs compile, and executions grow.
+    best = max(range(2, 4), key=speeds.__getitem__)
+    return {
+        key: history[key][best] for key in ("samples_per_second", "input_wait")
+    }
+
+
+def _reason(input_wait: float) -> str:
+    if input_wait > 0.1:
+        return (
+            f"{input_wait:.0%} of the time is a wait for input: look for more "
+            "CPU cores a GPU (`nproc`), and for what else runs (`top`)"
+        )
+    return (
+        "`nvidia-smi topo -m` shows whether NVLink connects the GPUs, and "
+        "`nvidia-smi` whether something else runs on them"
+    )

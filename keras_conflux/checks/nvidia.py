@@ -1,0 +1,43 @@
+"""What nvidia-smi tells. No GPU is initialized."""
+
+import subprocess
+
+
+def gpus(*fields: str) -> list[list[str]]:
+    """Returns some fields of each GPU, as text; nothing without a driver.
+
+    Args:
+        *fields: As `nvidia-smi --help-query-gpu` lists them.
+    """
+    return _rows(f"--query-gpu={','.join(fields)}")
+
+
+def processes() -> list[list[str]]:
+    """Returns GPU, process id and name of each process that computes."""
+    return _rows("--query-compute-apps=gpu_bus_id,pid,process_name")
+
+
+def topology() -> str:
+    """Returns how the GPUs are connected, `""` if nobody tells."""
+    table = _output("topo", "-m")
+    rows = [row.split() for row in table.splitlines() if row[:3] == "GPU"]
+    links = {cell for row in rows for cell in row if cell.startswith("NV")}
+    return ", ".join(sorted(links)) or ("no NVLink" if len(rows) > 1 else "")
+
+
+def _rows(query: str) -> list[list[str]]:
+    lines = _output(query, "--format=csv,noheader").splitlines()
+    return [[cell.strip() for cell in line.split(",")] for line in lines]
+
+
+def _output(*arguments: str) -> str:
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,68 @@
+"""The checks, in the order in which they are run.
+
+Each is a module of this folder with a function `check(options)`, which returns
+a `Passed` or raises a `Wrong`. Another check is one more module and one more
+row.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that has to work."""
+
+    name: str
+    """That of its module."""
+    limit: float
+    """After so many seconds it counts as hanging."""
+    if_it_hangs: str
+    """What to type then."""
+
+
+_PEER_ACCESS = (
+    "NCCL_P2P_DISABLE=1 conflux check tells whether the direct access from GPU "
+    "to GPU is to blame, NCCL_DEBUG=INFO conflux check what NCCL does"
+)
+_BUSY = "look with `top` and `nvidia-smi` for what else runs on this machine"
+
+CHECKS = (
+    Check("versions", 60, _BUSY),
+    Check("compute", 60, _BUSY),
+    Check("collectives", 60, _PEER_ACCESS),
+    Check("equal", 120, _PEER_ACCESS),
+    Check("compiled", 120, "compile your models with `jit_compile=False`"),
+    Check("faster", 120, _PEER_ACCESS),
+    Check("disk", 60, "choose another directory"),
+    Check(
+        "processes",
+        120,
+        "look whether a firewall lets the processes of this host connect to "
+        "its own ports",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """What a check has found."""
+
+    text: str
+    """In one line."""
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Numbers that were measured."""
+    slow: str | None = None
+    """What to type if it works, but slower than it should."""
+
+
+class Wrong(Exception):
+    """A check has failed.
+
+    Args:
+        text: What is wrong.
+        todo: What to type.
+    """
+
+    def __init__(self, text: str, todo: str) -> None:
+        super().__init__(text)
+        self.todo = todo

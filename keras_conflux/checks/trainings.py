@@ -1,0 +1,53 @@
+"""What several checks train."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_conflux._replication.replication import replicate
+from keras_conflux._replication.synchronization import assert_in_sync
+
+_SAMPLES = 59
+
+
+def trained(devices: Any, jit_compile: bool) -> list[np.ndarray]:
+    """Trains a small model on uneven batches.
+
+    Args:
+        devices: Where; `None` for one device, without replicas.
+        jit_compile: Whether XLA compiles its steps.
+
+    Returns:
+        All that it has learned.
+    """
+    keras.utils.set_random_seed(1)
+    model: Any = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, "tanh"),
+            keras.layers.BatchNormalization(synchronized=devices is not None),
+            keras.layers.Dense(1),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    if devices is not None:
+        replicate(model, devices)
+    x = np.random.default_rng(0).normal(size=(_SAMPLES, 8)).astype("float32")
+    y = x[:, :1] * 2 + np.sin(x[:, 1:2])
+    fit = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    losses = model.fit(x, y, **fit).history["loss"]
+    if devices is not None:
+        assert_in_sync(model)
+    return [np.array(losses), *model.get_weights()]
+
+
+def largest_difference(
+    found: list[np.ndarray], expected: list[np.ndarray]
+) -> float:
+    """Returns the largest difference, relative to each array's largest."""
+    return max(
+        float(np.abs(one - two).max() / max(np.abs(two).max(), 1e-3))
+        for one, two in zip(found, expected, strict=True)
+    )

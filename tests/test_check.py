@@ -1,0 +1,479 @@
+"""`conflux check` and `conflux env`: what is wrong is named."""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from conftest import ON_GPU
+from test_run import LAUNCHER
+from test_run import PACKAGE
+
+import keras_conflux as kc
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux.checks import collectives
+from keras_conflux.checks import compiled
+from keras_conflux.checks import compute
+from keras_conflux.checks import disk
+from keras_conflux.checks import equal
+from keras_conflux.checks import faster
+from keras_conflux.checks import nvidia
+from keras_conflux.checks import processes
+from keras_conflux.checks import versions
+from keras_conflux.checks.table import CHECKS
+from keras_conflux.checks.table import Wrong
+from keras_conflux.cli import check
+from keras_conflux.cli import env
+from keras_conflux.cli.__main__ import main
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+SOME = min(2, MANY)
+several = pytest.mark.skipif(SOME < 2, reason="needs two devices")
+
+
+def given(count=SOME, gpus=0, directory=None):
+    return argparse.Namespace(devices=count, gpus=gpus, directory=directory)
+
+
+@pytest.fixture
+def wrong():
+    """Returns a function that returns what a check says, and what to type."""
+
+    def run(module, **options):
+        with pytest.raises(Wrong) as caught:
+            module.check(given(**options))
+        return f"{caught.value} -> {caught.value.todo}"
+
+    return run
+
+
+# --- each check, with a fault of its own ---------------------------------
+
+
+def test_versions(wrong, monkeypatch):
+    passed = versions.check(given())
+    assert keras.__version__ in passed.text
+    assert passed.slow is None
+    found = wrong(versions, gpus=9)
+    assert re.search(r"driver lists 9 GPUs, and TensorFlow sees \d", found)
+    monkeypatch.setattr(keras, "__version__", "3.99.0")
+    assert "has not been tried" in versions.check(given()).slow
+
+
+def test_compute(wrong, monkeypatch):
+    assert "each computes right" in compute.check(given()).text
+    assert "conflux check --devices 0" in wrong(compute, count=99)
+    original = tf.linalg.matmul
+
+    def nearly(a, b):
+        last = a.device.endswith(f":{SOME - 1}")
+        return original(a, b) + tf.one_hot(3, b.shape[1]) * last
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.linalg, "matmul", nearly)
+        assert re.search(r":1 computes 512 of 262144 ent.*ECC", wrong(compute))
+    with monkeypatch.context() as patch:
+        patch.setattr(kc.Device, "name", property(lambda device: device))
+        assert "not of one kind" in wrong(compute)
+    monkeypatch.setattr(nvidia, "processes", lambda: [["0", "77", "python"]])
+    assert re.search("process 77 .*kill 77", wrong(compute, gpus=2))
+
+
+@several
+@pytest.mark.parametrize("fault", ["sum", "min"])
+def test_collectives(wrong, monkeypatch, fault):
+    original = kc.allreduce
+
+    def wrongly(op, x):
+        return x if op == fault else original(op, x)
+
+    monkeypatch.setattr(kc, "allreduce", wrongly)
+    assert re.search(f"the {fault} of float32 is wrong", wrong(collectives))
+
+
+@several
+def test_collectives_that_are_right(monkeypatch):
+    assert "are right" in collectives.check(given()).text
+    assert "nothing to exchange" in collectives.check(given(1)).text
+
+
+@several
+def test_equal(wrong, monkeypatch):
+    def alone(_, tensor, *call):
+        return tf.identity(tensor)
+
+    monkeypatch.setattr(Communicator, "all_reduce", alone)
+    assert "conflux env" in wrong(equal)
+
+
+@pytest.mark.long
+@several
+def test_equal_passes():
+    assert 0 <= equal.check(given()).values["difference"] < 1e-4
+
+
+def test_compiled(wrong, monkeypatch):
+    def fails(*_):
+        raise tf.errors.UnimplementedError(None, None, "XLA has no device")
+
+    monkeypatch.setattr(XlaProgram, "__call__", fails)
+    assert re.search("XLA has no device.*jit_compile=False", wrong(compiled))
+
+
+@pytest.mark.parametrize(
+    ("speed", "wait", "slow"),
+    [(194, 0, None), (120, 0, "topo -m"), (120, 0.5, "50% .* wait for input")],
+)
+def test_faster(monkeypatch, speed, wait, slow):
+    gpus = (kc.Device("GPU:0"), kc.Device("GPU:1"))
+    monkeypatch.setattr(kc, "devices", lambda count: gpus[:count])
+    monkeypatch.setattr(
+        faster,
+        "_speed",
+        lambda given: {
+            "samples_per_second": speed if len(given) > 1 else 100,
+            "input_wait": wait,
+        },
+    )
+    passed = faster.check(given(2))
+    assert passed.values == {"ratio": speed / 100}
+    if slow:
+        assert re.search(slow, passed.slow)
+    else:
+        assert passed.slow is None
+
+
+@pytest.mark.long
+def test_what_faster_measures(monkeypatch):
+    monkeypatch.setattr(faster, "_WIDTH", 8)
+    monkeypatch.setattr(faster, "_BATCH", 8)
+    policy = keras.config.dtype_policy()
+    try:
+        speed = faster._speed(kc.devices(1))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert speed["samples_per_second"] > 0
+    assert 0 <= speed["input_wait"] < 1
+
+
+def test_disk(wrong, monkeypatch, tmp_path):
+    monkeypatch.setattr(disk, "_MEGABYTES", 4)
+    passed = disk.check(given(directory=tmp_path / "new"))
+    assert passed.values["write_gb_per_second"] > 0
+    assert not list((tmp_path / "new").iterdir())
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    found = wrong(disk, directory=tmp_path)
+    assert re.search("No space left.*--directory", found)
+    assert not list(tmp_path.glob("conflux-check*"))
+    monkeypatch.undo()
+    monkeypatch.setattr(disk, "_MEGABYTES", 4)
+    monkeypatch.setattr(pathlib.Path, "rename", lambda a, b: b.write_text("a"))
+    assert "differs" in wrong(disk, directory=tmp_path)
+
+
+def test_processes(wrong, monkeypatch):
+    def fails(**_):
+        raise kc.ProcessError("Nobody answers at: b:2222")
+
+    monkeypatch.setattr(kc, "initialize", fails)
+    assert "Nobody answers" in wrong(processes)
+
+
+def test_processes_that_add_up_wrongly(wrong, monkeypatch):
+    monkeypatch.setattr(kc, "initialize", lambda **_: None)
+    assert "1 processes meet" in processes.check(given()).text
+    result = Replicas([tf.constant(-5)], ["CPU:0"])
+    monkeypatch.setattr(kc, "withdevices", lambda _: lambda: result)
+    assert "is -5, and should be" in wrong(processes)
+
+
+# --- the command ---------------------------------------------------------
+
+
+@pytest.fixture
+def conflux(monkeypatch, capsys):
+    """Runs `conflux check` with a script in place of each check."""
+
+    def run(script, *options, limit=None):
+        scripts = script if isinstance(script, dict) else {}
+
+        def command(name, *_):
+            found = scripts.get(
+                name, 'print(\'{"text": "fine", "slow": null, "values": {}}\')'
+            )
+            text = script if isinstance(script, str) else found
+            return [sys.executable, "-S", "-c", text]
+
+        monkeypatch.setattr(check, "command", command)
+        if limit:
+            short = [dataclasses.replace(c, limit=limit) for c in CHECKS]
+            monkeypatch.setattr(check, "CHECKS", short)
+        monkeypatch.setattr(check, "visible_gpus", lambda _: [])
+        status = main(["check", *options])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def said(**document):
+    return f"print({json.dumps(document)!r})"
+
+
+def passed(text, slow=None, **values):
+    return said(text=text, slow=slow, values=values)
+
+
+def test_all_is_good(conflux):
+    status, out = conflux(passed("fine"))
+    assert status == 0
+    names = re.findall(r"(?m)^ok +(\w+) +fine", out)
+    assert names == ["versions", "compute", "collectives", "equal", "compiled"]
+    assert "2 logical CPU devices, all good. There is no GPU" in out
+
+
+def test_some_checks_are_asked_for(conflux, tmp_path):
+    options = ["--processes", "2", "--directory", str(tmp_path)]
+    status, out = conflux(passed("fine"), *options)
+    assert status == 0
+    assert re.findall(r"(?m)^ok +(\w+)", out)[-2:] == ["disk", "processes"]
+    _, out = conflux(passed("fine"), "--only", "equal")
+    assert re.findall(r"(?m)^ok +(\w+)", out) == ["equal"]
+
+
+def test_what_is_wrong_is_named(conflux):
+    script = {"equal": said(wrong="differs by 1", todo="report it")}
+    status, out = conflux(script)
+    assert status == 1
+    assert re.search(r"(?m)^wrong +equal +differs by 1 .*\n +type: report", out)
+    assert "1 of 5 checks failed: equal." in out
+
+
+def test_a_hang_is_named_and_ended(conflux, tmp_path):
+    mark = tmp_path / "alive"
+    script = f"""{said(doing="the sum of float32")}
+import os, sys, time
+sys.stdout.flush()
+if os.fork() == 0:
+    time.sleep(4)
+    open({str(mark)!r}, "w")
+time.sleep(60)
+"""
+    began = time.monotonic()
+    status, out = conflux({"collectives": script}, limit=1.5)
+    assert status == 1
+    assert "hangs: ended after 1.5 s in the sum of float32" in out
+    assert "type: NCCL_P2P_DISABLE=1 conflux check" in out
+    assert time.monotonic() - began < 20
+    time.sleep(3)
+    assert not mark.exists()  # what it has started has ended with it
+
+
+def test_one_that_dies_is_named(conflux):
+    script = f"{said(doing='XLA')[:-1]}, flush=True)\nimport os; os.abort()"
+    status, out = conflux({"compiled": script})
+    assert status == 1
+    assert re.search(r"wrong +compiled +ended \(Aborted\) in XLA", out)
+    status, out = conflux({"equal": "raise ValueError('unheard of')"})
+    assert status == 1
+    assert "(exit status 1) in its start: ValueError: unheard of" in out
+    status, out = conflux({"equal": "print('no JSON')"})
+    assert status == 1
+    assert "exit status 0" in out
+
+
+def test_slow_is_no_failure_unless_strict(conflux):
+    script = {"versions": passed("newer", slow="install an older one")}
+    status, out = conflux(script)
+    assert status == 3
+    assert "1 of 5 checks slower than usual: versions." in out
+    assert conflux(script, "--strict")[0] == 1
+
+
+def test_json(conflux):
+    status, out = conflux(passed("fine", speed=2.0), "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert document["sentence"].startswith("2 logical CPU devices, all good.")
+    assert len(document["checks"]) == 5
+    assert document["checks"][1] | {"seconds": 0} == {
+        "name": "compute",
+        "status": "good",
+        "text": "fine",
+        "todo": "",
+        "seconds": 0,
+        "values": {"speed": 2.0},
+    }
+
+
+def test_the_sentence_about_gpus():
+    good = check.Result("equal", "good", "", "", 1.0, {})
+    fast = dataclasses.replace(good, name="faster", values={"ratio": 1.94})
+    said = check.sentence([good, fast], 2, 2)
+    assert said == "2 GPUs, all good: 1.94 times as fast as one."
+    assert check.sentence([good], 1, 1) == "1 GPU, all good."
+
+
+def test_a_check_trains_alone_whatever_a_launcher_says():
+    found = check._environment(
+        {"TF_CONFIG": "{}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "4", "A": "1"}
+    )
+    assert found["A"] == "1"
+    assert not {"TF_CONFIG", "KERAS_DISTRIBUTION_NUM_PROCESSES"} & set(found)
+
+
+@pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
+def test_a_check_of_this_machine(capsys):
+    assert main(["check", "--only", "compute", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["checks"]
+    assert found["text"].startswith("2 logical CPU devices")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
+def test_all_checks_of_this_machine(capsys, tmp_path):
+    options = ["--processes", "2", "--directory", str(tmp_path), "--json"]
+    assert main(["check", *options]) == 0
+    found = json.loads(capsys.readouterr().out)["checks"]
+    missing = {each.name for each in CHECKS} - {each["name"] for each in found}
+    assert missing == {"faster"}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
+def test_a_fault_in_the_process_of_a_check(monkeypatch, capsys):
+    """Whatever is wrong in a process reaches who has typed the command."""
+    fault = """
+import sys
+import tensorflow as tf
+from keras_conflux.checks.__main__ import main
+right = tf.linalg.matmul
+tf.linalg.matmul = lambda a, b: right(a, b) + 1
+sys.exit(main(sys.argv[1:]))
+"""
+    original = check.command
+
+    def command(*arguments):
+        *_, name, devices, gpus = original(*arguments)
+        return [sys.executable, "-c", fault, name, devices, gpus]
+
+    monkeypatch.setattr(check, "command", command)
+    assert main(["check", "--only", "compute"]) == 1
+    assert re.search("wrong +compute +CPU:0 computes", capsys.readouterr().out)
+
+
+# --- conflux env ---------------------------------------------------------
+
+
+def test_env(capsys, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": "secret"')
+    monkeypatch.setenv("TF_VAR_password", "secret")
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert main(["env"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(
+        rf"(?m)^\| keras +\| {re.escape(keras.__version__)} ", shown
+    )
+    assert "NCCL_P2P_DISABLE=1" in shown
+    assert re.search(r"\| cluster variables +\| TF_CONFIG +\|", shown)
+    assert "secret" not in shown
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keras"] == keras.__version__
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "do nothing: this process is alone"),
+        (
+            {"PMI_RANK": "0", "PMI_SIZE": "4"},
+            r"join 4 processes \(PMI_SIZE\)",
+        ),
+        ({"PMI_RANK": "0"}, "raise a ClusterError about the variables of MPI"),
+    ],
+)
+def test_what_initialize_would_do(environ, expected):
+    assert re.match(expected, env.would_initialize(environ))
+
+
+def test_env_of_a_machine_with_gpus(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        """#!/bin/sh
+case "$*" in
+--query-gpu*) echo '0, NVIDIA H200, 143771 MiB, 4 MiB, 570.1'
+              echo '1, NVIDIA H200, 143771 MiB, 9 MiB, 570.1';;
+--query-compute-apps*) echo '00000000:18:00.0, 77, python';;
+topo*) printf '\\tGPU0\\tGPU1\\nGPU0\\t X \\tNV18\\nGPU1\\tNV18\\t X \\n';;
+esac
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = env.facts({})
+    assert (
+        found["GPU 1"] == "NVIDIA H200, 143771 MiB, 9 MiB in use, driver 570.1"
+    )
+    assert found["processes on GPUs"] == "77 on 00000000:18:00.0"
+    assert found["between GPUs"] == "NV18"
+
+
+# --- all commands --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "run", "env", "check", "bench"])
+def test_help_does_not_import_tensorflow(name):
+    before, _, last = LAUNCHER.rpartition("sys.exit(main())")
+    script = f"""{before}
+try:
+    main()
+except SystemExit as exit:
+    assert not exit.code
+assert "tensorflow" not in sys.modules
+assert "keras" not in sys.modules
+{last}"""
+    words = [word for word in (name, "--help") if word]
+    ended = subprocess.run(
+        [sys.executable, "-c", script, PACKAGE, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "usage: conflux" in ended.stdout
+
+
+def test_a_signal_has_a_name():
+    ended = check._result(CHECKS[0], -signal.SIGSEGV, [], "", None, 1.0)
+    assert "Segmentation fault" in ended.text
+
+
+def texts(image):
+    return re.findall(r"<text [^>]*>([^<]*)</text>", image.read_text())
+
+
+def test_the_picture_shows_what_was_recorded(tmp_path):
+    record = DOCS / "data" / "check.json"
+    drawn = tmp_path / "check.svg"
+    assert main(["check", "--draw", str(record), str(drawn)]) == 0
+    shown = " ".join(texts(drawn)).replace("&#160;", " ")
+    for result in json.loads(record.read_text())["checks"]:
+        assert result["name"] in shown
+    assert texts(drawn) == texts(DOCS / "images" / "check.svg")
+    assert drawn.stat().st_size < 20_000
+    assert "http" not in drawn.read_text().replace("http://www.w3.org", "")
