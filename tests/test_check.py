@@ -87,8 +87,24 @@ def test_compute(wrong, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(kc.Device, "name", property(lambda device: device))
         assert "not of one kind" in wrong(compute)
-    monkeypatch.setattr(nvidia, "processes", lambda: [["0", "77", "python"]])
-    assert re.search("process 77 .*kill 77", wrong(compute, gpus=2))
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_busy"),
+    [(None, False), ("0,2", True), ("GPU-c", True), ("0,1,2", False)],
+)
+def test_gpus_that_others_use(wrong, monkeypatch, visible, is_busy):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    listed = [["0", "GPU-a"], ["1", "GPU-b"], ["2", "GPU-c"]]
+    monkeypatch.setattr(nvidia, "gpus", lambda *_: listed)
+    monkeypatch.setattr(nvidia, "processes", lambda: [["GPU-c", "77", "x"]])
+    if is_busy:
+        found = wrong(compute, count=2, gpus=3)
+        assert re.search(r"process 77 \(x\) .* the GPU 2 .*kill 77", found)
+    else:
+        compute.check(given(2, gpus=3))
 
 
 @several
@@ -418,7 +434,7 @@ def test_env_of_a_machine_with_gpus(monkeypatch, tmp_path):
 case "$*" in
 --query-gpu*) echo '0, NVIDIA H200, 143771 MiB, 4 MiB, 570.1'
               echo '1, NVIDIA H200, 143771 MiB, 9 MiB, 570.1';;
---query-compute-apps*) echo '00000000:18:00.0, 77, python';;
+--query-compute-apps*) echo 'GPU-a, 77, python';;
 topo*) printf '\\tGPU0\\tGPU1\\nGPU0\\t X \\tNV18\\nGPU1\\tNV18\\t X \\n';;
 esac
 """
@@ -429,7 +445,7 @@ esac
     assert (
         found["GPU 1"] == "NVIDIA H200, 143771 MiB, 9 MiB in use, driver 570.1"
     )
-    assert found["processes on GPUs"] == "77 on 00000000:18:00.0"
+    assert found["processes on GPUs"] == "77 on GPU-a"
     assert found["between GPUs"] == "NV18"
 
 

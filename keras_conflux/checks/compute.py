@@ -1,6 +1,7 @@
 """Whether each device computes."""
 
 import argparse
+import os
 
 from keras_conflux.checks import nvidia
 from keras_conflux.checks.progress import doing
@@ -17,7 +18,8 @@ def check(options: argparse.Namespace) -> Passed:
 
     import keras_conflux as kc
 
-    _refuse_busy_gpus(options.gpus)
+    if options.gpus:
+        _refuse_busy_gpus(options.devices)
     try:
         devices = kc.devices(options.devices)
     except kc.DeviceError as error:
@@ -55,10 +57,22 @@ def check(options: argparse.Namespace) -> Passed:
 
 
 def _refuse_busy_gpus(count: int) -> None:
-    if count:
-        for gpu, pid, name in nvidia.processes():
+    """Refuses GPUs that another process computes on.
+
+    Args:
+        count: How many GPUs are used, the first of the visible ones.
+    """
+    gpus = nvidia.gpus("index", "uuid")
+    names = [index for index, _ in gpus]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+    used = names[:count]
+    uuids = {i: n for n, i in gpus if n in used or i in used}
+    for uuid, pid, name in nvidia.processes():
+        if uuid in uuids:
             raise Wrong(
-                f"process {pid} ({name}) runs on the GPU {gpu}",
+                f"process {pid} ({name}) runs on the GPU {uuids[uuid]}",
                 f"end it (kill {pid}), or choose other GPUs with "
                 "CUDA_VISIBLE_DEVICES",
             )

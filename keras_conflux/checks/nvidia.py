@@ -13,8 +13,8 @@ def gpus(*fields: str) -> list[list[str]]:
 
 
 def processes() -> list[list[str]]:
-    """Returns GPU, process id and name of each process that computes."""
-    return _rows("--query-compute-apps=gpu_bus_id,pid,process_name")
+    """Returns UUID of the GPU, id and name of each process that computes."""
+    return _rows("--query-compute-apps=gpu_uuid,pid,process_name")
 
 
 def topology() -> str:
