@@ -290,6 +290,15 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         kc.Resume(tmp_path, signals=("SIGNAL",))
 
 
+def test_throughput_is_measured_anew(tmp_path):
+    speed = kc.Throughput()
+    with pytest.raises(Killed):
+        linear(kc.Resume(tmp_path, every=1), speed, Kill(8), epochs=2)
+    model = linear(kc.Resume(tmp_path), kc.Throughput(), Kill(), epochs=2)
+    assert len(model.history.history["samples_per_second"]) == 2
+    assert min(model.history.history["samples_per_second"]) > 0
+
+
 def test_two_trainings_do_not_share_a_directory(tmp_path):
     class Second(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -175,6 +175,21 @@ class Throughput(log_sources.LogSource):
                 if values[key] is not None
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what `keras_conflux.Resume` saves of it.
+
+        Returns:
+            An empty dict, as the clock of another process means nothing here.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on measuring from here.
+
+        Args:
+            state: Not used.
+        """
+
     def _stop(self) -> dict[str, float | None]:
         """Returns what the epoch has taken, without what comes after."""
         # Steps of validation would be added.
