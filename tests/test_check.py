@@ -125,13 +125,24 @@ def test_collectives_that_are_right(monkeypatch):
     assert "nothing to exchange" in collectives.check(given(1)).text
 
 
-@several
-def test_equal(wrong, monkeypatch):
-    def alone(_, tensor, *call):
-        return tf.identity(tensor)
+FAULTS = {
+    "copies come apart": (lambda right, given: given, "conflux env"),
+    "all get too much": (lambda right, given: right * 1.5, "differs by .*env"),
+}
 
-    monkeypatch.setattr(Communicator, "all_reduce", alone)
-    assert "conflux env" in wrong(equal)
+
+@several
+@pytest.mark.parametrize("fault", FAULTS)
+def test_equal(wrong, monkeypatch, fault):
+    change, expected = FAULTS[fault]
+    original = Communicator.all_reduce
+
+    def wrongly(self, tensor, *call):
+        right = original(self, tensor, *call)
+        return change(right, tensor) if tensor.dtype == tf.float32 else right
+
+    monkeypatch.setattr(Communicator, "all_reduce", wrongly)
+    assert re.search(expected, wrong(equal))
 
 
 @pytest.mark.long

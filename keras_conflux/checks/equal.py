@@ -7,7 +7,7 @@ from keras_conflux.checks.table import Passed
 from keras_conflux.checks.table import Wrong
 
 _TOLERANCE = 1e-4
-"""Larger than the roundings of some steps of Adam, and far below any error."""
+"""Larger than the roundings of some steps, and far below any error."""
 
 _REPORT = "`conflux env`, and report both: this is what the package promises"
 
