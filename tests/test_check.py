@@ -23,6 +23,7 @@ import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._resume import model_state
 from keras_conflux.checks import collectives
 from keras_conflux.checks import compiled
 from keras_conflux.checks import compute
@@ -31,6 +32,7 @@ from keras_conflux.checks import equal
 from keras_conflux.checks import faster
 from keras_conflux.checks import nvidia
 from keras_conflux.checks import processes
+from keras_conflux.checks import resume
 from keras_conflux.checks import versions
 from keras_conflux.checks.table import CHECKS
 from keras_conflux.checks.table import Wrong
@@ -212,6 +214,41 @@ def test_disk(wrong, monkeypatch, tmp_path):
     monkeypatch.setattr(disk, "_MEGABYTES", 4)
     monkeypatch.setattr(pathlib.Path, "rename", lambda a, b: b.write_text("a"))
     assert "differs" in wrong(disk, directory=tmp_path)
+
+
+@pytest.mark.long
+def test_resume(wrong, monkeypatch, tmp_path):
+    passed = resume.check(given(directory=tmp_path))
+    assert "went on in epoch 1, step 1" in passed.text
+    monkeypatch.setattr(model_state, "restore", lambda *_: None)
+    assert "differs by" in wrong(resume, directory=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_of_what_does_not_train(wrong, monkeypatch, tmp_path):
+    ended = subprocess.CompletedProcess([], 1, "", "Traceback:\nValueError: no")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    found = wrong(resume, directory=tmp_path)
+    assert "kc.Resume failed: ValueError: no" in found
+
+
+def test_checkpoints_are_listed(tmp_path, capsys):
+    assert main(["resume", str(tmp_path)]) == 1
+    assert "no checkpoint" in capsys.readouterr().out
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for step in (1200, 1300):
+        kc.save(model, tmp_path, step=step)
+    (tmp_path / "step-000000001300-000000" / "state.npz").unlink()
+    assert main(["resume", str(tmp_path), "--json"]) == 0
+    last, first = json.loads(capsys.readouterr().out)
+    assert last["step"] == 1300
+    assert "state.npz cannot be read" in last["damage"]
+    assert first["damage"] is None
+    assert main(["resume", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "1,200" in shown
+    assert "whole" in shown
 
 
 def test_processes(wrong, monkeypatch):

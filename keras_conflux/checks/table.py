@@ -34,6 +34,7 @@ CHECKS = (
     Check("compiled", 120, "compile your models with `jit_compile=False`"),
     Check("faster", 120, _PEER_ACCESS),
     Check("disk", 60, "choose another directory"),
+    Check("resume", 120, "choose another directory"),
     Check(
         "processes",
         120,

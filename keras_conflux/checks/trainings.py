@@ -1,5 +1,8 @@
 """What several checks train."""
 
+import os
+import signal
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,12 +14,15 @@ from keras_conflux._replication.synchronization import assert_in_sync
 _SAMPLES = 59
 
 
-def trained(devices: Any, jit_compile: bool) -> list[np.ndarray]:
+def trained(
+    devices: Any, jit_compile: bool, callbacks: Sequence[Any] = ()
+) -> list[np.ndarray]:
     """Trains a small model on uneven batches.
 
     Args:
         devices: Where; `None` for one device, without replicas.
         jit_compile: Whether XLA compiles its steps.
+        callbacks: Those of `fit`.
 
     Returns:
         All that it has learned.
@@ -38,10 +44,54 @@ def trained(devices: Any, jit_compile: bool) -> list[np.ndarray]:
     x = np.random.default_rng(0).normal(size=(_SAMPLES, 8)).astype("float32")
     y = x[:, :1] * 2 + np.sin(x[:, 1:2])
     fit = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
-    losses = model.fit(x, y, **fit).history["loss"]
+    history = model.fit(x, y, callbacks=[*callbacks], **fit)
+    losses = history.history["loss"]
     if devices is not None:
         assert_in_sync(model)
     return [np.array(losses), *model.get_weights()]
+
+
+class Kill(keras.callbacks.Callback):
+    """Ends this process in the second epoch, as if it were out of memory.
+
+    Args:
+        folder: Where its checkpoints are; `None` to let it live.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self._folder = folder
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch.
+
+        Args:
+            epoch: Its number, from 0.
+            logs: Not used.
+        """
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Ends the process.
+
+        Args:
+            batch: The number of the step, from 0.
+            logs: Not used.
+        """
+        if self._folder and (self._epoch, batch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns nothing that belongs to the training."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes nothing.
+
+        Args:
+            state: Not used.
+        """
 
 
 def largest_difference(

@@ -6,6 +6,7 @@ import sys
 from keras_conflux.cli import bench
 from keras_conflux.cli import check
 from keras_conflux.cli import env
+from keras_conflux.cli import resume
 from keras_conflux.cli import run
 
 
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("conflux", allow_abbrev=False)
     subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
-    for each in (env, check, run, bench):
+    for each in (env, check, run, resume, bench):
         each.add_to(subcommands)
     options = parser.parse_args(arguments)
     return options.main(options)

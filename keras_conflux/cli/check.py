@@ -83,7 +83,7 @@ def add_to(subcommands: Any) -> None:
         "--directory",
         type=Path,
         metavar="PATH",
-        help="also try how fast checkpoints are written there",
+        help="also write checkpoints there: how fast, and resume from one",
     )
     parser.add_argument(
         "--only",
@@ -177,6 +177,7 @@ def _chosen(options: argparse.Namespace, several_gpus: bool) -> list[Check]:
     """Returns the checks to run; some need an option, or several GPUs."""
     asked = {
         "disk": options.directory,
+        "resume": options.directory,
         "processes": options.processes,
         "faster": several_gpus,
     }

@@ -1,0 +1,82 @@
+"""`conflux resume` lists the checkpoints of a training."""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def add_to(subcommands: Any) -> None:
+    """Adds this subcommand to the parser of the command line.
+
+    Args:
+        subcommands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subcommands.add_parser(
+        "resume",
+        help="list the checkpoints from which a training would go on",
+        description=(
+            "Lists the checkpoints in a directory of kc.Resume or kc.save, the "
+            "newest first. All of their bytes are compared with their digests. "
+            "The exit status is 1 if none is whole."
+        ),
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON document instead"
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Prints what is there.
+
+    Args:
+        options: The command line.
+
+    Returns:
+        The exit status.
+    """
+    from keras_conflux._resume.checkpoint_files import checkpoints
+
+    found = [
+        {
+            "path": str(each.path),
+            "step": each.step,
+            "epoch": each.epoch,
+            "bytes": each.size,
+            "written": datetime.datetime.fromtimestamp(each.time).isoformat(
+                " ", "seconds"
+            ),
+            "damage": each.damage,
+        }
+        for each in checkpoints(options.directory)
+    ]
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _show(found, options.directory)
+    return 0 if any(each["damage"] is None for each in found) else 1
+
+
+def _show(found: list[dict[str, Any]], directory: Path) -> None:
+    console = Console(highlight=False, markup=False)
+    if not found:
+        console.print(f"There is no checkpoint in {directory}.")
+        return
+    table = Table("checkpoint", "step", "epoch", "MB", "written", "state")
+    for each in found:
+        table.add_row(
+            Path(each["path"]).name,
+            f"{each['step']:,}",
+            str(each["epoch"]),
+            f"{each['bytes'] / 1e6:,.1f}",
+            each["written"],
+            each["damage"] or "whole",
+        )
+    console.print(table)
