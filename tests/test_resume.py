@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import keras_conflux as kc
 
@@ -336,8 +337,6 @@ def test_data_that_varies_is_named(tmp_path):
 
 def unseeded(make):
     """Makes data as a program does that has given TensorFlow no seed."""
-    from tensorflow.python.eager import context
-
     context.context()._set_global_seed(None)
     return make()
 
@@ -460,6 +459,13 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, calls):
     expected = linear(epochs=2)
     for one, two in zip(model.weights, expected.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_a_program_that_has_never_set_a_seed(tmp_path, monkeypatch):
+    model = linear()
+    monkeypatch.delattr(context.context(), "_rng")
+    kc.save(model, tmp_path, step=1, state="whole")
+    assert kc.load(model, tmp_path) == "whole"
 
 
 @pytest.mark.parametrize("devices", [None, 2])

@@ -295,15 +295,13 @@ def eager_seed_state() -> Any:
 
     `None` if TensorFlow was given no seed.
     """
-    current: Any = context.context()
-    generator = current._rng
+    generator = getattr(context.context(), "_rng", None)
     return None if generator is None else generator.getstate()
 
 
 def set_eager_seed_state(saved: Any) -> None:
     """Puts that generator where it stood, if TensorFlow was given a seed."""
-    current: Any = context.context()
-    generator = current._rng
+    generator = getattr(context.context(), "_rng", None)
     if saved is not None and generator is not None:
         generator.setstate(saved)
 
