@@ -170,9 +170,14 @@ def test_parts_compute_what_one_device_does_with_all(case, processes):
     common: dict[str, bytes] = {}
     for index in range(count):
         found = dict(np.load(out / f"{case}-{index}.npz"))
-        assert_same_outcome({name: expected[name] for name in found}, found)
-        missing = [name for name in expected if name not in found]
-        assert all(name.startswith("predicted by") for name in missing)
+        # Each process has the predictions of its own rows. Layers may be
+        # called otherwise here, after other tests.
+        here = {
+            name: value
+            for name, value in expected.items()
+            if name in found or not name.startswith("predicted by")
+        }
+        assert_same_outcome(here, found)
         for name, value in found.items():
             assert common.setdefault(name, value.tobytes()) == value.tobytes()
 

@@ -128,7 +128,8 @@ def _saved(
     resume.resumed_at = None
     if saved is None:
         return None
-    callback_state.cut_files(callbacks, saved.state["files"])
+    if process_index() == 0:
+        callback_state.cut_files(callbacks, saved.state["files"])
     epoch, step = saved.state["epoch"], saved.state["place"]["step"]
     resume.resumed_at = epoch, step
     over = saved.state["stopped"] or epoch >= given["epochs"]

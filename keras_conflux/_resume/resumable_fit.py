@@ -24,6 +24,7 @@ from keras_conflux._compat.weight_files import WeightCopies
 from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input.input_position import InputPosition
 from keras_conflux._fit.input.input_position import Place
+from keras_conflux._resume import callback_state
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import model_state
 from keras_conflux._resume import plain_values
@@ -205,7 +206,7 @@ class ResumableFit:
                 "stopped": bool(self._model.stop_training),
                 "place": _encoded(self._position.at(step), arrays),
                 "callbacks": self._states.changed(arrays),
-                "files": self._writer.file_lengths(self._callbacks),
+                "files": callback_state.file_lengths(self._callbacks),
                 "variables": model.variables,
                 "fingerprint": fingerprint.of_model(self._model) | self._data,
             }

@@ -12,7 +12,6 @@ from typing import Any
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat.weight_files import WeightCopies
-from keras_conflux._resume import callback_state
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume.plain_values import Arrays
 
@@ -53,10 +52,6 @@ class CheckpointWriter:
                 yield
             finally:
                 self.wait()
-
-    def file_lengths(self, callbacks: list[Any]) -> dict[str, int]:
-        """Returns how long the files are that callbacks append to."""
-        return callback_state.file_lengths(callbacks)
 
     def write(
         self,
