@@ -315,7 +315,11 @@ def test_some_checks_are_asked_for(conflux, tmp_path):
     options = ["--processes", "2", "--directory", str(tmp_path)]
     status, out = conflux(passed("fine"), *options)
     assert status == 0
-    assert re.findall(r"(?m)^ok +(\w+)", out)[-2:] == ["disk", "processes"]
+    assert re.findall(r"(?m)^ok +(\w+)", out)[-3:] == [
+        "disk",
+        "resume",
+        "processes",
+    ]
     _, out = conflux(passed("fine"), "--only", "equal")
     assert re.findall(r"(?m)^ok +(\w+)", out) == ["equal"]
 
