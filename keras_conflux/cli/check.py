@@ -19,6 +19,7 @@ from rich.text import Text
 from keras_conflux.checks.table import CHECKS
 from keras_conflux.checks.table import Check
 from keras_conflux.cli.gpus import visible_gpus
+from keras_conflux.cli.options import add_json
 from keras_conflux.cli.options import at_least
 
 _CPU_DEVICES = 2
@@ -95,9 +96,7 @@ def add_to(subcommands: Any) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="what is slow is wrong"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON document instead"
-    )
+    add_json(parser)
     parser.add_argument(
         "--draw",
         type=Path,

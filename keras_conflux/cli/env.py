@@ -18,6 +18,7 @@ from keras_conflux._cluster import slurm
 from keras_conflux._cluster import tf_config
 from keras_conflux._common.errors import ClusterError
 from keras_conflux.checks import nvidia
+from keras_conflux.cli.options import add_json
 
 _PACKAGES = (
     "keras-conflux",
@@ -78,9 +79,7 @@ def add_to(subcommands: Any) -> None:
         ),
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON document instead"
-    )
+    add_json(parser)
     parser.set_defaults(main=main)
 
 

@@ -4,6 +4,13 @@ import argparse
 from typing import Any
 
 
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that prints for programs instead of people."""
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON document instead"
+    )
+
+
 def at_least(minimum: int) -> Any:
     """Returns what reads a number that is not below a minimum."""
 

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from keras_conflux.cli.options import add_json
+
 
 def add_to(subcommands: Any) -> None:
     """Adds this subcommand to the parser of the command line.
@@ -27,9 +29,7 @@ def add_to(subcommands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON document instead"
-    )
+    add_json(parser)
     parser.set_defaults(main=main)
 
 
