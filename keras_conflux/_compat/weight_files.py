@@ -9,65 +9,64 @@ import numpy as np
 from keras.src.saving import saving_lib
 
 
-@dataclasses.dataclass
-class WeightCopies:
-    """Copies of what Keras writes into a file of weights."""
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What one layer or optimizer puts into a file of weights."""
 
-    entries: list[tuple[str, Any, dict[str, np.ndarray]]] = dataclasses.field(
-        default_factory=list
-    )
-    """Paths in the file, what is noted there, and the arrays by name."""
-    copied: set[int] = dataclasses.field(default_factory=set)
-    """The ids of the variables whose values these are."""
+    path: str
+    """Its place in the file."""
+    metadata: Any
+    """What Keras notes there."""
+    values: dict[str, Any]
+    """Variables, or their values, by name."""
 
-    @classmethod
-    def of(cls, model: keras.Model) -> "WeightCopies":
-        """Copies the weights and the optimizer's variables to the host."""
-        copies = cls()
-        saving_lib._save_state(model, _Recorder(copies), None, "", set())
-        return copies
 
-    def write(self, path: pathlib.Path) -> None:
-        """Writes the file, as `model.save_weights` would have."""
-        store = saving_lib.H5IOStore(str(path), mode="w")
-        try:
-            for inner_path, metadata, arrays in self.entries:
-                entry = store.make(inner_path, metadata=metadata)
-                for key, array in arrays.items():
-                    entry[key] = array
-        finally:
-            store.close()
+def entries_of(model: keras.Model) -> list[Entry]:
+    """Returns what Keras would write of a model and its optimizer."""
+    recorder = _Recorder()
+    saving_lib._save_state(model, recorder, None, "", set())
+    return recorder.entries
+
+
+def copied(entries: list[Entry]) -> list[Entry]:
+    """Returns entries with copies of their values, on the host."""
+    return [
+        dataclasses.replace(
+            entry,
+            values={
+                name: np.array(keras.ops.convert_to_numpy(value))
+                for name, value in entry.values.items()
+            },
+        )
+        for entry in entries
+    ]
+
+
+def write(entries: list[Entry], path: pathlib.Path) -> None:
+    """Writes a file, as `model.save_weights` would have."""
+    store = saving_lib.H5IOStore(str(path), mode="w")
+    try:
+        for entry in entries:
+            group = store.make(entry.path, metadata=entry.metadata)
+            for name, value in entry.values.items():
+                group[name] = value
+    finally:
+        store.close()
 
 
 class _Recorder(saving_lib.H5IOStore):
     """Takes what layers give it, and writes no file."""
 
-    def __init__(self, copies: WeightCopies) -> None:
+    def __init__(self) -> None:
         # Keras' own would open a file.
-        self._copies = copies
+        self.entries: list[Entry] = []
 
     def __bool__(self) -> bool:
         return True
 
     def make(self, path: str, metadata: Any = None) -> Any:
-        arrays: dict[str, np.ndarray] = {}
-        self._copies.entries.append((path, metadata, arrays))
-        return _Entry(arrays, self._copies.copied)
+        self.entries.append(Entry(path, metadata, {}))
+        return self.entries[-1].values
 
     def close(self) -> None:
         pass
-
-
-class _Entry(dict):
-    """What one layer gives."""
-
-    def __init__(self, arrays: dict[str, np.ndarray], copied: set[int]) -> None:
-        super().__init__()
-        self._arrays = arrays
-        self._copied = copied
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if isinstance(value, keras.Variable):
-            self._copied.add(id(value))
-        self._arrays[key] = np.array(keras.ops.convert_to_numpy(value))
-        super().__setitem__(key, value)

@@ -7,9 +7,9 @@ from typing import Any
 from keras.callbacks import CSVLogger
 from keras.callbacks import TensorBoard
 
+from keras_conflux._common import plain_values
+from keras_conflux._common.plain_values import Arrays
 from keras_conflux._compat import keras_internals
-from keras_conflux._resume import plain_values
-from keras_conflux._resume.plain_values import Arrays
 
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
@@ -42,7 +42,7 @@ class CallbackStates:
                 if name not in before
                 or not plain_values.are_equal(value, before[name])
             }
-            if has_monitor(callback):
+            if hasattr(callback, "monitor_op"):
                 values["monitor_op"] = callback.monitor_op is not None
             encoded = plain_values.encode(values, arrays)
             found.append([type(callback).__name__, encoded])
@@ -50,7 +50,7 @@ class CallbackStates:
 
     def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
         """Gives the callbacks what they had."""
-        assert_same(self._callbacks, saved)
+        _assert_same(self._callbacks, saved)
         for callback, (_, encoded) in zip(self._callbacks, saved, strict=True):
             values = plain_values.decode(encoded, arrays)
             if values.pop("monitor_op", False) and callback.monitor_op is None:
@@ -61,7 +61,7 @@ class CallbackStates:
                 vars(callback).update(values)
 
 
-def assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
+def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
     """Raises `ValueError` if the callbacks are not those that were saved."""
     here = [type(each).__name__ for each in callbacks]
     there = [name for name, _ in saved]
@@ -71,11 +71,6 @@ def assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
             f"call has {here}. What they hold belongs to the training: pass "
             "the same ones in the same order, or use another directory."
         )
-
-
-def has_monitor(callback: Any) -> bool:
-    """Whether a callback compares the values of a metric."""
-    return hasattr(callback, "monitor_op")
 
 
 def file_lengths(callbacks: list[Any]) -> dict[str, int]:

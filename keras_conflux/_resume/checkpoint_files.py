@@ -8,15 +8,15 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from keras_conflux._common.plain_values import Arrays
+from keras_conflux._common.plain_values import with_special_dtypes
+from keras_conflux._common.plain_values import without_special_dtypes
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._resume.plain_values import Arrays
-from keras_conflux._resume.plain_values import with_special_dtypes
-from keras_conflux._resume.plain_values import without_special_dtypes
+from keras_conflux._compat import weight_files
 
 WEIGHTS = "model.weights.h5"
 _ARRAYS = "state.npz"
@@ -114,7 +114,7 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
 def write(
     directory: str | os.PathLike[str],
     position: tuple[int, int],
-    write_weights: Callable[[pathlib.Path], None],
+    weights: list[weight_files.Entry],
     state: dict[str, Any],
     arrays: Arrays,
     keep: int,
@@ -126,7 +126,7 @@ def write(
     Args:
         directory: Is made if it is not there.
         position: How many steps are done, and the epoch.
-        write_weights: Writes Keras' file of weights at a path.
+        weights: What Keras' file of weights is to hold.
         state: Anything that JSON can hold.
         arrays: Those that `state` refers to.
         keep: How many checkpoints stay.
@@ -144,7 +144,7 @@ def write(
     _remove(aside)
     aside.mkdir(parents=True)
     try:
-        write_weights(aside / WEIGHTS)
+        weight_files.write(weights, aside / WEIGHTS)
         stored, special = without_special_dtypes(arrays)
         np.savez(aside / _ARRAYS, **stored)  # pyright: ignore
         text = json.dumps(state)

@@ -36,7 +36,10 @@ def fit(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Goes on where a `Resume` has left off, if there is one."""
-    call = inspect.signature(original).bind(model, *args, **kwargs)
+    try:
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+    except TypeError:  # which Keras raises in its own words
+        return original(model, *args, **kwargs)
     call.apply_defaults()
     given = call.arguments
     resume = _resume_among(given["callbacks"])
@@ -81,18 +84,12 @@ def _resume_among(callbacks: Any) -> Resume | None:
                 "`Resume` needs to see all callbacks. Pass `fit` a list of "
                 "them. Received: a CallbackList"
             )
-    found = [
-        each
-        for each in keras.tree.flatten(callbacks or [])
-        if isinstance(each, Resume)
-    ]
+    listed = keras.tree.flatten(callbacks or [])
+    found = [each for each in listed if isinstance(each, Resume)]
     if not found:
         return None
-    others = [
-        each
-        for each in keras.tree.flatten(callbacks)
-        if isinstance(each, keras.callbacks.BackupAndRestore)
-    ]
+    backup = keras.callbacks.BackupAndRestore
+    others = [each for each in listed if isinstance(each, backup)]
     if len(found) > 1 or others:
         names = [type(each).__name__ for each in (*found, *others)]
         raise ValueError(

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.agreement import given_by
+from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.plain_values import with_special_dtypes
+from keras_conflux._common.plain_values import without_special_dtypes
 from keras_conflux._resume.checkpoint_files import Saved
-from keras_conflux._resume.plain_values import with_special_dtypes
-from keras_conflux._resume.plain_values import without_special_dtypes
 
 
 def read(function: Callable[[], Saved | None]) -> Saved | None:
@@ -25,7 +26,9 @@ def read(function: Callable[[], Saved | None]) -> Saved | None:
         return function()
     with told_to_all("reading a checkpoint"):
         saved = function() if process_index() == 0 else None
-        content = _received(b"" if saved is None else _packed(saved))
+        content = b"" if saved is None else _packed(saved)
+        lengths = told_by_all("reading a checkpoint", len(content))
+        content = given_by(0, content, lengths[0])
     if process_index() == 0 or not content:
         return saved
     return _unpacked(content)
@@ -46,13 +49,3 @@ def _unpacked(content: bytes) -> Saved:
     return Saved(
         pathlib.Path(path), state, with_special_dtypes(arrays, special)
     )
-
-
-def _received(content: bytes) -> bytes:
-    """Returns the bytes of the first process."""
-    length = int(sum_of_hosts(np.array([len(content)], np.int64))[0])
-    padded = content.ljust(-(-length // 4) * 4, b"\0")
-    numbers = np.frombuffer(padded, np.int32)
-    if length == 0:
-        return b""
-    return sum_of_hosts(numbers).tobytes()[:length]

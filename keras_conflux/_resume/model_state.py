@@ -7,15 +7,15 @@ import keras
 import numpy as np
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common.plain_values import Arrays
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat.weight_files import WeightCopies
+from keras_conflux._compat import weight_files
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._resume.checkpoint_files import WEIGHTS
 from keras_conflux._resume.checkpoint_files import Saved
-from keras_conflux._resume.plain_values import Arrays
 
 _GLOBAL_SEED = "global seed"
 """The seed behind `keras.random` without a seed, where the program uses it."""
@@ -25,7 +25,7 @@ _GLOBAL_SEED = "global seed"
 class ModelState:
     """Copies, on the host, of all variables of a model."""
 
-    weights: WeightCopies
+    weights: list[weight_files.Entry]
     """What Keras' file of weights has: weights and the optimizer's state."""
     arrays: Arrays
     """All else: metrics, seeds, and what each replica has of a sum."""
@@ -34,10 +34,9 @@ class ModelState:
 
     @classmethod
     def of(cls, model: keras.Model) -> "ModelState":
-        """Copies the variables. All processes call this together."""
-        accumulated.give_to_first(state.stateful_objects(model))
-        weights = WeightCopies.of(model)
-        others = _beside_weights(model, weights)
+        """Copies the variables. See `gather` for several processes."""
+        written = weight_files.entries_of(model)
+        others = _beside_weights(model, written)
         arrays = {
             f"variable{number}": np.array(variable.numpy())
             for number, variable in enumerate(others)
@@ -45,7 +44,19 @@ class ModelState:
         shared = keras_internals.present_global_seed()
         if shared is not None:
             arrays[_GLOBAL_SEED] = np.array(shared.numpy())
-        return cls(weights, arrays | _parts(model), _described(others))
+        return cls(
+            weight_files.copied(written),
+            arrays | _parts(model),
+            _described(others),
+        )
+
+
+def gather(model: keras.Model) -> None:
+    """Gives the first process what it needs to copy all of a model's state.
+
+    All processes call this together.
+    """
+    accumulated.give_to_first(state.stateful_objects(model))
 
 
 def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
@@ -70,7 +81,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
                 f"{saved.path} was saved of another model: {error} Resume with "
                 "the model that it was saved of, or in another directory."
             ) from error
-    others = _beside_weights(model, WeightCopies.of(model))
+    others = _beside_weights(model, weight_files.entries_of(model))
     _assert_same(saved, _described(others))
     for number, variable in enumerate(others):
         variable.assign(saved.arrays[f"variable{number}"])
@@ -91,13 +102,12 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
 
 
 def _beside_weights(
-    model: keras.Model, weights: WeightCopies
+    model: keras.Model, written: list[weight_files.Entry]
 ) -> list[keras.Variable]:
     """Returns the variables that Keras' file of weights does not have."""
     optimizer = getattr(model, "optimizer", None)
-    known = weights.copied | {
-        id(v) for v in getattr(optimizer, "variables", ())
-    }
+    known = {id(value) for entry in written for value in entry.values.values()}
+    known |= {id(v) for v in getattr(optimizer, "variables", ())}
     shared = keras_internals.present_global_seed()
     return [
         variable

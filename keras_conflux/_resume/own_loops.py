@@ -9,11 +9,11 @@ import keras
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import barrier
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import plain_values
+from keras_conflux._fit.input import random_generators
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume import model_state
-from keras_conflux._resume import plain_values
-from keras_conflux._resume import random_generators
 from keras_conflux._resume.model_state import ModelState
 
 
@@ -61,12 +61,13 @@ def save(
     encoded = plain_values.encode(state, arrays)
     generators = plain_values.encode(random_generators.states(), arrays)
     with told_to_all("saving a checkpoint"):
-        copies = ModelState.of(model)
+        model_state.gather(model)
         if process_index() == 0:
+            copies = ModelState.of(model)
             checkpoint_files.write(
                 directory,
                 (step, 0),
-                copies.weights.write,
+                copies.weights,
                 {
                     "loop": encoded,
                     "generators": generators,

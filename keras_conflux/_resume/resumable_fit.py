@@ -7,28 +7,27 @@ epoch. "Before step n" means that n steps are done and that there is a step n.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
-from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import AgreedExit
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import plain_values
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat.weight_files import WeightCopies
 from keras_conflux._fit.input import input_position
+from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input.input_position import InputPosition
 from keras_conflux._fit.input.input_position import Place
 from keras_conflux._resume import callback_state
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import model_state
-from keras_conflux._resume import plain_values
-from keras_conflux._resume import random_generators
 from keras_conflux._resume.callback_state import CallbackStates
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.model_state import ModelState
@@ -37,8 +36,6 @@ from keras_conflux._resume.signals import Preemption
 from keras_conflux._resume.writer import CheckpointWriter
 
 _log = logging.getLogger("keras_conflux")
-_LARGEST_ATTRIBUTE = 8 * 2**20
-"""How many bytes an array may have that a `PyDataset` holds, to be saved."""
 
 
 class ResumableFit:
@@ -82,16 +79,7 @@ class ResumableFit:
         self._epoch = 0
         self._ended = 0
         """How many steps of this epoch have ended."""
-        self._position = InputPosition(
-            input_position.Source(
-                random_generators.states,
-                random_generators.set_states,
-                lambda owner: plain_values.attributes(
-                    owner, _LARGEST_ATTRIBUTE
-                ),
-            ),
-            None if saved is None else _place(saved),
-        )
+        self._position = InputPosition(None if saved is None else _place(saved))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -187,7 +175,13 @@ class ResumableFit:
             self._writer.wait()
 
     def _save_if_due(self, step: int, due: bool) -> None:
-        due, signal = _agreed(due, self._preemption.received or 0)
+        # Each process has its own clock and signals.
+        wanted = told_by_all(
+            f"whether to save before step {step}",
+            [due, self._preemption.received or 0],
+        )
+        due = any(each for each, _ in wanted)
+        signal = max(each for _, each in wanted)
         if due or signal:
             self._taken = self._take(step, signal)
 
@@ -195,40 +189,44 @@ class ResumableFit:
         """Copies all that a checkpoint has."""
         began = time.monotonic()
         self._writer.wait()
-        model = ModelState.of(self._model)
-        state: dict[str, Any] = {}
-        arrays = dict(model.arrays)
-        if process_index() == 0:
-            assert self._states is not None
-            state = {
-                "epoch": self._epoch,
-                "done": self._done,
-                "stopped": bool(self._model.stop_training),
-                "place": _encoded(self._position.at(step), arrays),
-                "callbacks": self._states.changed(arrays),
-                "files": callback_state.file_lengths(self._callbacks),
-                "variables": model.variables,
-                "fingerprint": fingerprint.of_model(self._model) | self._data,
-            }
+        model_state.gather(self._model)
+        write = self._copied(step) if process_index() == 0 else None
         self._writer.note_pause(time.monotonic() - began)
+        return _Taken(self._done + step, write, signal)
+
+    def _copied(self, step: int) -> Callable[[], None]:
+        """Returns what writes a checkpoint of this moment."""
+        assert self._states is not None
+        model = ModelState.of(self._model)
+        arrays = dict(model.arrays)
+        state = {
+            "epoch": self._epoch,
+            "done": self._done,
+            "stopped": bool(self._model.stop_training),
+            "place": _encoded(self._position.at(step), arrays),
+            "callbacks": self._states.changed(arrays),
+            "files": callback_state.file_lengths(self._callbacks),
+            "variables": model.variables,
+            "fingerprint": fingerprint.of_model(self._model) | self._data,
+        }
         position = self._done + step, self._epoch
-        return _Taken(position, model.weights, state, arrays, signal)
+        return functools.partial(
+            self._writer.write, position, model.weights, state, arrays
+        )
 
     def _put_down(self) -> None:
         """Writes what was taken, if anything was."""
         taken, self._taken = self._taken, None
         if taken is None:
             return
-        self._interval.begin(taken.position[0])
-        if process_index() == 0:
-            self._writer.write(
-                taken.position, taken.weights, taken.state, taken.arrays
-            )
+        self._interval.begin(taken.steps)
+        if taken.write is not None:
+            taken.write()
         if taken.signal:
             self._writer.wait()
             _log.warning(
                 "Training stops after %d steps, on signal %d.",
-                taken.position[0],
+                taken.steps,
                 taken.signal,
             )
             raise AgreedExit(128 + taken.signal)
@@ -243,22 +241,12 @@ class ResumableFit:
 class _Taken:
     """A checkpoint that is not written yet."""
 
-    position: tuple[int, int]
-    weights: WeightCopies
-    state: dict[str, Any]
-    arrays: plain_values.Arrays
+    steps: int
+    """How many are done, in all epochs."""
+    write: Callable[[], None] | None
+    """Writes it; `None` where another process does."""
     signal: int
     """By which training is to end; 0 if it is not."""
-
-
-def _agreed(due: bool, signal: int) -> tuple[bool, int]:
-    """Returns what any process wants, as each has its own clock and signals."""
-    if process_count() == 1:
-        return due, signal
-    wanted = np.zeros([process_count(), 2], np.int32)
-    wanted[process_index()] = due, signal
-    wanted = sum_of_hosts(wanted).max(0)
-    return bool(wanted[0]), int(wanted[1])
 
 
 def _encoded(place: Place, arrays: plain_values.Arrays) -> dict[str, Any]:

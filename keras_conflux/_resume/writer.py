@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.plain_values import Arrays
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat.weight_files import WeightCopies
+from keras_conflux._compat import weight_files
 from keras_conflux._resume import checkpoint_files
-from keras_conflux._resume.plain_values import Arrays
 
 
 class CheckpointWriter:
@@ -56,7 +56,7 @@ class CheckpointWriter:
     def write(
         self,
         position: tuple[int, int],
-        weights: WeightCopies,
+        weights: list[weight_files.Entry],
         state: dict[str, Any],
         arrays: Arrays,
     ) -> None:
@@ -66,7 +66,7 @@ class CheckpointWriter:
             checkpoint_files.write,
             self._directory,
             position,
-            weights.write,
+            weights,
             state,
             arrays,
             self._keep,

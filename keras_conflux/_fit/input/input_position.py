@@ -17,20 +17,13 @@ from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
+from keras_conflux._common import plain_values
 from keras_conflux._compat import keras_internals
+from keras_conflux._fit.input import random_generators
 
 _log = logging.getLogger("keras_conflux")
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """How an input's own state is read and set."""
-
-    generators: Callable[[], Any]
-    """Returns where the random generators of this process stand."""
-    set_generators: Callable[[Any], None]
-    attributes: Callable[[Any], dict[str, Any]]
-    """Returns copies of what a `PyDataset` holds."""
+_LARGEST_ATTRIBUTE = 8 * 2**20
+"""How many bytes an array may have that a `PyDataset` holds, to be saved."""
 
 
 @dataclasses.dataclass
@@ -66,12 +59,10 @@ class InputPosition:
     """Follows the data of one call of `fit`.
 
     Args:
-        source: How its state is read and set.
         start: Where to begin, if not at the beginning.
     """
 
-    def __init__(self, source: Source, start: Place | None) -> None:
-        self._source = source
+    def __init__(self, start: Place | None) -> None:
         self._start = start
         self._here = Place()
         self.iterator: Any = None
@@ -101,14 +92,14 @@ class InputPosition:
         begun = goes_on or step > 0
         attributes = here.attributes
         if dataset is not None and not begun:
-            attributes = self._source.attributes(dataset)
+            attributes = _attributes(dataset)
         return dataclasses.replace(
             here,
             step=step,
             begun=begun,
             drawn=here.drawn_before + step if step else here.drawn,
             drawn_before=here.drawn_before if step else here.drawn,
-            generators=self._source.generators(),
+            generators=random_generators.states(),
             number=self.iterator.num_batches,
             attributes=attributes,
         )
@@ -154,12 +145,12 @@ class InputPosition:
         here.drawn = here.drawn_before = 0
         owner = keras_internals.py_dataset_of(self.iterator)
         if start is not None and start.begun:
-            self._source.set_generators(start.generators_at_begin)
+            random_generators.set_states(start.generators_at_begin)
             if owner is not None and start.attributes:
                 vars(owner).update(start.attributes)
-        here.generators_at_begin = self._source.generators()
+        here.generators_at_begin = random_generators.states()
         if owner is not None:
-            here.attributes = self._source.attributes(owner)
+            here.attributes = _attributes(owner)
 
     def _draw_again(self, start: Place, source: Any) -> None:
         """Draws what has been trained, from an iterator that has just begun."""
@@ -175,12 +166,17 @@ class InputPosition:
             keras_internals.add_steps_seen(self.iterator, start.drawn_before)
         # What Python code of the user's draws, drawing again has drawn again.
         if not keras_internals.draws_from_python(self.iterator):
-            self._source.set_generators(start.generators)
+            random_generators.set_states(start.generators)
         _log.info(
             "Drew %d batches again in %.1f s.",
             start.drawn,
             time.monotonic() - began,
         )
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Returns copies of what a `PyDataset` holds."""
+    return plain_values.attributes(owner, _LARGEST_ATTRIBUTE)
 
 
 _positions: Any = weakref.WeakKeyDictionary()
