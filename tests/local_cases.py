@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from models import COMPILED
 from models import dense
 from models import outcome
 from models import regression
@@ -109,7 +110,7 @@ def nothing_in_the_first(replicate, parts):
     model = keras.Sequential(
         [layers.Input((8,)), NotZero(), *dense().layers], name="asserting"
     )
-    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=COMPILED)
     return fitted(replicate(model), parts, sizes=NONE_IN_FIRST)
 
 
@@ -148,7 +149,7 @@ def normalized_parts(replicate, parts):
             layers.Dense(1),
         ]
     )
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse", jit_compile=COMPILED)
     return fitted(replicate(model), parts)
 
 

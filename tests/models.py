@@ -1,6 +1,7 @@
 """Small models and data, and how a run is compared with one device."""
 
 import functools
+import os
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -8,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+COMPILED = os.environ.get("CONFLUX_TEST_COMPILED") == "1"
+"""Whether models are compiled by XLA; replicas on CPUs cannot be."""
 MARGIN = 4
 """By so many times what a rounding moves on one device, replicas may differ:
 they round each step's sums otherwise, not the start alone."""
@@ -30,7 +33,7 @@ def dense(optimizer="adam", **compile_options) -> keras.Model:
             keras.layers.Dense(1),
         ]
     )
-    options = {"loss": "mse", "metrics": ["mae"], "jit_compile": False}
+    options = {"loss": "mse", "metrics": ["mae"], "jit_compile": COMPILED}
     options |= compile_options
     model.compile(optimizer=optimizer, **options)
     return model

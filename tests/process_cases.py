@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from models import COMPILED
 from models import assert_same_outcome
 from models import assert_same_training
 from models import dense
@@ -69,7 +70,7 @@ def normalized(replicate):
             layers.Dense(1),
         ]
     )
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse", jit_compile=COMPILED)
     return fitted(replicate(model))
 
 
@@ -128,7 +129,7 @@ class Contrastive(keras.Model):
 def own_step(replicate):
     keras.utils.set_random_seed(1)
     model = Contrastive()
-    model.compile("sgd", jit_compile=False)
+    model.compile("sgd", jit_compile=COMPILED)
     replicate(model)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
     return outcome(model, model.fit(data, epochs=2, verbose=0))
@@ -207,7 +208,7 @@ CASES = {
 def dropout_keeps_processes_alike(directory):
     model = dense()
     model = keras.Sequential([keras.layers.Dropout(0.5), *model.layers])
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse", jit_compile=COMPILED)
     kc.replicate(model).fit(X, Y, batch_size=16, verbose=0)
     kc.assert_in_sync(model)
 

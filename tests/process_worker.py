@@ -11,10 +11,14 @@ import sys
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import tensorflow as tf
+
 import keras_conflux as kc
 
 DEVICES = int(os.environ.get("CONFLUX_TEST_DEVICES", "1"))
 kc.devices(DEVICES)
+# As in conftest.py.
+tf.config.experimental.enable_tensor_float_32_execution(False)
 kc.initialize(heartbeat=5)
 
 import functools

@@ -14,6 +14,8 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import COUNTS
+from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
 from local_cases import LOCAL_CASES
 from local_cases import MORE_LOCAL_CASES
@@ -39,7 +41,13 @@ def free_addresses(count):
     return addresses
 
 
-def start(count, script, *arguments, **environment):
+def gpus_of(index, devices):
+    """Returns what shows a process its own GPUs, or none of them."""
+    mine = range(index * devices, (index + 1) * devices)
+    return ",".join(map(str, mine)) if ON_GPU else "-1"
+
+
+def start(count, script, *arguments, devices=1, **environment):
     """Starts the processes, each with its own `TF_CONFIG`."""
     addresses = free_addresses(count)
     started = []
@@ -54,7 +62,8 @@ def start(count, script, *arguments, **environment):
                 env={
                     **os.environ,
                     "TF_CONFIG": json.dumps(config),
-                    "CUDA_VISIBLE_DEVICES": "-1",
+                    "CUDA_VISIBLE_DEVICES": gpus_of(index, devices),
+                    "CONFLUX_TEST_DEVICES": str(devices),
                     **environment,
                 },
                 stdout=subprocess.PIPE,
@@ -112,13 +121,22 @@ MORE_FAULTS = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=["2x2", long("2x1"), long("3x1")],
-)
+if ON_GPU:
+    LAYOUTS = [
+        f"{count}x{devices}{compiled}"
+        for count, devices in ((2, 1), (4, 1), (2, 2))
+        for compiled in ("", " compiled")
+        if count * devices in COUNTS
+    ]
+else:
+    LAYOUTS = ["2x2", long("2x1"), long("3x1")]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
 def processes(request, tmp_path_factory):
     """Runs all cases, and returns how many processes have, and to where."""
-    count, devices = map(int, request.param.split("x"))
+    layout, *compiled = request.param.split()
+    count, devices = map(int, layout.split("x"))
     out = tmp_path_factory.mktemp(request.param)
     started = start(
         count,
@@ -128,7 +146,8 @@ def processes(request, tmp_path_factory):
         *LOCAL_CASES,
         *(MORE_LOCAL_CASES if RUN_LONG_TESTS else ()),
         *CHECKS,
-        CONFLUX_TEST_DEVICES=str(devices),
+        devices=devices,
+        CONFLUX_TEST_COMPILED=str(len(compiled)),
     )
     return count, out, started, outputs(started)
 
@@ -204,7 +223,7 @@ def test_a_killed_training_goes_on_where_it_was(tmp_path):
     script = str(HERE / "process_restart.py")
     ended = subprocess.run(
         [sys.executable, *run, script, str(tmp_path)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        env=os.environ | ({} if ON_GPU else {"CUDA_VISIBLE_DEVICES": "-1"}),
         capture_output=True,
         text=True,
         timeout=SECONDS,
