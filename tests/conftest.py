@@ -24,11 +24,15 @@ MANY = COUNTS[-1]
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
 # What is drawn is the same in each run; a long search is done by hand, with
-# HYPOTHESIS_PROFILE=search.
+# HYPOTHESIS_PROFILE=search, and HYPOTHESIS_EXAMPLES if it shall be shorter.
 hypothesis.settings.register_profile(
     "ci", max_examples=40, derandomize=True, deadline=None, database=None
 )
-hypothesis.settings.register_profile("search", max_examples=600, deadline=None)
+hypothesis.settings.register_profile(
+    "search",
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "600")),
+    deadline=None,
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -43,8 +43,10 @@ def free_addresses(count):
 
 def gpus_of(index, devices):
     """Returns what shows a process its own GPUs, or none of them."""
-    mine = range(index * devices, (index + 1) * devices)
-    return ",".join(map(str, mine)) if ON_GPU else "-1"
+    if not ON_GPU:
+        return "-1"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1,2,3"
+    return ",".join(visible.split(",")[index * devices :][:devices])
 
 
 def start(count, script, *arguments, devices=1, **environment):

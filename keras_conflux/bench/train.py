@@ -4,6 +4,7 @@
 
 HOW is `keras`, plain Keras on one device; `stock`, Keras under TensorFlow's
 own `MirroredStrategy`; or `conflux`, a model that was given to `replicate`.
+DEVICES is how many each process has. `conflux run --processes N -m` starts N.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
     if options.how == "conflux":
         kc.replicate(model, devices)
     batch = options.batch or case.batch_size
-    return model, case.data(batch * options.devices)
+    return model, case.data(batch * options.devices * kc.process_count())
 
 
 def measure(options: argparse.Namespace) -> dict:
@@ -103,13 +104,17 @@ def measure(options: argparse.Namespace) -> dict:
         "model": options.model,
         "how": options.how,
         "devices": options.devices,
+        "processes": kc.process_count(),
         "batch": batch,
         "jit": options.jit,
         "execution": options.execution,
         "first_epoch_s": round(first, 2),
         "ms_a_step": [round(s / options.steps * 1e3, 3) for s in timed],
         "unit": case.unit,
-        "units_a_step": batch * options.devices * case.units,
+        "units_a_step": batch
+        * options.devices
+        * kc.process_count()
+        * case.units,
         "peak_bytes": [
             tf.config.experimental.get_memory_info(device)["peak"]
             for device in devices
@@ -124,8 +129,12 @@ def measure(options: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    """Prints one line of JSON."""
-    print(json.dumps(measure(parse(sys.argv[1:]))), flush=True)
+    """Prints one line of JSON, for all processes if there are several."""
+    options = parse(sys.argv[1:])
+    kc.initialize()
+    measured = measure(options)
+    if kc.process_index() == 0:
+        print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":
