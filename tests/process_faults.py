@@ -18,6 +18,8 @@ import tensorflow as tf
 import keras_conflux as kc
 
 fault = sys.argv[1]
+# As in conftest.py.
+tf.config.experimental.enable_tensor_float_32_execution(False)
 kc.initialize(heartbeat=3)
 from models import dense
 from models import regression

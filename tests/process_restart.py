@@ -11,9 +11,12 @@ import sys
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
+import tensorflow as tf
 
 import keras_conflux as kc
 
+# As in conftest.py.
+tf.config.experimental.enable_tensor_float_32_execution(False)
 kc.initialize(heartbeat=3)
 import numpy as np
 from models import dense

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import COUNTS
 from hypothesis import HealthCheck
+from hypothesis import event
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -155,9 +156,18 @@ def compare(run) -> None:
         kc.assert_in_sync(model)
         return outcome(model, history)
 
+    expected = train()
+    try:
+        got = train(count=run["count"])
+    except kc.ConfluxWarning as warning:
+        if run["count"] == 1:
+            raise
+        # It is not equal, and the user is told.
+        event("warned: " + str(warning).split(":", 1)[1][:40])
+        return
     assert_same_outcome(
-        train(),
-        train(count=run["count"]),
+        expected,
+        got,
         rtol=3e-5,
         roundings=lambda: moved_by_roundings(train(), train),
     )

@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
+from keras_conflux._common.user_warnings import warn
+
 
 @dataclasses.dataclass
 class StepContext:
@@ -79,6 +83,18 @@ class StepContext:
     counts_rows: str | None = None
     """What it does with a number that may be that of its samples, which is
     known while tracing."""
+
+    def warn_once(self, key: str, message: str) -> None:
+        """Warns of what several replicas do and one device does not.
+
+        Args:
+            key: What is warned of, once in this step on any replica.
+            message: What to say after the name of the step.
+        """
+        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+        if key not in self.warned and not alone:
+            self.warned.add(key)
+            warn(f"{self.name}: {message}")
 
 
 _local = threading.local()

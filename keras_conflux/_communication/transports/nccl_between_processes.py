@@ -33,10 +33,13 @@ class NcclBetweenProcesses:
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call
+        dtype = tensor.dtype
+        if dtype == tf.int32:  # which TensorFlow keeps on the host
+            tensor = tf.cast(tensor, tf.int64)
         counter = self._counters[index]
         with tf.device("CPU:0"), tf.control_dependencies([tensor]):
             key = tf.convert_to_tensor(counter.assign_add(1, read_value=True))
-        return tf.raw_ops.CollectiveReduceV2(
+        reduced = tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             group_size=self._size,
             group_key=self._group_key,
@@ -46,6 +49,7 @@ class NcclBetweenProcesses:
             final_op="Id",
             communication_hint="nccl",
         )
+        return tf.cast(reduced, dtype)
 
     def recover(self) -> None:
         """Does nothing: processes cannot recover from a failed step."""

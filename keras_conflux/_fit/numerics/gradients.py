@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_internals
 from keras_conflux._custom_loops import spmd
 from keras_conflux._fit.global_batch.derivation import CannotTell
@@ -325,18 +324,18 @@ def skip_second_reduction(
 
 
 def _warn_if_local(context: StepContext, grads: list[Any]) -> None:
-    if "local gradients" in context.warned or replica_collectives().count == 1:
+    if "local gradients" in context.warned:
         return
     if tf.executing_eagerly():  # nothing tells where a tensor comes from
         return
     reduced = [op for leaf in context.reduced for op in _ops(leaf)]
     if depends_on([op for leaf in grads for op in _ops(leaf)], reduced):
         return
-    context.warned.add("local gradients")
-    warn(
-        f"{context.name}: an optimizer applies gradients that no `allreduce` "
-        "has touched, so the replicas are about to drift apart. Call "
-        "`gradients = keras_conflux.allreduce('mean', gradients)` before it."
+    context.warn_once(
+        "local gradients",
+        "an optimizer applies gradients that no `allreduce` has touched, so "
+        "the replicas are about to drift apart. Call "
+        "`gradients = keras_conflux.allreduce('mean', gradients)` before it.",
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_internals
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
@@ -49,16 +48,14 @@ def _warn_if_mixed(layer: Any, kind: Kind, context: StepContext) -> None:
     """
     # Rows that are chosen by their place, as by `x[::2]`, are not regular.
     mixes = kind.role is Role.ROWS and kind.mixed and kind.regular
-    of_keras = keras_internals.is_of_keras(layer)
-    if not mixes or of_keras or layer.name in context.warned:
+    if not mixes or keras_internals.is_of_keras(layer):
         return
-    context.warned.add(layer.name)
-    warn(
-        f"{context.name}: what the layer {layer.name!r} computes of a sample "
-        "depends on other samples of the batch, and on a replica, on those of "
-        "its own part. One device would use the whole batch. Give the layer "
-        "what all replicas have, with `keras_conflux.allgather` or "
-        "`keras_conflux.allreduce`."
+    context.warn_once(
+        f"layer {layer.name}",
+        f"what the layer {layer.name!r} computes of a sample depends on other "
+        "samples of the batch, and on a replica, on those of its own part. One "
+        "device would use the whole batch. Give the layer what all replicas "
+        "have, with `keras_conflux.allgather` or `keras_conflux.allreduce`.",
     )
 
 

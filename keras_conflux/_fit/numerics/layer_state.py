@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import COUNTED
@@ -255,16 +254,13 @@ def _reduce_by_change(
 
 
 def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
-    key = f"weight {weight.path}"
-    if key in context.warned:
-        return
-    context.warned.add(key)
-    warn(
-        f"{context.name}: the graph does not show how {weight.path}, which the "
-        "step sets, is computed from the samples. The replicas' values are "
+    context.warn_once(
+        f"weight {weight.path}",
+        f"the graph does not show how {weight.path}, which the step sets, is "
+        "computed from the samples. The replicas' values are "
         "averaged, and integers are those of replica 0. Compute it from "
         "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
-        "replicas have."
+        "replicas have.",
     )
 
 

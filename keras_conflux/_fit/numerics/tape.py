@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -163,26 +162,24 @@ def _is_shared(source: Any, context: StepContext) -> bool:
 
 
 def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
-    if "target" in context.warned:
-        return
-    context.warned.add("target")
-    warn(
-        f"{context.name}: the loss of shape {target.shape} that a GradientTape "
+    context.warn_once(
+        "target",
+        f"the loss of shape {target.shape} that a GradientTape "
         "differentiates depends on samples in a way that replicas cannot "
         "reproduce for the whole batch, so each uses the samples of its own "
         "shard. Compare samples, or compute a ratio of sums, in the loss only, "
-        "not in the model, or gather them with `keras_conflux.allgather`."
+        "not in the model, or gather them with `keras_conflux.allgather`.",
     )
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
     if "sum" in context.warned or not _may_be_sum(target, context):
         return
-    context.warned.add("sum")
-    warn(
-        f"{context.name}: the graph does not show whether the loss that a "
-        "GradientTape differentiates is a sum or a mean over samples, and it "
-        "is taken for a mean. Return one value per sample, or a mean."
+    context.warn_once(
+        "sum",
+        "the graph does not show whether the loss that a GradientTape "
+        "differentiates is a sum or a mean over samples, and it is taken for a "
+        "mean. Return one value per sample, or a mean.",
     )
 
 
