@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 import keras_conflux as kc
 
@@ -67,6 +68,17 @@ def pytest_xdist_auto_num_workers() -> int:
 def count(request) -> int:
     """How many devices."""
     return request.param
+
+
+@pytest.fixture
+def deterministic():
+    """Makes programs deterministic on GPUs, where some kernels are not."""
+    if not ON_GPU:
+        yield
+        return
+    config.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
 
 
 @pytest.fixture(autouse=True)

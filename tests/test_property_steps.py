@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import COUNTS
 from hypothesis import HealthCheck
+from hypothesis import assume
 from hypothesis import event
 from hypothesis import given
 from hypothesis import settings
@@ -156,7 +157,11 @@ def compare(run) -> None:
         kc.assert_in_sync(model)
         return outcome(model, history)
 
-    expected = train()
+    try:
+        expected = train()
+    except ValueError as error:  # the loss depends on no weight
+        assume("No gradients provided" not in str(error))
+        raise
     try:
         got = train(count=run["count"])
     except kc.ConfluxWarning as warning:

@@ -28,6 +28,9 @@ class Killed(Exception):
     """Ends a training, as a signal that nobody handles would."""
 
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
+
 class Kill(keras.callbacks.Callback):
     """Ends the training after so many steps."""
 

@@ -197,7 +197,7 @@ def test_keys_and_prefix():
         kc.Throughput(["step_ms", "speed"])
 
 
-def test_nothing_else_changes(made):
+def test_nothing_else_changes(made, deterministic):
     model, _ = made
     model.fit(X, Y, **FIT)  # makes all variables
     variables = model.variables + model.optimizer.variables
