@@ -20,6 +20,9 @@ from keras_conflux._communication import float_order
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
+from keras_conflux._communication.transports.xla import last_reduced
+from keras_conflux._communication.transports.xla import note_reduced
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
 
 OPS = {
@@ -629,3 +632,35 @@ def test_a_variable_that_no_replica_uses_is_left_alone(count):
     assert step(tf.ones((2, 8)))[0] == [False, False, True, True]
     np.testing.assert_array_equal(unused.numpy(), before)
     kc.assert_in_sync(model)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_collectives_of_programs_that_differ_are_in_order(in_order):
+    transport = XlaNccl(size=2, group_key=1, in_order=in_order)
+    entries = []
+
+    @tf.function
+    def inner():
+        reduced = transport.all_reduce(tf.ones([2, 3]), 0, "sum", "1")
+        return reduced, last_reduced()
+
+    @tf.function
+    def program(rows):
+        _, entry = inner()
+        note_reduced(entry)
+        entries.append(entry)
+        first = transport.all_reduce(rows, 0, "max", "2")
+        second = transport.all_reduce(tf.zeros([], tf.int32), 0, "sum", "3")
+        return first, second
+
+    spec = tf.TensorSpec([None, 4], tf.int32)
+    graph = program.get_concrete_function(spec).graph
+    assert [out.shape.as_list() for out in graph.outputs] == [[None, 4], []]
+    kinds = "XlaAllReduce", "CollectiveReduceV2"
+    ops = [op for op in graph.get_operations() if op.type in kinds]
+    first = next(op for op in ops if op.type == "XlaAllReduce")
+    second = ops[-1]
+    assert depends_on([second], [first]) == in_order
+    assert (entries[0] is not None) == in_order
+    if in_order:
+        assert depends_on([first], [entries[0].op])

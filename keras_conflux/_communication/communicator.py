@@ -97,7 +97,9 @@ class Communicator:
         self._lock = threading.RLock()
         self._running: Any = None
         group_key = _new_group_key(self.devices)
-        self._in_xla = XlaNccl(self.size, group_key)
+        self._in_xla = XlaNccl(
+            self.size, group_key, in_order=self.spans_processes
+        )
         with tf.init_scope():
             self._in_graph = self._transport(group_key)
             in_graphs = not tf.config.functions_run_eagerly()

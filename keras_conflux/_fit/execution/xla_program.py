@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._communication.transports.xla import last_reduced
+from keras_conflux._communication.transports.xla import note_reduced
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.watchdog import StepWatchdog
@@ -103,13 +105,14 @@ class XlaProgram:
         fraction = 1 / communicator.size
 
         def one_step(*leaves: Any) -> Tree:
-            return self._step.on_replica(
+            output = self._step.on_replica(
                 trees.refill(shard_spec, leaves),
                 tf.constant(fraction),
                 communicator.rank(replica_index()) * fraction,
                 size=None,
                 in_xla=True,
             )
+            return output, last_reduced()
 
         def after_steps() -> None:
             self._step.after_steps(tf.constant(fraction))
@@ -129,7 +132,16 @@ def _compiled(
     shard_spec: Tree,
     limit: int,
 ) -> Callable:
-    """Returns the XLA program that calls `one_step` for each batch."""
+    """Returns the XLA program that calls `one_step` for each batch.
+
+    Args:
+        before_steps: Is called before them.
+        one_step: Takes the leaves of a shard. Returns the output of a step, and
+            an entry of what it has reduced last.
+        after_steps: Is called after them. It may reduce more.
+        shard_spec: Of a replica's shard of a batch.
+        limit: How many batches there are at most.
+    """
 
     def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
         # Traced on its own, so that the loop knows what a step returns.
@@ -147,17 +159,19 @@ def _compiled(
             latest = tf.while_loop(
                 lambda position, _: position < steps,
                 lambda position, _: (position + 1, run(position)),
-                (tf.constant(0), _zeros_like(step.structured_outputs)),
+                (tf.constant(0), _zeros_like(*step.structured_outputs)),
             )[1]
+        output, reduced = trees.refill(step.structured_outputs, latest)
+        note_reduced(reduced)
         after_steps()
-        return trees.refill(step.structured_outputs, latest)
+        return output
 
     return tf.function(_without_autograph(many_steps), jit_compile=True)
 
 
-def _zeros_like(outputs: Tree) -> list[tf.Tensor]:
+def _zeros_like(logs: Tree, reduced: tf.Tensor | None) -> list[tf.Tensor]:
     """Returns what a loop over steps begins with."""
-    for path, output in trees.with_paths(outputs):
+    for path, output in trees.with_paths(logs):
         if output is not None and not output.shape.is_fully_defined():
             raise tf.errors.UnimplementedError(
                 None,
@@ -165,7 +179,8 @@ def _zeros_like(outputs: Tree) -> list[tf.Tensor]:
                 f"A compiled step returns one number a log; that at {path} is "
                 f"{trees.describe(output)}.",
             )
-    return [tf.zeros(x.shape, x.dtype) for x in trees.present(outputs)]
+    outputs = trees.present([logs, reduced])
+    return [tf.zeros(x.shape, x.dtype) for x in outputs]
 
 
 def _padded(
