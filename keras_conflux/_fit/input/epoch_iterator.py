@@ -184,8 +184,10 @@ class StepGroups:
             # The last reference to the data's iterator goes in another thread,
             # as TensorFlow may be long in deleting it: what tunes its pipeline
             # sleeps in ever longer turns and can miss its end
-            # (`ModelBase::OptimizeLoop`), and the source may block.
-            held, source = [source], None
+            # (`ModelBase::OptimizeLoop`), and the source may block. A closed
+            # generator may hold it, too, as those of Python 3.12.3 do.
+            held: list[Any] = [source, steps]
+            del source, steps
             end = threading.Thread(
                 target=held.clear, name="conflux-end", daemon=True
             )
