@@ -54,6 +54,7 @@ AVERAGE_LOSS = PrivateName(
 SCALE_REGULARIZATION = PrivateName(
     "tensorflow:nn.scale_regularization_loss", "regularization_loss"
 )
+UID = PrivateName("tensorflow.python.framework.ops:uid", "")
 """What is replaced."""
 
 READ = (
@@ -107,6 +108,14 @@ READ = (
         ("_initialized",),
     ),
     PrivateName("tensorflow.python.eager.context:Context.config"),
+    PrivateName(
+        f"{_CONTEXT}._initialize_physical_devices",
+        "self, reinitialize",
+        ("_physical_devices",),
+    ),
+    PrivateName(
+        "tensorflow.python.framework.config:is_op_determinism_enabled", ""
+    ),
     PrivateName(f"{_CONTEXT}._set_global_seed", "self, seed", ("_rng",)),
     PrivateName(
         f"{_CONTEXT}.configure_collective_ops",
@@ -189,5 +198,5 @@ READ = (
 
 def all_names() -> list[PrivateName]:
     """Returns all names, of both tables."""
-    patched = TAPE_GRADIENT, AVERAGE_LOSS, SCALE_REGULARIZATION
+    patched = TAPE_GRADIENT, AVERAGE_LOSS, SCALE_REGULARIZATION, UID
     return [*patched, *OVERRIDDEN, *READ]

@@ -15,6 +15,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.eager import context
+from tensorflow.python.framework import config
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
@@ -45,6 +46,17 @@ def has_started() -> bool:
     # Everything in tf.config that could tell starts it.
     running: Any = context.context()
     return running._initialized
+
+
+def has_listed_devices() -> bool:
+    """Whether TensorFlow has looked for devices, and has read its flags."""
+    running: Any = context.context()
+    return running._physical_devices is not None
+
+
+def is_deterministic() -> bool:
+    """Whether operations have to give the same result each time."""
+    return config.is_op_determinism_enabled()
 
 
 @functools.cache
