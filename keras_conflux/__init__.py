@@ -33,6 +33,7 @@ from keras_conflux._devices.device import devices
 from keras_conflux._devices.device import list_devices
 from keras_conflux._devices.visibility import claim
 from keras_conflux._fit import keras_patches as _keras_patches
+from keras_conflux._program_cache import setup as _program_cache
 from keras_conflux._replication.batch_norm import synchronize_batch_norm
 from keras_conflux._replication.diagnostics import Statistics
 from keras_conflux._replication.diagnostics import assert_finite
@@ -103,6 +104,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+_program_cache.enable(__version__)
 _keras_patches.install()
 _resumable_fit.install()
 

@@ -458,6 +458,7 @@ def test_env(capsys, monkeypatch):
         rf"(?m)^\| keras +\| {re.escape(keras.__version__)} ", shown
     )
     assert "NCCL_P2P_DISABLE=1" in shown
+    assert "| compiled programs on disk" in shown
     assert re.search(r"\| cluster variables +\| TF_CONFIG +\|", shown)
     assert "secret" not in shown
     assert main(["env", "--json"]) == 0

@@ -74,6 +74,7 @@ def test_imports_point_downwards():
 FLOORS = [
     "_common",
     "_compat",
+    "_program_cache",
     "_cluster",
     "_devices",
     "_communication.transports",

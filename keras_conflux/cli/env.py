@@ -34,6 +34,7 @@ _SETTINGS = (
     "CONFLUX_",
     "CUDA_",
     "KERAS_BACKEND",
+    "KERAS_CONFLUX_",
     "NCCL_",
     "TF_CPP_",
     "TF_CUDNN_",
@@ -172,6 +173,9 @@ def _tensorflow() -> dict[str, str]:
         import tensorflow as tf
     except ImportError as error:
         return {"TensorFlow": f"cannot be imported: {error}"}
+    from keras_conflux._program_cache import setup
+
+    kept = setup.describe()
     built = tf.sysconfig.get_build_info()
     devices = tf.config.list_physical_devices()
     cuda, cudnn = built.get("cuda_version"), built.get("cudnn_version")
@@ -182,6 +186,7 @@ def _tensorflow() -> dict[str, str]:
         "TensorFlow sees": ", ".join(
             each.name.removeprefix("/physical_device:") for each in devices
         ),
+        "compiled programs on disk": kept,
     }
 
 

@@ -32,6 +32,8 @@ class ReplicaStep(Protocol):
 
     name: str
     """What a warning calls it."""
+    identity: str
+    """What is the same in each process that makes the same step."""
 
     def before_steps(self) -> None:
         """Does what goes before one or many steps. Traced once per replica."""
@@ -77,6 +79,7 @@ class _ModelStep:
 
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
+        self.identity = f"{type(self).__name__} of {model.name}"
         self._model = model
         self._contexts: dict[int, StepContext] = {}
 
@@ -140,6 +143,7 @@ class TrainOrTestStep(_ModelStep):
 
     def __init__(self, model: keras.Model, step: Callable) -> None:
         super().__init__(model)
+        self.identity += f": {getattr(step, '__name__', '')}"
         self._step = tensorflow_internals.inlined(step)
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:

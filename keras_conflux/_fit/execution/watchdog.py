@@ -95,7 +95,7 @@ class StepWatchdog:
         )
         seconds = min(self._steps * limit, threading.TIMEOUT_MAX)
         # Read only where a call has failed: reading takes half a millisecond.
-        before, self._before = self._before or self._counts(), None
+        before, self._before = self._before or self.counts(), None
         # A daemon: one that hangs must not keep Python from ending.
         work = tensorflow_internals.with_this_threads_summaries(
             keras_internals.with_this_threads_state(run)
@@ -119,7 +119,8 @@ class StepWatchdog:
         self._before = [count + 1 for count in before]
         return outcome["result"]
 
-    def _counts(self) -> list[int]:
+    def counts(self) -> list[int]:
+        """Returns how often each replica has ended."""
         return [int(count.numpy()) for count in self._ended]
 
     def _end_after_interrupt(
@@ -138,7 +139,7 @@ class StepWatchdog:
         waiting = [
             f"{index} ({device})"
             for index, (device, now, then) in enumerate(
-                zip(self._devices, self._counts(), before, strict=True)
+                zip(self._devices, self.counts(), before, strict=True)
             )
             if now == then
         ]

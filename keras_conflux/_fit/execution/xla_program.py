@@ -15,6 +15,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.xla import last_reduced
 from keras_conflux._communication.transports.xla import note_reduced
+from keras_conflux._fit.execution.cached_program import CachedProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.watchdog import StepWatchdog
@@ -41,7 +42,7 @@ class XlaProgram:
         self._step = step
         self._strategy = strategy
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
-        self._traced: dict[Any, TracedProgram] = {}
+        self._traced: dict[Any, CachedProgram] = {}
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
@@ -53,7 +54,13 @@ class XlaProgram:
         """
         key = stack.signature, limit
         if key not in self._traced:
-            self._traced[key] = self._trace(stack.specs, limit)
+            communicator, specs = self._strategy.communicator, stack.specs
+            self._traced[key] = CachedProgram(
+                lambda: self._trace(specs, limit),
+                f"{self._step.identity} {key} on {communicator.size} devices",
+                self._watchdog,
+                is_alone=not communicator.spans_processes,
+            )
         shards = [
             [_padded(leaf, stack.count, limit, device) for leaf in shard]
             for shard, device in zip(

@@ -1,0 +1,108 @@
+"""A program whose first call loads from disk what XLA has compiled before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import error_texts
+from keras_conflux._compat.repeatable_names import repeatable_names
+from keras_conflux._fit.execution.traced_program import TracedProgram
+from keras_conflux._fit.execution.watchdog import StepWatchdog
+from keras_conflux._program_cache import setup
+from keras_conflux._program_cache.cache import ProgramCache
+from keras_conflux._program_cache.unavailable import CacheUnavailable
+
+
+class CachedProgram:
+    """Traces a program of all replicas that XLA compiles, and calls it.
+
+    Args:
+        trace: Traces it.
+        identity: What is the same whenever the same program is traced.
+        watchdog: Knows which replicas have ended, and the name of the program.
+        is_alone: Whether no other process takes part.
+    """
+
+    def __init__(
+        self,
+        trace: Callable[[], TracedProgram],
+        identity: str,
+        watchdog: StepWatchdog,
+        is_alone: bool,
+    ) -> None:
+        self._trace = trace
+        self._identity = identity
+        self._watchdog = watchdog
+        self._is_alone = is_alone
+        self._cache = setup.current()
+        self._program = self._traced()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns what the program returns, or raises what it raises."""
+        if self._cache is None:
+            return self._program(*arguments)
+        try:
+            return self._first_call(self._cache, arguments)
+        finally:
+            self._cache = None
+
+    def _traced(self) -> TracedProgram:
+        if self._cache is None:
+            return self._trace()
+        with repeatable_names(self._identity):
+            return self._trace()
+
+    def _first_call(self, cache: ProgramCache, arguments: Any) -> Any:
+        """Calls the program, and again if what is stored cannot be loaded.
+
+        Whatever fails while something is loaded may be due to that; to XLA a
+        damaged program is an error of the step. A program of XLA's that fails
+        has changed nothing, so it can be called again unless other replicas
+        have ended.
+        """
+        ended = self._watchdog.counts()
+        is_stored = False
+        try:
+            with cache.serving(self._identity, self._watchdog.name) as stored:
+                is_stored = stored
+                return self._program(*arguments)
+        except CacheUnavailable as unavailable:
+            raise _nowhere_to_write(str(unavailable)) from unavailable
+        except tf.errors.OpError as error:
+            if cache.cannot_take(error) and not is_stored:
+                raise _nowhere_to_write(error_texts.reason_of(error)) from error
+            if not is_stored or isinstance(error, _OUT_OF_MEMORY):
+                raise
+            cache.forget(self._identity)
+            name, reason = self._watchdog.name, error_texts.reason_of(error)
+            if not self._is_alone or self._watchdog.counts() != ended:
+                # `fit` would take some errors for the end of the data.
+                raise tf.errors.InternalError(
+                    None,
+                    None,
+                    f"{name}: what XLA compiled in an earlier start cannot be "
+                    "loaded, and was deleted. Start the program again. "
+                    f"{reason}",
+                ) from error
+        warn(
+            f"{name}: what XLA compiled in an earlier start cannot be loaded, "
+            f"and was deleted. It is compiled again. {reason}"
+        )
+        # A function that has failed once fails for good, so it is another one.
+        self._program = self._traced()
+        return self._first_call(cache, arguments)
+
+
+_OUT_OF_MEMORY = tf.errors.ResourceExhaustedError
+
+
+def _nowhere_to_write(reason: str) -> tf.errors.OpError:
+    return tf.errors.UnimplementedError(
+        None,
+        None,
+        f"XLA has to write what it compiles to a file, and cannot: {reason}. "
+        "Make room there, set TMPDIR to another folder, or set "
+        "KERAS_CONFLUX_CACHE=0 to write nothing",
+    )

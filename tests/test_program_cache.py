@@ -1,0 +1,452 @@
+"""What XLA has compiled is kept on disk and found by the next process.
+
+Trainings run in processes of their own, as TensorFlow reads its flags once, and
+on a CPU with one replica, as XLA has no collectives for several.
+"""
+
+import ctypes
+import errno
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import types
+import zlib
+
+import pytest
+import tensorflow as tf
+
+from keras_conflux._program_cache import cache as program_cache
+from keras_conflux._program_cache import environment
+from keras_conflux._program_cache import flags
+from keras_conflux._program_cache import folders
+from keras_conflux._program_cache import gpus
+from keras_conflux._program_cache import setup
+from keras_conflux._program_cache import store
+from keras_conflux._program_cache.cache import ProgramCache
+from keras_conflux._program_cache.exchange_folder import ExchangeFolder
+from keras_conflux._program_cache.store import Store
+from keras_conflux._program_cache.unavailable import CacheUnavailable
+
+SCRIPT = pathlib.Path(__file__).parent / "cached_training.py"
+
+
+def start(cache: pathlib.Path, *trainings: dict) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *map(json.dumps, trainings)],
+        env={
+            **os.environ,
+            "KERAS_CONFLUX_CACHE": str(cache),
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen) -> list[dict]:
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0
+    found = json.loads(output.splitlines()[-1])
+    assert found["flags"] == []  # children get none
+    return found["trainings"]
+
+
+def run(cache: pathlib.Path, *trainings: dict) -> list[dict]:
+    return result(start(cache, *trainings))
+
+
+def programs(cache: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(cache.glob("xla-*/programs/*/*"))
+
+
+NAMES = "first", "second", "third"
+
+
+@pytest.fixture(scope="module")
+def two_at_once(tmp_path_factory):
+    """A cache that two processes have filled at once, and what they tell."""
+    cache = tmp_path_factory.mktemp("two_at_once") / "cache"
+    trainings = [{"name": each} for each in NAMES]
+    both = [start(cache, *trainings) for _ in range(2)]
+    return cache, *map(result, both)
+
+
+def test_the_next_process_finds_what_two_have_compiled(two_at_once, tmp_path):
+    filled, first, second = two_at_once
+    assert filled.stat().st_mode & 0o777 == 0o700
+    for compiled in (*first, *second):
+        assert not compiled["warnings"]
+        assert compiled["steps"] == 4
+        # The one that comes later may find what the other has left.
+        assert "XLA has compiled 1 program, kept in" in compiled["log"][0] or (
+            "was loaded from" in compiled["log"][0]
+        )
+    assert len(programs(filled)) == len(NAMES)
+
+    # With the same name, another model is not taken for it.
+    cache = shutil.copytree(filled, tmp_path / "cache")
+    name = {"name": NAMES[0]}
+    same, wider = run(cache, name | {"others": 5}, name | {"units": 9})
+    assert "compiled in an earlier start was loaded" in same["log"][0]
+    assert same["losses"] == first[0]["losses"] == second[0]["losses"]
+    assert same["steps"] == 4
+    assert "has compiled 1 program" in wider["log"][0]
+    assert len(programs(cache)) == len(NAMES) + 1
+
+
+def rewrite(path: pathlib.Path, content: bytes) -> None:
+    """Puts other content where it looks whole to this package."""
+    path.unlink()
+    path.with_suffix(f".{zlib.crc32(content):08x}").write_bytes(content)
+
+
+def test_damaged_files_are_compiled_again(two_at_once, tmp_path):
+    filled, expected, _ = two_at_once
+    cache = shutil.copytree(filled, tmp_path / "cache")
+    cut, unreadable, foreign = programs(cache)
+    content = cut.read_bytes()
+    cut.write_bytes(content[:-100])
+    # TensorFlow takes these for the end of the data, and for a wrong argument.
+    rewrite(unreadable, unreadable.read_bytes()[:-100])
+    rewrite(foreign, content)
+
+    *found, unwritten = run(
+        cache,
+        *({"name": each} for each in NAMES),
+        {"name": "full", "file_bytes": 2000},
+    )
+    for compiled, before in zip(found, expected, strict=True):
+        assert compiled["losses"] == before["losses"]
+        assert compiled["steps"] == 4
+        assert "has compiled 1 program" in compiled["log"][-1]
+    warned = [text for each in found for text in each["warnings"]]
+    assert len(warned) == 2  # that one is cut, its checksum tells
+    for warning in warned:
+        assert "cannot be loaded, and was deleted" in warning
+    # Where TensorFlow cannot write, it would make that an error of the step.
+    (warning,) = unwritten["warnings"]
+    assert "runs as a plain graph" in warning
+    assert "set TMPDIR to another folder" in warning
+    assert unwritten["steps"] == 4
+    assert len(programs(cache)) == 3
+
+
+# Where it is kept
+
+
+def unavailable(match: str):
+    return pytest.raises(CacheUnavailable, match=match)
+
+
+def test_where_the_user_wants_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    default = tmp_path / ".cache" / "keras_conflux"
+    assert folders.chosen({}) == default
+    assert folders.chosen({"XDG_CACHE_HOME": "relative"}) == default
+    assert folders.chosen({"XDG_CACHE_HOME": "/x"}) == pathlib.Path(
+        "/x/keras_conflux"
+    )
+    named = {"KERAS_CONFLUX_CACHE": "~/mine", "XDG_CACHE_HOME": "/x"}
+    assert folders.chosen(named) == tmp_path / "mine"
+    with unavailable("KERAS_CONFLUX_CACHE is 0"):
+        folders.chosen({"KERAS_CONFLUX_CACHE": "0"})
+
+
+def test_a_folder_that_others_could_write_to_is_refused(tmp_path, monkeypatch):
+    made = tmp_path / "some" / "folder"
+    folders.make_private(made)
+    assert made.stat().st_mode & 0o777 == 0o700
+    made.chmod(0o720)
+    with unavailable("chmod go-w"):
+        folders.make_private(made)
+    made.chmod(0o755)
+    folders.make_private(made)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with unavailable("belongs to user"):
+        folders.make_private(made)
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with unavailable("File exists"):
+        folders.make_private(file)
+    with unavailable("file/folder: File exists"):
+        folders.make_private(file / "folder")
+    with unavailable("MiB free"):
+        folders.assert_room(tmp_path, needed=2**60)
+    with unavailable("No such file"):
+        folders.assert_room(tmp_path / "missing")
+    folders.assert_room(tmp_path, needed=0)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+# What is kept
+
+
+def source(tmp_path: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return path
+
+
+def test_what_is_stored_is_whole(tmp_path):
+    kept = Store(tmp_path / "store")
+    assert kept.files("programs/1") == {}
+    kept.add("programs/1", source(tmp_path, "a.pb", b"one"))
+    kept.add("programs/1", source(tmp_path, "a.pb", b"two"))
+    kept.add("programs/1", source(tmp_path, "b.pb", b"three"))
+    kept.add("programs/2", source(tmp_path, "c.pb", b"four"))
+    found = kept.files("programs/1")
+    assert {n: p.read_bytes() for n, p in found.items()} == {
+        "a.pb": b"two",
+        "b.pb": b"three",
+    }
+    found["a.pb"].write_bytes(b"to")
+    found["b.pb"].write_bytes(b"")
+    # A process that is writing, or was killed, leaves this.
+    (tmp_path / "store" / "programs/1" / ".unfinished").write_bytes(b"f")
+    assert kept.files("programs/1") == {}
+    assert not found["a.pb"].exists()
+    assert (tmp_path / "store" / "programs/1" / ".unfinished").exists()
+    assert len(kept.files("programs/2")) == 1
+
+
+def test_what_cannot_be_stored_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = Store(tmp_path / "store")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        kept.add("programs", source(tmp_path, "a.pb", b"one"))
+    assert os.listdir(tmp_path / "store" / "programs") == []
+
+
+def test_the_oldest_files_are_deleted(tmp_path):
+    kept = Store(tmp_path / "xla-1")
+    for age, name in enumerate(["new", "old", "older", "oldest"]):
+        kind = f"programs/{name}"
+        kept.add(kind, source(tmp_path, "a.pb", bytes(100)))
+        for path in kept.files(kind).values():
+            os.utime(path, (time.time() - age * 1000,) * 2)
+    kept.mark_used("programs/older")
+    assert store.size(tmp_path / "xla-1") == 400
+    store.prune(tmp_path / "xla-1", limit=250)
+    left = {p.parent.name for p in (tmp_path / "xla-1").rglob("a.pb.*")}
+    assert left == {"new", "older"}
+    kept.add("programs/new", source(tmp_path, "b.pb", bytes(100)))
+    kept.keep_newest("programs/new", 1)
+    assert set(kept.files("programs/new")) == {"b.pb"}
+
+
+def test_what_was_never_finished_is_deleted_after_a_day(tmp_path):
+    for name, age in (".recent", 0), (".old", 2 * 86400):
+        path = source(tmp_path, name, b"part")
+        os.utime(path, (time.time() - age,) * 2)
+    store.prune(tmp_path)
+    assert os.listdir(tmp_path) == [".recent"]
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(folders, "MINIMUM_FREE", 0)
+    killed, running = ExchangeFolder(), ExchangeFolder()
+    os.utime(killed.folder, (time.time() - 2 * 86400,) * 2)
+    ExchangeFolder()
+    assert not killed.folder.exists()
+    assert running.folder.exists()
+    # One that works for days makes its folder again.
+    killed.assert_usable()
+    assert killed.programs.is_dir()
+
+
+# What TensorFlow is told
+
+
+def test_flags_are_added_and_removed(tmp_path):
+    environ = {"TF_XLA_FLAGS": "--tf_xla_clustering_debug", "XLA_FLAGS": "--x"}
+    before = dict(environ)
+    folder = tmp_path / f"{flags.FOLDER_PREFIX}1 with spaces"
+    for _ in range(2):  # as in a child process
+        flags.remove(environ)
+        assert environ == before
+        flags.set_programs(environ, folder / "programs", "GPU")
+        flags.set_autotuning(environ, folder / "autotuning")
+    assert environ["TF_XLA_FLAGS"].startswith("--tf_xla_clustering_debug --")
+    assert environ["TF_XLA_FLAGS"].count("persistent_cache_directory") == 1
+    assert environ["XLA_FLAGS"] == (
+        f'--x --xla_gpu_experimental_autotuner_cache_dir="{folder}/autotuning"'
+    )
+    environ["XLA_FLAGS"] += " --later"
+    flags.remove(environ)
+    assert environ == {**before, "XLA_FLAGS": "--x --later"}
+    alone = {}
+    flags.set_programs(alone, folder, "GPU")
+    flags.remove(alone)
+    assert alone == {}
+
+
+def test_what_the_user_has_set_stays(tmp_path):
+    mine = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/mine"}
+    with unavailable("a cache of its own"):
+        flags.assert_free(mine)
+    with unavailable("a file of flags"):
+        flags.assert_free({"XLA_FLAGS": "/my/flags"})
+    flags.assert_free({"XLA_FLAGS": "", "TF_XLA_FLAGS": " --tf_xla_x"})
+    tuned = {"XLA_FLAGS": "--xla_gpu_per_fusion_autotune_cache_dir=/mine"}
+    flags.set_autotuning(tuned, tmp_path)
+    assert tuned == {
+        "XLA_FLAGS": "--xla_gpu_per_fusion_autotune_cache_dir=/mine"
+    }
+    with unavailable("flags cannot name"):
+        flags.set_programs({}, tmp_path / 'a"b', "GPU")
+
+
+def test_what_conflux_env_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kept = Store(tmp_path / "cache" / "xla-1")
+    kept.add("programs/1", source(tmp_path, "a.pb", bytes(3 * 2**20)))
+    shown = ProgramCache(tmp_path / "cache", kept, None, {})
+    assert str(shown) == "on, 3 MiB in ~/cache"
+    shown.root = pathlib.Path("/elsewhere")
+    assert str(shown) == "on, 0 MiB in /elsewhere"
+
+
+# What programs depend on
+
+
+def test_any_change_leads_to_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "libcudnn.so.9.1").touch()
+    environ = {"LD_LIBRARY_PATH": str(tmp_path), "HOME": "/home/a"}
+    gpu = {"GPU": "NVIDIA H200", "driver": "580.1"}
+
+    def folder(version="1.0", gpu=gpu, **changed) -> str:
+        facts = environment.facts({**environ, **changed}, version, gpu)
+        return environment.digest(facts)
+
+    same = folder()
+    assert folder(HOME="/home/b", CUDA_VISIBLE_DEVICES="1,0") == same
+    others = [
+        folder(version="1.1"),
+        folder(gpu={**gpu, "GPU": "NVIDIA H100"}),
+        folder(gpu={**gpu, "driver": "590.1"}),
+        folder(XLA_FLAGS="--xla_gpu_autotune_level=2"),
+        folder(TF_XLA_FLAGS="--tf_xla_clustering_debug"),
+        folder(TF_DETERMINISTIC_OPS="1"),
+        folder(CUDA_VISIBLE_DEVICES="MIG-1-2"),
+    ]
+    (tmp_path / "libcudnn.so.9.1").rename(tmp_path / "libcudnn.so.9.2")
+    others.append(folder())
+    monkeypatch.setattr(tf.version, "GIT_VERSION", "v2.21.0-1")
+    others.append(folder())
+    assert len({same, *others}) == 1 + len(others)
+
+
+def test_what_has_to_be_deterministic_is_kept_apart(monkeypatch):
+    usual = program_cache._kinds("a")
+    monkeypatch.setattr(
+        "keras_conflux._compat.tensorflow_internals.is_deterministic",
+        lambda: True,
+    )
+    assert not {*usual} & {*program_cache._kinds("a")}
+
+
+def driver_files(tmp_path: pathlib.Path, *models: str) -> pathlib.Path:
+    for index, model in enumerate(models):
+        folder = tmp_path / "gpus" / f"0000:{index}"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(
+            f"Model: \t\t {model}\nIRQ:   \t\t 1\n"
+        )
+    (tmp_path / "version").write_text("NVRM version: 580.1\nGCC version: 1\n")
+    return tmp_path
+
+
+def test_the_driver_tells_the_gpus_without_tensorflow(tmp_path):
+    files = driver_files(tmp_path, "NVIDIA H200", "NVIDIA H200")
+    assert gpus.describe(files) == {
+        "GPU": "NVIDIA H200",
+        "driver": "NVRM version: 580.1",
+    }
+    with unavailable("no NVIDIA GPU"):
+        gpus.describe(tmp_path / "missing", tmp_path / "missing")
+
+
+def test_gpus_of_several_models_share_nothing(tmp_path):
+    files = driver_files(tmp_path, "NVIDIA H200", "NVIDIA T400")
+    with unavailable("several models.*NVIDIA H200, NVIDIA T400"):
+        gpus.describe(files)
+
+
+def test_the_library_of_the_driver_tells_it_as_well(tmp_path, monkeypatch):
+    """As in containers that hide the driver's files."""
+
+    def write(buffer, size, text=b"NVIDIA H200") -> int:
+        buffer.value = text
+        return 0
+
+    def two(count) -> int:
+        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = 2
+        return 0
+
+    library = types.SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlShutdown=lambda: 0,
+        nvmlSystemGetDriverVersion=lambda b, n: write(b, n, b"580.1"),
+        nvmlDeviceGetCount_v2=two,
+        nvmlDeviceGetHandleByIndex_v2=lambda index, device: 0,
+        nvmlDeviceGetName=lambda device, buffer, size: write(buffer, size),
+    )
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    found = gpus.describe(tmp_path / "missing", tmp_path)
+    assert found == {"GPU": "NVIDIA H200", "driver": "580.1"}
+    library.nvmlInit_v2 = lambda: 9  # the driver does not answer
+    with unavailable("no NVIDIA GPU"):
+        gpus.describe(tmp_path / "missing", tmp_path)
+
+
+# When it is off
+
+
+@pytest.fixture
+def _restored(monkeypatch):
+    monkeypatch.setattr(setup, "_cache", None)
+    monkeypatch.setattr(setup, "_why_off", "")
+
+
+@pytest.mark.usefixtures("_restored")
+def test_off_where_something_speaks_against_it(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "keras_conflux")
+    environ = {"KERAS_CONFLUX_CACHE": str(tmp_path / "cache")}
+    cpu = {"CPU": "this one"}
+    setup.enable("1.0", {"KERAS_CONFLUX_CACHE": "0"}, cpu)
+    assert setup.describe() == "off: KERAS_CONFLUX_CACHE is 0"
+    monkeypatch.setattr(tf, "__version__", "2.22.0")
+    setup.enable("1.0", environ, cpu)
+    assert (
+        setup.describe() == "off: the flags of TensorFlow 2.22.0 are not known"
+    )
+    assert not caplog.messages  # nobody has to hear of these
+    monkeypatch.undo()
+    setup.enable("1.0", environ, cpu)  # in these tests TensorFlow has started
+    assert "before keras_conflux was imported" in setup.describe()
+    assert setup.current() is None
+    (message,) = caplog.messages
+    assert "set KERAS_CONFLUX_CACHE; 0 keeps nothing" in message
+    assert set(environ) == {"KERAS_CONFLUX_CACHE"}
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.usefixtures("_restored")
+def test_off_without_gpus(monkeypatch):
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: False)
+    setup.enable("1.0", {})
+    assert setup.describe() == "off: this TensorFlow is built for CPUs"
