@@ -218,6 +218,15 @@ def test_what_is_stored_is_whole(tmp_path):
     assert len(kept.files("programs/2")) == 1
 
 
+def test_what_another_process_has_stored_later_stays(tmp_path):
+    kept = Store(tmp_path / "store")
+    kept.add("programs", source(tmp_path, "a.pb", b"theirs"))
+    (later,) = kept.files("programs").values()
+    os.utime(later, (time.time() + 1000,) * 2)
+    kept.add("programs", source(tmp_path, "a.pb", b"ours"))
+    assert kept.files("programs") == {"a.pb": later}
+
+
 def test_what_cannot_be_stored_leaves_nothing(tmp_path, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -313,7 +322,7 @@ def test_what_conflux_env_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     kept = Store(tmp_path / "cache" / "xla-1")
     kept.add("programs/1", source(tmp_path, "a.pb", bytes(3 * 2**20)))
-    shown = ProgramCache(tmp_path / "cache", kept, None, {})
+    shown = ProgramCache("GPU", tmp_path / "cache", kept, None, {})
     assert str(shown) == "on, 3 MiB in ~/cache"
     shown.root = pathlib.Path("/elsewhere")
     assert str(shown) == "on, 0 MiB in /elsewhere"
@@ -438,7 +447,7 @@ def test_off_where_something_speaks_against_it(tmp_path, monkeypatch, caplog):
     monkeypatch.undo()
     setup.enable("1.0", environ, cpu)  # in these tests TensorFlow has started
     assert "before keras_conflux was imported" in setup.describe()
-    assert setup.current() is None
+    assert setup.current("CPU") is None
     (message,) = caplog.messages
     assert "set KERAS_CONFLUX_CACHE; 0 keeps nothing" in message
     assert set(environ) == {"KERAS_CONFLUX_CACHE"}
@@ -450,3 +459,15 @@ def test_off_without_gpus(monkeypatch):
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: False)
     setup.enable("1.0", {})
     assert setup.describe() == "off: this TensorFlow is built for CPUs"
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    setup.enable("1.0", {"CUDA_VISIBLE_DEVICES": "-1"})
+    assert setup.describe() == "off: CUDA_VISIBLE_DEVICES hides all GPUs"
+
+
+@pytest.mark.usefixtures("_restored")
+def test_programs_of_other_devices_are_left_alone(tmp_path, monkeypatch):
+    kept = Store(tmp_path)
+    cache = ProgramCache("GPU", tmp_path, kept, None, {})
+    monkeypatch.setattr(setup, "_cache", cache)
+    assert setup.current("GPU") is cache
+    assert setup.current("CPU") is None

@@ -25,6 +25,7 @@ class ProgramCache:
     """What XLA has compiled, in this process and in earlier ones.
 
     Args:
+        kind: The kind of the devices that programs are kept for.
         root: The folder of all stores.
         here: The store for all that programs depend on here.
         exchange: Where TensorFlow looks.
@@ -33,11 +34,13 @@ class ProgramCache:
 
     def __init__(
         self,
+        kind: str,
         root: pathlib.Path,
         here: Store,
         exchange: ExchangeFolder,
         environ: MutableMapping[str, str],
     ) -> None:
+        self.kind = kind
         self.root = root
         self._store = here
         self._exchange = exchange

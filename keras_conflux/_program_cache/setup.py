@@ -25,9 +25,13 @@ _cache: ProgramCache | None = None
 _why_off = "keras_conflux has not been imported"
 
 
-def current() -> ProgramCache | None:
-    """Returns the cache of this process, if there is one."""
-    return _cache
+def current(kind: str) -> ProgramCache | None:
+    """Returns the cache of this process, if there is one.
+
+    Args:
+        kind: The kind of the devices that a program runs on.
+    """
+    return _cache if _cache and _cache.kind == kind else None
 
 
 def describe() -> str:
@@ -74,7 +78,7 @@ def _made(
 ) -> ProgramCache:
     root = folders.chosen(environ)
     if hardware is None:
-        hardware = _gpus()
+        hardware = _gpus(environ)
     _assert_tensorflow_fits()
     flags.assert_free(environ)
     facts = environment.facts(environ, version, hardware)
@@ -84,15 +88,19 @@ def _made(
     folders.assert_room(here)
     _describe(here, facts)
     exchange = ExchangeFolder()
-    device_type = "GPU" if "GPU" in hardware else "CPU"
-    flags.set_programs(environ, exchange.programs, device_type)
-    return ProgramCache(root, Store(here), exchange, environ)
+    kind = "GPU" if "GPU" in hardware else "CPU"
+    flags.set_programs(environ, exchange.programs, kind)
+    return ProgramCache(kind, root, Store(here), exchange, environ)
 
 
-def _gpus() -> dict[str, str]:
+def _gpus(environ: Mapping[str, str]) -> dict[str, str]:
     if not tf.test.is_built_with_cuda():
         raise CacheUnavailable(
             "this TensorFlow is built for CPUs", is_expected=True
+        )
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        raise CacheUnavailable(
+            "CUDA_VISIBLE_DEVICES hides all GPUs", is_expected=True
         )
     return gpus.describe()
 

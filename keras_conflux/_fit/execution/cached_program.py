@@ -21,6 +21,7 @@ class CachedProgram:
     Args:
         trace: Traces it.
         identity: What is the same whenever the same program is traced.
+        kind: The kind of the devices that it runs on.
         watchdog: Knows which replicas have ended, and the name of the program.
         is_alone: Whether no other process takes part.
     """
@@ -29,6 +30,7 @@ class CachedProgram:
         self,
         trace: Callable[[], TracedProgram],
         identity: str,
+        kind: str,
         watchdog: StepWatchdog,
         is_alone: bool,
     ) -> None:
@@ -36,7 +38,7 @@ class CachedProgram:
         self._identity = identity
         self._watchdog = watchdog
         self._is_alone = is_alone
-        self._cache = setup.current()
+        self._cache = setup.current(kind)
         self._program = self._traced()
 
     def __call__(self, *arguments: Any) -> Any:

@@ -58,6 +58,7 @@ class XlaProgram:
             self._traced[key] = CachedProgram(
                 lambda: self._trace(specs, limit),
                 f"{self._step.identity} {key} on {communicator.size} devices",
+                self._strategy.devices[0].kind,
                 self._watchdog,
                 is_alone=not communicator.spans_processes,
             )
