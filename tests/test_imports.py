@@ -80,6 +80,7 @@ FLOORS = [
     "_communication.transports",
     "_communication",
     "_replication",
+    "_attention",
     "_data",
     "_custom_loops",
     "_fit.input",

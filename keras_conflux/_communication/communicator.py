@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
@@ -35,6 +35,7 @@ from keras_conflux._communication.transports.nccl_between_processes import (
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import compute_capability
 
 # Far from the keys that TensorFlow's own strategies count up from 1.
 _FIRST_GROUP_KEY = 1 << 20
@@ -74,6 +75,13 @@ def _new_group_key(devices: tuple[Device, ...]) -> int:
     return _FIRST_GROUP_KEY + 2 * (zlib.crc32(text.encode()) % (1 << 28))
 
 
+def _least_capability(devices: tuple[Device, ...]) -> tuple[int, int] | None:
+    """Returns the lowest compute capability, if all devices are CUDA GPUs."""
+    found = [compute_capability(device) for device in devices]
+    known = [each for each in found if each is not None]
+    return min(known) if len(known) == len(found) else None
+
+
 class Communicator:
     """The collective channel of one tuple of devices.
 
@@ -87,7 +95,14 @@ class Communicator:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
         self.on_gpu = self.devices[0].kind == "GPU"
-        agree(f"a strategy over {', '.join(self.devices)}")
+        capabilities = told_by_all(
+            f"a strategy over {', '.join(self.devices)}",
+            _least_capability(self.devices),
+        )
+        self.compute_capability = (
+            min(map(tuple, capabilities)) if all(capabilities) else None
+        )
+        """The lowest of all devices, as `(9, 0)`, if all are CUDA GPUs."""
         if self.on_gpu and self.spans_processes:
             warn(
                 "GPUs of several processes: this has been measured with a "

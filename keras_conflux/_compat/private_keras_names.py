@@ -93,6 +93,11 @@ class Patched:
         f"{_TF_OPS}.nn:_compute_moments_sync",
         "x, axes, keepdims",
     )
+    ATTENTION = PrivateName(
+        f"{_TF_OPS}.nn:dot_product_attention",
+        "query, key, value, bias, mask, scale, is_causal, flash_attention, "
+        "attn_logits_soft_cap",
+    )
     MEAN_UPDATE = PrivateName(
         f"{_METRICS}Mean.update_state", "self, values, sample_weight"
     )

@@ -15,6 +15,10 @@ _FUNCTION = (
 _ORDER = (
     "tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies"
 )
+_STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
+
+MODULE_CALLS = (2, 21)
+"""The first version whose names for calls of StableHLO modules were read."""
 
 OVERRIDDEN = (
     PrivateName(
@@ -182,6 +186,27 @@ READ = (
     PrivateName(
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_all_reduce",
         "input, group_assignment, reduce_op, mode, name",
+    ),
+    PrivateName(
+        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_call_module",
+        "args, version, module, Sout, Tout, dim_args_spec, platforms, "
+        "function_list, has_token_input_output, disabled_checks, "
+        "use_shardy_partitioner, name",
+        since=MODULE_CALLS,
+    ),
+    PrivateName(
+        f"{_STABLEHLO}:serialize_portable_artifact_str", since=MODULE_CALLS
+    ),
+    PrivateName(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
+    PrivateName(
+        "tensorflow.python.ops.handle_data_util:copy_handle_data",
+        "source_t, target_t",
+    ),
+    PrivateName(
+        "tensorflow.python.eager.record:should_record_backprop", "tensors"
+    ),
+    PrivateName(
+        "tensorflow.python.framework.config:is_op_determinism_enabled", ""
     ),
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",

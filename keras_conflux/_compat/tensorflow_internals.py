@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +16,14 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.eager import context
+from tensorflow.python.eager import record
 from tensorflow.python.framework import config
+from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
+
+from keras_conflux._compat import private_tensorflow_names
+from keras_conflux._compat.private_names import numbers
 
 
 def in_replica_loop() -> bool:
@@ -183,6 +189,63 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     )
     must_run(reduced)
     return reduced
+
+
+def has_module_calls() -> bool:
+    """Whether XLA programs can have parts that are written in StableHLO."""
+    return numbers(tf.__version__) >= private_tensorflow_names.MODULE_CALLS
+
+
+def module_call(
+    module: str,
+    operands: list[tf.Tensor],
+    shapes: Any,
+    dtypes: list[tf.DType],
+    platform: str,
+) -> list[tf.Tensor]:
+    """Returns what a StableHLO module computes, inside an XLA program.
+
+    Args:
+        module: Its text. Its function `main` takes the operands.
+        operands: Of the shapes that `main` declares.
+        shapes: Of the results.
+        dtypes: Of the results.
+        platform: What XLA calls the devices that the program runs on.
+    """
+    from tensorflow.compiler.mlir.stablehlo import stablehlo
+
+    serialized = stablehlo.serialize_portable_artifact_str(
+        module, stablehlo.get_current_version()
+    )
+    found: Any = gen_xla_ops.xla_call_module(
+        operands,
+        version=9,
+        module=serialized,
+        Sout=shapes,
+        Tout=dtypes,
+        platforms=[platform],
+    )
+    return list(found)
+
+
+def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
+    """Lets shape functions know what lies behind a handle, as behind another.
+
+    Args:
+        source: The handle of a variable, for example.
+        target: A placeholder for it.
+    """
+    handle_data_util.copy_handle_data(source, target)
+
+
+def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a gradient tape records what is computed of one of these."""
+    return record.should_record_backprop(tensors)
+
+
+def is_deterministic() -> bool:
+    """Whether the user has enabled op determinism."""
+    return config.is_op_determinism_enabled()
 
 
 def must_run(tensor: tf.Tensor) -> None:

@@ -161,6 +161,14 @@ def _physical_of_each(kind: str) -> list[Any]:
     ]
 
 
+def compute_capability(device: Device) -> tuple[int, int] | None:
+    """Returns what a CUDA GPU can compute, such as `(9, 0)`; else `None`."""
+    if device.kind != "GPU":
+        return None
+    details = tf.config.experimental.get_device_details(physical(device))
+    return details.get("compute_capability")
+
+
 def physical(device: Device) -> Any:
     """Returns the `tf.config.PhysicalDevice` that a logical device is part of.
 

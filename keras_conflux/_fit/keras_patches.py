@@ -17,6 +17,7 @@ from keras_conflux._fit import side_effects
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.numerics import attention
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import integer_seeds
 from keras_conflux._fit.numerics import layer_outputs
@@ -75,6 +76,8 @@ PATCHES = (
     (Patched.BINOMIAL, integer_seeds.draw),
     (Patched.CATEGORICAL, integer_seeds.draw_for),
     (Patched.DROPOUT, integer_seeds.draw_for),
+    # Layers.
+    (Patched.ATTENTION, attention.dot_product_attention),
     # The trainer.
     (Patched.TRAINER_INIT, variables.make_distributed),
     (Patched.COMPILE, trainer.compile),

@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
 import keras
 import tensorflow as tf
 
+from keras_conflux._attention.shapes import CompiledShapes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
@@ -46,6 +48,7 @@ class ReplicaStep(Protocol):
         offset: Any,
         size: Any,
         in_xla: bool = False,
+        shapes: Sequence[Sequence[int]] | None = None,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
@@ -55,6 +58,7 @@ class ReplicaStep(Protocol):
             offset: The same of those before its own.
             size: Its number of samples, which may be 0; `None` if it cannot.
             in_xla: Whether what is traced becomes part of an XLA program.
+            shapes: Of the shard's leaves, where XLA compiles that program.
         """
         ...
 
@@ -94,6 +98,7 @@ class _ModelStep:
         offset: Any,
         size: Any,
         in_xla: bool = False,
+        shapes: Sequence[Sequence[int]] | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
         eager = tf.executing_eagerly()
@@ -101,6 +106,9 @@ class _ModelStep:
         context = StepContext(
             self.name,
             in_xla=in_xla,
+            compiled_shapes=None
+            if shapes is None
+            else CompiledShapes(trees.present(shard), shapes),
             batch_fraction=fraction,
             batch_offset=offset,
             may_be_empty=size is not None,

@@ -52,11 +52,12 @@ class XlaProgram:
             limit: How many steps an execution may have. A program is compiled
                 for each limit that is asked for.
         """
-        key = stack.signature, limit
+        key = stack.signature, limit, stack.shape
         if key not in self._traced:
             communicator, specs = self._strategy.communicator, stack.specs
+            shapes = [shape for shape, _ in stack.shape]
             self._traced[key] = CachedProgram(
-                lambda: self._trace(specs, limit),
+                lambda: self._trace(specs, limit, shapes),
                 f"{self._step.identity} {key} on {communicator.size} devices",
                 self._strategy.devices[0].kind,
                 self._watchdog,
@@ -75,14 +76,16 @@ class XlaProgram:
         """How many programs have been traced."""
         return len(self._traced)
 
-    def _trace(self, shard_specs: list[Tree], limit: int) -> TracedProgram:
+    def _trace(
+        self, shard_specs: list[Tree], limit: int, shapes: list
+    ) -> TracedProgram:
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)
             outputs: dict[int, Tree] = {}
 
             def one_replica() -> None:
                 index = replica_index()
-                program = self._program(shard_specs[index], limit)
+                program = self._program(shard_specs[index], limit, shapes)
                 outputs[index] = self._watchdog.mark_end(
                     index, program(steps, stacked[index])
                 )
@@ -103,7 +106,7 @@ class XlaProgram:
             self._strategy.communicator, self._watchdog, all_replicas, signature
         )
 
-    def _program(self, shard_spec: Tree, limit: int) -> Callable:
+    def _program(self, shard_spec: Tree, limit: int, shapes: list) -> Callable:
         """Returns what a replica runs, on as many as `limit` batches.
 
         The fraction of the batch is a constant in it, so that XLA removes what
@@ -119,6 +122,7 @@ class XlaProgram:
                 communicator.rank(replica_index()) * fraction,
                 size=None,
                 in_xla=True,
+                shapes=shapes,
             )
             return output, last_reduced()
 

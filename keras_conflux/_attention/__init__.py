@@ -1,0 +1,1 @@
+"""Attention as one fused kernel, in the XLA programs of replicas."""

@@ -1,0 +1,78 @@
+"""What computes fused attention, and what it is asked to compute."""
+
+import dataclasses
+from typing import Protocol
+
+import tensorflow as tf
+
+from keras_conflux._replication.step_context import StepContext
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What an attention computes, apart from its tensors."""
+
+    scale: float
+    """What the products of queries and keys are multiplied by."""
+    is_causal: bool
+    """Whether query `t` attends to the keys 0 to `t` only."""
+
+
+class Kernel(Protocol):
+    """Computes attention without writing out the scores.
+
+    B is the number of samples, T that of queries, S that of keys, N that of
+    heads, K that of the heads of keys and values, and H the size of a head. N
+    is a multiple of K. All shapes are known while tracing.
+    """
+
+    def obstacle(self, context: StepContext) -> str | None:
+        """Returns why the program that is traced cannot use it, if so."""
+        ...
+
+    def forward(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        bias: tf.Tensor | None,
+        form: Form,
+        with_statistics: bool,
+    ) -> list[tf.Tensor]:
+        """Returns the output and, if asked for, the statistics.
+
+        Args:
+            queries: Of shape `(B, T, N, H)`.
+            keys: Of shape `(B, S, K, H)`.
+            values: Of shape `(B, S, K, H)`.
+            bias: Is added to the scores: `(B or 1, N or 1, T, S)`.
+            form: See there.
+            with_statistics: Whether to return what `backward` needs: float32
+                of shape `(B, N, T)`.
+        """
+        ...
+
+    def backward(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        bias: tf.Tensor | None,
+        form: Form,
+        output: tf.Tensor,
+        statistics: tf.Tensor,
+        upstream: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of queries, keys and values.
+
+        Args:
+            queries: As in `forward`, like the next four.
+            keys: See there.
+            values: See there.
+            bias: See there. It gets no gradient.
+            form: See there.
+            output: What `forward` has returned.
+            statistics: What it has returned beside it.
+            upstream: The gradient of the output.
+        """
+        ...

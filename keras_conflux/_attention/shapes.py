@@ -1,0 +1,129 @@
+"""The shapes that tensors of a step will have where XLA compiles it.
+
+A step is traced for any number of samples (docs/design.md), and XLA compiles it
+for one. TensorFlow's own shape functions tell what that makes of a tensor: the
+operations between the batch and the tensor are copied to a graph beside the
+step's, in which the batch has the shape that XLA will see. That graph never
+runs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+
+_MAX_ENTRIES = 32
+"""How many entries a tensor may have that is taken for a shape."""
+
+
+class CompiledShapes:
+    """Finds the shapes of the tensors of one replica's step.
+
+    Args:
+        leaves: The replica's part of a batch, as the step is traced for it.
+        shapes: What shapes the leaves will have.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Any], shapes: Sequence[Sequence[int]]
+    ) -> None:
+        self._graph = tf.Graph()
+        self._copies: dict[int, tf.Tensor] = {}
+        self._kept: list[tf.Tensor] = []  # so that no other has their id
+        for leaf, shape in zip(leaves, shapes, strict=True):
+            self._keep(leaf, self._placeholder(leaf, shape))
+
+    def of(self, tensor: tf.Tensor) -> tf.TensorShape:
+        """Returns a shape, as far as it can be told."""
+        if tensor.shape.is_fully_defined():
+            return tensor.shape
+        waiting = [tensor]
+        while waiting:
+            current = waiting[-1]
+            missing = [
+                each
+                for each in self._behind(current)
+                if id(each) not in self._copies
+            ]
+            if missing and id(current) not in self._copies:
+                waiting.extend(missing)
+                continue
+            if id(current) not in self._copies:
+                self._copy(current)
+            waiting.pop()
+        return self._copies[id(tensor)].shape.merge_with(tensor.shape)
+
+    def _behind(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what the shape of a tensor depends on."""
+        if _has_one_shape(tensor):
+            return []
+        outside = _captured(tensor)
+        if outside is not None:
+            return [] if tensorflow_internals.is_eager(outside) else [outside]
+        return [] if _is_opaque(tensor.op) else list(tensor.op.inputs)
+
+    def _copy(self, tensor: tf.Tensor) -> None:
+        operation, outside = tensor.op, _captured(tensor)
+        value = tf.get_static_value(tensor) if _is_small(tensor) else None
+        with self._graph.as_default():
+            if value is not None:
+                self._keep(tensor, tf.constant(value, tensor.dtype))
+            elif outside is not None and id(outside) in self._copies:
+                self._keep(tensor, self._copies[id(outside)])
+            elif _has_one_shape(tensor) or _is_opaque(operation):
+                self._keep(tensor, self._placeholder(tensor, tensor.shape))
+            else:
+                self._copy_operation(operation)
+
+    def _copy_operation(self, operation: tf.Operation) -> None:
+        inputs = [self._copies[id(each)] for each in operation.inputs]
+        try:
+            found = tensorflow_internals.copied(operation, inputs)
+        except (TypeError, ValueError, tf.errors.OpError):
+            # It fits no batch of this shape, which is not said here.
+            found = [self._placeholder(x, x.shape) for x in operation.outputs]
+        for old, new in zip(operation.outputs, found, strict=True):
+            self._keep(old, new)
+
+    def _keep(self, tensor: tf.Tensor, copy: tf.Tensor) -> None:
+        self._kept.append(tensor)
+        self._copies[id(tensor)] = copy
+
+    def _placeholder(self, tensor: tf.Tensor, shape: Any) -> tf.Tensor:
+        with self._graph.as_default():
+            made = tf.compat.v1.placeholder(tensor.dtype, shape)
+        if tensor.dtype == tf.resource:
+            tensorflow_internals.copy_handle_data(tensor, made)
+        return made
+
+
+def _captured(tensor: tf.Tensor) -> Any:
+    """Returns what a tensor stands for that comes from outside of its graph."""
+    if tensor.op.type != "Placeholder":
+        return None
+    return tensorflow_internals.captures(tensor.graph).get(id(tensor))
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    """Whether a tensor may be a shape, or an entry of one."""
+    entries = tensor.shape.num_elements()
+    return (
+        tensor.dtype.is_integer
+        and entries is not None
+        and entries <= _MAX_ENTRIES
+    )
+
+
+def _has_one_shape(tensor: tf.Tensor) -> bool:
+    """Whether the shape is known, and nothing else about a tensor matters."""
+    return tensor.shape.is_fully_defined() and not _is_small(tensor)
+
+
+def _is_opaque(operation: tf.Operation) -> bool:
+    """Whether an operation's shapes cannot be told from those of its inputs."""
+    return not operation.inputs or any(
+        attribute.WhichOneof("value") == "func"
+        for attribute in operation.node_def.attr.values()
+    )
