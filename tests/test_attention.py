@@ -164,6 +164,10 @@ def operands(call):
     return re.search(r"custom-call\((.*?)\), custom_call_target", call)[1]
 
 
+def shapes_of_operands(call):
+    return re.findall(r"\w+\[[\d,]*\]", operands(call))
+
+
 def causal(*arguments):
     return attention(*arguments, is_causal=True)
 
@@ -199,8 +203,18 @@ def test_a_mask_is_a_bias(gpu):
     forward, backward = calls_in(hlo(gpu, with_gradients(masked), *inputs()))
     assert '__cudnn$fmhaScaleBiasSoftmax"' in forward
     assert '__cudnn$fmhaScaleBiasSoftmaxBackward"' in backward
-    for call in (forward, backward):
-        assert "bf16[2,1,64,64]" in call
+    bias = "bf16[2,1,64,64]"
+    assert [each == bias for each in shapes_of_operands(forward)] == [
+        *[False] * 3,
+        True,
+    ]
+    # Queries, keys, values, statistics, the output's gradient, bias, output.
+    assert [each == bias for each in shapes_of_operands(backward)] == [
+        *[False] * 5,
+        True,
+        False,
+    ]
+    assert shapes_of_operands(backward)[3] == "f32[2,4,64]"
 
 
 def test_heads_may_share_keys(gpu):
