@@ -60,11 +60,6 @@ def has_listed_devices() -> bool:
     return running._physical_devices is not None
 
 
-def is_deterministic() -> bool:
-    """Whether operations have to give the same result each time."""
-    return config.is_op_determinism_enabled()
-
-
 @functools.cache
 def memory_of(device: str) -> int:
     """Returns how many bytes TensorFlow may take of a device's memory."""
