@@ -718,7 +718,7 @@ def test_shapes_are_told_through_variables_and_captures(reference):
 
         @tf.function(autograph=False)
         def inside():
-            y = tf.reshape(x, [tf.shape(tokens)[0], T, N, H])
+            y = tf.reshape(x, [tf.shape(x)[0], T, N, H])
             return attention(y, y, y)
 
         return inside()
