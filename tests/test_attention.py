@@ -729,3 +729,17 @@ def test_shapes_are_told_through_variables_and_captures(reference):
         )
     assert reference.calls == ["forward"]
     assert output.shape == [B, T, N, H]
+
+
+def test_derivatives_in_forward_mode_are_kerass(reference, said):
+    def program(query, key, value):
+        ones = tf.ones_like(query)
+        with tf.autodiff.ForwardAccumulator([query], [ones]) as accumulator:
+            output = causal(query, key, value)
+        return accumulator.jvp(output)
+
+    expected = tf.function(program, autograph=False)(*inputs())
+    with in_a_program():
+        found = tf.function(program, autograph=False)(*inputs())
+    assert "forward mode" in said()[0]
+    assert_close(found, expected)

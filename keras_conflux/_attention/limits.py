@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_internals
+
 HALVES = (tf.float16, tf.bfloat16)
 MAX_HEAD_SIZE = 128
 MIN_LENGTH = 64
@@ -59,6 +61,8 @@ class Request:
         if len(dtypes) > 1 or not dtypes <= {*HALVES}:
             names = ", ".join(sorted(each.name for each in dtypes))
             return f"it computes in {names}, not in float16 or bfloat16"
+        if tensorflow_internals.has_tangents(inputs):
+            return "a derivative is taken in forward mode"
         is_boolean = (
             isinstance(self.mask, tf.Tensor) and self.mask.dtype.is_bool
         )

@@ -199,8 +199,18 @@ READ = (
     ),
     PrivateName(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
     PrivateName(
+        "tensorflow.python.eager.forwardprop_util:TangentInfo.__new__",
+        None,
+        ("tangents",),
+    ),
+    PrivateName(
         "tensorflow.python.ops.handle_data_util:copy_handle_data",
         "source_t, target_t",
+    ),
+    PrivateName(
+        "tensorflow.python.eager.forwardprop_util:pack_tangents",
+        "tensors",
+        ("TangentInfo",),
     ),
     PrivateName(
         "tensorflow.python.eager.record:should_record_backprop", "tensors"

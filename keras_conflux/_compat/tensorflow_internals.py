@@ -16,6 +16,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.eager import context
+from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
 from tensorflow.python.framework import config
 from tensorflow.python.ops import handle_data_util
@@ -236,6 +237,11 @@ def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
 def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether a gradient tape records what is computed of one of these."""
     return record.should_record_backprop(tensors)
+
+
+def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a `tf.autodiff.ForwardAccumulator` follows one of these."""
+    return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
 
 
 def is_deterministic() -> bool:
