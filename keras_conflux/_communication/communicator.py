@@ -105,8 +105,9 @@ class Communicator:
         """The lowest of all devices, as `(9, 0)`, if all are CUDA GPUs."""
         if self.on_gpu and self.spans_processes:
             warn(
-                "GPUs of several processes: this has been measured with a "
-                "prototype only. Compare a short training with one process."
+                "GPUs of several processes: few programs have been compared "
+                "with one device so far, see docs/guarantees.md. Compare a "
+                "short training with one process."
             )
         self._latest = Trace(len(self.devices))
         self._lock = threading.RLock()
