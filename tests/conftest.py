@@ -1,4 +1,7 @@
-"""Four logical CPU devices, or the GPUs of the machine."""
+"""Logical CPU devices, or the GPUs of the machine.
+
+There are three CPU devices, and four with CONFLUX_ALL_TESTS=1.
+"""
 
 import os
 
@@ -16,7 +19,8 @@ from tensorflow.python.framework import config
 import keras_conflux as kc
 
 ON_GPU = bool(tf.config.list_physical_devices("GPU"))
-DEVICES = kc.devices(None if ON_GPU else 4)
+RUN_LONG_TESTS = os.environ.get("CONFLUX_ALL_TESTS") == "1"
+DEVICES = kc.devices(None if ON_GPU else 4 if RUN_LONG_TESTS else 3)
 tf.config.list_logical_devices()  # starts TensorFlow; there are no more now
 COUNTS = [count for count in (1, 2, 3, 4) if count <= len(DEVICES)]
 MANY = COUNTS[-1]
@@ -35,9 +39,6 @@ hypothesis.settings.register_profile(
     deadline=None,
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
-
-
-RUN_LONG_TESTS = os.environ.get("CONFLUX_ALL_TESTS") == "1"
 
 
 def pytest_configure(config) -> None:

@@ -40,7 +40,11 @@ def single():
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [*(("adam", count) for count in COUNTS), ("sgd", MANY), ("adamw", MANY)],
+    [
+        *(("adam", count) for count in COUNTS),
+        pytest.param("sgd", MANY, marks=pytest.mark.long),
+        pytest.param("adamw", MANY, marks=pytest.mark.long),
+    ],
 )
 def test_fit_equals_one_device(name, count, single):
     one, one_logs = single(name)

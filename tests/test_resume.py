@@ -199,9 +199,7 @@ def new(folder, name):
 
 
 SHORT = [
-    ("arrays", None),
     ("arrays", 2),
-    ("tf.data, repeated", 2),
     ("tf.data, of unknown length", None),
     ("PyDataset", 2),
 ]
