@@ -6,6 +6,7 @@ Each returns arrays. `replicate` is given models, and gives them back.
 import os
 import signal
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -377,6 +378,32 @@ class Stopped(keras.callbacks.Callback):
         assert not state
 
 
+def plain_variables_are_warned_of(directory):
+    """Of a `tf.Variable` each process has one, and its replicas share it."""
+    for sets_samples in (False, True):
+        mine = tf.Variable(0.5, trainable=False)
+        model = dense()
+        model.add(Adds(mine, sets_samples))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitted(kc.replicate(model), epochs=1)
+        told = any("`tf.Variable`" in str(each.message) for each in caught)
+        assert told == (sets_samples or len(kc.devices()) > 1)
+
+
+class Adds(keras.layers.Layer):
+    """Adds one, or its samples, to a `tf.Variable`."""
+
+    def __init__(self, mine, samples):
+        super().__init__()
+        self.mine = mine
+        self.samples = samples
+
+    def call(self, x):
+        self.mine.assign_add(tf.reduce_sum(x) if self.samples else 1.0)
+        return x
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -387,5 +414,6 @@ CHECKS = {
         throughput_is_that_of_the_slowest,
         parts_of_data,
         trainings_are_resumed,
+        plain_variables_are_warned_of,
     )
 }

@@ -20,26 +20,29 @@ _SITE_PACKAGES = sysconfig.get_path("purelib")
 _registry: dict[Any, Any] = {}
 
 
-def warn(message: str) -> None:
+def warn(message: str, operation: tf.Operation | None = None) -> None:
     """Warns with the innermost line that is not of a library's making.
 
     Args:
         message: What to say. Python shows it once for each line.
+        operation: What has been traced and is warned of, if it was traced
+            before this call.
     """
-    file, line = _users_line()
+    file, line = _users_line(operation)
     warnings.warn_explicit(
         message, ConfluxWarning, file, line, registry=_registry
     )
 
 
-def _users_line() -> tuple[str, int]:
+def _users_line(operation: tf.Operation | None) -> tuple[str, int]:
     # The traceback of an op has the user's lines where AutoGraph has
     # translated them; Python's own stack has those of generated files.
-    frames = (
-        traceback.extract_stack()
-        if tf.executing_eagerly()
-        else tf.no_op().traceback
-    )
+    if operation is not None:
+        frames = operation.traceback
+    elif tf.executing_eagerly():
+        frames = traceback.extract_stack()
+    else:
+        frames = tf.no_op().traceback
     for frame in reversed(frames):
         if _is_the_users(frame.filename):
             return frame.filename, frame.lineno or 0

@@ -65,6 +65,13 @@ READ = (
     PrivateName("tensorflow.python.framework.ops:Graph.create_op"),
     PrivateName("tensorflow.python.framework.ops:Graph._get_function"),
     PrivateName(f"{_GRAPH}.captures"),
+    PrivateName(f"{_GRAPH}.internal_captures"),
+    PrivateName(
+        "tensorflow.python.framework.auto_control_deps_utils:"
+        "get_read_write_resource_inputs",
+        "op",
+    ),
+    PrivateName("tensorflow.python.ops.resource_variable_ops:_UnreadVariable"),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.run"),
     PrivateName(

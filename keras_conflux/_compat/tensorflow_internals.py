@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import gc
 import sys
 import threading
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +20,10 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.eager import context
 from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
+from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.framework import config
 from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
@@ -278,6 +282,70 @@ def captures(graph: Any) -> dict[int, Any]:
     """Returns what a graph takes from outside, by the ids of placeholders."""
     pairs = getattr(graph, "captures", ())
     return {id(inside): outside for outside, inside in pairs}
+
+
+def outermost(tensor: Any, graph: Any) -> Any:
+    """Returns what a placeholder stands for outside of all graphs.
+
+    Args:
+        tensor: The placeholder, or any other tensor, which is returned.
+        graph: The graph that has it.
+    """
+    while graph is not None:
+        outside = captures(graph).get(id(tensor))
+        if outside is None:
+            break
+        tensor, graph = outside, getattr(outside, "graph", None)
+        if is_eager(tensor):
+            break
+    return tensor
+
+
+def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
+    """Yields what a graph uses and may change, such as a variable's handle.
+
+    Yields:
+        The resource, as known outside of all graphs, and the operations of
+        the graph that use it.
+    """
+    for placeholder in list(getattr(graph, "internal_captures", ())):
+        if placeholder.dtype == tf.resource:
+            yield outermost(placeholder, graph), placeholder.consumers()
+
+
+def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
+    """Whether an operation may change a resource that it uses.
+
+    A branch, a loop or a function may if anything in it does.
+
+    Args:
+        operation: Of `graph`.
+        handle: The resource, as known outside of all graphs.
+        graph: Where the operation is.
+    """
+    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
+    _, changed = find(operation)
+    return any(outermost(tensor, graph) is handle for tensor in changed)
+
+
+def variables_behind(handles: Collection[Any]) -> dict[int, Any]:
+    """Returns, by the ids of handles, the variables that have them.
+
+    A variable with a copy for each device has several. A handle does not know
+    its variable, so this looks at all objects of the program.
+    """
+    wanted = {id(handle) for handle in handles}
+    found: dict[int, Any] = {}
+    for each in gc.get_objects() if wanted else ():
+        kind = type(each)
+        if tf.Variable not in kind.__mro__:
+            continue
+        if isinstance(each, tf.distribute.DistributedValues):
+            copies = each.values
+            found.update((id(copy.handle), each) for copy in copies)
+        elif kind is not resource_variable_ops._UnreadVariable:
+            found.setdefault(id(each.handle), each)
+    return {key: each for key, each in found.items() if key in wanted}
 
 
 def is_eager(tensor: Any) -> bool:

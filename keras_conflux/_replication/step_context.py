@@ -87,17 +87,28 @@ class StepContext:
     """What it does with a number that may be that of its samples, which is
     known while tracing."""
 
-    def warn_once(self, key: str, message: str) -> None:
+    def warn_once(
+        self, key: str, message: str, operation: tf.Operation | None = None
+    ) -> None:
         """Warns of what several replicas do and one device does not.
 
         Args:
             key: What is warned of, once in this step on any replica.
             message: What to say after the name of the step.
+            operation: What is warned of, if it was traced before this call.
         """
-        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-        if key not in self.warned and not alone:
+        if key not in self.warned and not _is_alone():
             self.warned.add(key)
-            warn(f"{self.name}: {message}")
+            warn(f"{self.name}: {message}", operation)
+
+
+def _is_alone() -> bool:
+    """Whether this replica is the only one, of all processes."""
+    strategy = tf.distribute.get_strategy()
+    communicator = getattr(strategy, "communicator", None)
+    if communicator is None:
+        return strategy.num_replicas_in_sync == 1
+    return communicator.size == 1
 
 
 _local = threading.local()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.transports.op_names import MERGE_OPS
 from keras_conflux._devices.device import Device
 
@@ -27,7 +28,7 @@ class CpuRing:
     ) -> None:
         self._size = size
         self._group_key = group_key
-        self._counters = [_counter(device) for device in devices]
+        self._counters = [new_counter(device) for device in devices]
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: str, call: str
@@ -55,8 +56,3 @@ class CpuRing:
         latest = max(int(counter.numpy()) for counter in self._counters)
         for counter in self._counters:
             counter.assign(latest + 1)
-
-
-def _counter(device: Device) -> tf.Variable:
-    with tf.device(device):
-        return tf.Variable(tf.constant(0), trainable=False)

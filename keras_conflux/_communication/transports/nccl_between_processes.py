@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.transports.op_names import MERGE_OPS
 from keras_conflux._devices.device import Device
 
@@ -25,8 +26,8 @@ class NcclBetweenProcesses:
     ) -> None:
         self._size = size
         self._group_key = group_key
-        self._counters = [_variable("CPU:0", 0) for _ in devices]
-        self._tokens = [_variable(device, 0.0) for device in devices]
+        self._counters = [new_counter("CPU:0", 0) for _ in devices]
+        self._tokens = [new_counter(device, 0.0) for device in devices]
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: str, call: str
@@ -53,8 +54,3 @@ class NcclBetweenProcesses:
 
     def recover(self) -> None:
         """Does nothing: processes cannot recover from a failed step."""
-
-
-def _variable(device: str, value: float) -> tf.Variable:
-    with tf.device(device):
-        return tf.Variable(tf.constant(value), trainable=False)

@@ -21,6 +21,7 @@ from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import logs
 from keras_conflux._fit.numerics import metric_sums
+from keras_conflux._fit.numerics import plain_variables
 from keras_conflux._fit.numerics import trace_findings
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
@@ -129,6 +130,7 @@ class _ModelStep:
             output = self._run(shard, size, context)
             context.internal = True
             layer_state.reduce_states(self._model, context)
+            plain_variables.warn_of_plain_variables(self._model, context)
         return output
 
     def assert_traced_rightly(self) -> None:

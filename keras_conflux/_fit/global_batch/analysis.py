@@ -230,15 +230,7 @@ class _Graph:
 
     def _outermost(self, handle: tf.Tensor) -> Any:
         """Returns the variable's own handle for a placeholder of it."""
-        graph = self._graph
-        while graph is not None:
-            outside = tensorflow_internals.captures(graph).get(id(handle))
-            if outside is None:
-                break
-            handle, graph = outside, getattr(outside, "graph", None)
-            if tensorflow_internals.is_eager(handle):
-                break
-        return handle
+        return tensorflow_internals.outermost(handle, self._graph)
 
 
 def parts_of(value: Any) -> list[tf.Tensor]:
