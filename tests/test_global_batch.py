@@ -479,6 +479,35 @@ def _by_condition(layer, x):
     layer.kept.assign(tf.cond(mean[0, 0] > 0, lambda: mean, lambda: -2 * mean))
 
 
+def _set_in_a_branch(layer, x):
+    spread = ops.std(x, 0)
+
+    def first():
+        layer.kept.assign(ops.log(ops.std(x, 0)) * ops.ones((6, 6)) + spread)
+        layer.steps.assign(ops.shape(x)[0])
+
+    tf.cond(layer.kept[0, 0] > 0.9, first, lambda: None)
+
+
+def _added_in_a_branch(layer, x):
+    def add():
+        layer.kept.assign_add(ops.broadcast_to(ops.mean(x, 0), (6, 6)))
+        layer.steps.assign_add(1)
+
+    tf.cond(layer.steps < 3, add, lambda: None)
+
+
+def _set_in_a_function(layer, x):
+    @tf.function
+    def function(x):
+        def largest():
+            layer.kept.assign(ops.maximum(layer.kept, ops.max(x, 0)))
+
+        tf.cond(layer.kept[0, 0] > -9.0, largest, lambda: None)
+
+    function(x)
+
+
 def _counted(layer, x):
     layer.steps.assign(layer.steps + ops.shape(x)[0])
 
@@ -513,6 +542,9 @@ class Keeping(layers.Layer):
         _largest,
         _covariance,
         _by_condition,
+        _set_in_a_branch,
+        _added_in_a_branch,
+        _set_in_a_function,
         _counted,
     ],
 )

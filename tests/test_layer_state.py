@@ -30,7 +30,7 @@ def _sums(kept, x):
 
 def _sums_in_a_branch(kept, x):
     tf.cond(
-        tf.reduce_sum(x) > -1e9,
+        tf.reduce_sum(kept) < 1e9,
         lambda: kept.assign_add(tf.reduce_sum(x, 0)),
         lambda: kept.value,
     )
@@ -86,6 +86,32 @@ def test_what_a_layer_keeps(update, trainable):
     models, _ = both(build, X[:16], Y[:16], batch_size=8, epochs=3)
     one, many = (model.layers[0].kept.numpy() for model in models)
     np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
+def _sums_by_samples(kept, x):
+    tf.cond(
+        tf.reduce_sum(x) > 0,
+        lambda: kept.assign_add(tf.reduce_sum(x, 0)),
+        lambda: kept.value,
+    )
+
+
+def _sets_in_a_loop(kept, x):
+    def body(i):
+        kept.assign(tf.reduce_max(x, 0))
+        return (i + 1,)
+
+    tf.while_loop(lambda i: i < 2, body, [0])
+
+
+@pytest.mark.parametrize("update", [_sums_by_samples, _sets_in_a_loop])
+def test_what_replicas_may_write_otherwise_warns(update):
+    model = keras.Sequential([Keeps(update, False), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    if MANY > 1:
+        kc.replicate(model, MANY)
+        with pytest.warns(kc.ConfluxWarning, match="in a loop, or in a branch"):
+            model.fit(X, Y, batch_size=8, verbose=0)
 
 
 def test_what_predict_keeps():

@@ -358,6 +358,16 @@ def function_named(graph: Any, name: str) -> Any:
     return getattr(graph._get_function(name), "graph", None)
 
 
+def graphs_of(operation: tf.Operation) -> list[Any]:
+    """Returns the graphs that an operation runs, as both of a branch."""
+    functions = [
+        each.func.name
+        for each in operation.node_def.attr.values()
+        if each.HasField("func")
+    ]
+    return [function_named(operation.graph, name) for name in functions]
+
+
 def copied(operation: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns what an operation gives for other inputs.
 

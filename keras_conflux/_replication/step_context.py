@@ -83,6 +83,11 @@ class StepContext:
     """Whether what writes variables now is the package or a seed generator."""
     untracked: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the Keras variables with a single copy that the step writes."""
+    exchanged_inside: frozenset[int] = frozenset()
+    """The ids of variables whose values replicas exchange where graphs inside
+    of the step's write them."""
+    to_exchange_inside: set[int] = dataclasses.field(default_factory=set)
+    """The ids of those of which the trace has shown that they have to be."""
     counts_rows: str | None = None
     """What it does with a number that may be that of its samples, which is
     known while tracing."""

@@ -87,6 +87,7 @@ class _ModelStep:
         self.identity = f"{type(self).__name__} of {model.name}"
         self._model = model
         self._contexts: dict[int, StepContext] = {}
+        self._exchanged_inside: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
@@ -121,6 +122,7 @@ class _ModelStep:
                 functools.partial(_handles_of_sums, self._model),
                 is_blind=specs.sizes_are_known(shard),
             ),
+            exchanged_inside=self._exchanged_inside,
             counters=functools.cache(
                 functools.partial(_counters_of_keras, self._model)
             ),
@@ -135,6 +137,8 @@ class _ModelStep:
 
     def assert_traced_rightly(self) -> None:
         """See `ReplicaStep`."""
+        for context in self._contexts.values():
+            self._exchanged_inside |= context.to_exchange_inside
         trace_findings.assert_final(self._contexts.values())
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:

@@ -129,7 +129,7 @@ class BatchKinds:
         here = tf.compat.v1.get_default_graph()
         self._read(here)
         values: list[tf.Tensor] = []
-        for graph in self._graphs.values():
+        for graph in list(self._graphs.values()):
             values.extend(graph.read_on().writes.get(id(handle), ()))
         return values, all(value.graph is here for value in values)
 

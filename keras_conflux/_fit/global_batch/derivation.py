@@ -33,6 +33,7 @@ class Derivation:
         written: By the ids of what a step has read from variables, what it
             had written to them before.
         reads: By the same ids, what it has read.
+        outside: By the ids of what an inner graph takes from outside, that.
     """
 
     result: tf.Tensor
@@ -40,6 +41,7 @@ class Derivation:
     operations: list[tf.Operation] = dataclasses.field(default_factory=list)
     written: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     reads: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    outside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def recomputed(self, known: dict[int, tf.Tensor]) -> tf.Tensor:
         """Returns the result for other values of the sources.
@@ -65,6 +67,8 @@ class Derivation:
         if id(tensor) in self.written and id(tensor) not in known:
             behind = self._wanted(self.written[id(tensor)], known)
             known[id(tensor)] = tf.stop_gradient(behind)
+        if id(tensor) in self.outside and id(tensor) not in known:
+            known[id(tensor)] = self._wanted(self.outside[id(tensor)], known)
         return known[id(tensor)]
 
 
@@ -89,6 +93,10 @@ def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
         if _is_known(context.kinds.of(tensor)):
             _assert_small(tensor, context.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
+            continue
+        outside = tensorflow_internals.captures(tensor.graph).get(id(tensor))
+        if outside is not None:
+            found.outside[id(tensor)] = waiting[-1] = outside
             continue
         operation = tensor.op
         if id(operation) in entered:  # all that it needs comes before it now

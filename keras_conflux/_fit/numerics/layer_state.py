@@ -15,7 +15,9 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import inner_writes
 from keras_conflux._fit.numerics import trace_findings
+from keras_conflux._fit.numerics.inner_writes import SUMS
 from keras_conflux._fit.numerics.moving_averages import is_computed_from
 from keras_conflux._fit.numerics.moving_averages import is_moving_average
 from keras_conflux._replication import state
@@ -24,8 +26,6 @@ from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import replica_rank
-
-_SUMS = ("Add", "AddV2", "Sub")
 
 
 def record_assign(original: Callable, variable: Any, value: Any) -> Any:
@@ -43,6 +43,8 @@ def record_assign(original: Callable, variable: Any, value: Any) -> Any:
         context.kinds.notice(tf.compat.v1.get_default_graph())
     if _is_counter(variable):
         value = _counted(variable, value, context)
+    elif not tf.executing_eagerly():
+        value = inner_writes.exchanged(variable, value, context)
     return original(variable, value)
 
 
@@ -77,7 +79,7 @@ def _part(value: tf.Tensor, context: StepContext, is_sum: bool) -> tf.Tensor:
         is_sum: Whether what is added is known to be a sum over samples, if
             the graph does not show it.
     """
-    terms = list(value.op.inputs) if value.op.type in _SUMS else [value]
+    terms = list(value.op.inputs) if value.op.type in SUMS else [value]
     kinds = [context.kinds.of(term) for term in terms]
     kept = [kind == COUNTED for kind in kinds]
     if kept == [True, False]:
@@ -190,6 +192,10 @@ def reduce_states(model: keras.Model, context: StepContext) -> None:
         elif values and traced_here:
             exact.append((weight, values[-1]))
         else:
+            if values and not inner_writes.become_right(
+                weight, values, context
+            ):
+                _warn_of_inner_write(context, weight)
             unclear.append(weight)
     for weight, value in exact:
         try:
@@ -261,6 +267,18 @@ def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
         "averaged, and integers are those of replica 0. Compute it from "
         "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
         "replicas have.",
+    )
+
+
+def _warn_of_inner_write(context: StepContext, weight: keras.Variable) -> None:
+    context.warn_once(
+        f"weight {weight.path}",
+        f"the step writes {weight.path} in a loop, or in a branch that each "
+        "replica chooses by its own samples, or with what cannot be computed "
+        "there from those of all. What is added is summed, what is set is "
+        "averaged, and integers that are set are those of replica 0, which one "
+        "device may set to another value. Write it once, outside, as in "
+        "`v.assign(keras.ops.where(condition, new, v))`.",
     )
 
 

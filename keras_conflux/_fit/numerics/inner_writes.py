@@ -1,0 +1,116 @@
+"""What a step writes to weights in graphs inside of its own.
+
+A branch of `tf.cond` and a `tf.function` that the step calls have graphs of
+their own, whose tensors cannot be used at the end of the step. What is written
+there is averaged or summed at the end of the step where that gives what one
+device would have written. Where it does not, replicas exchange what they need
+at the place of the write, if all of them come there: the step is traced once
+more for that.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch import control_flow
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._replication.step_context import StepContext
+
+SUMS = ("Add", "AddV2", "Sub")
+
+
+def exchanged(
+    variable: keras.Variable, value: Any, context: StepContext
+) -> Any:
+    """Returns what one device would write, if an inner graph may write it.
+
+    Args:
+        variable: What is written.
+        value: What this replica would write.
+        context: The step's.
+    """
+    if id(variable) not in context.exchanged_inside:
+        return value
+    value = keras.ops.convert_to_tensor(value, variable.dtype)
+    if context.kinds.of(value) == EQUAL:
+        return value
+    try:
+        found = global_values([value], context)[0]
+    except CannotTell:
+        return value
+    # An axis that the outer graph has is no constant here, so that TensorFlow
+    # may not know the shape.
+    found = tf.ensure_shape(found, value.shape)
+    context.kinds.mark_equal([found])
+    return found
+
+
+def become_right(
+    variable: keras.Variable, values: list[tf.Tensor], context: StepContext
+) -> bool:
+    """Whether the end of the step makes of a variable what one device would.
+
+    If not, but an exchange at the place of the write may, that is noted.
+
+    Args:
+        variable: Of which inner graphs write something.
+        values: What is written to this replica's copy.
+        context: The step's.
+    """
+    if id(variable) in context.statistics:  # of a replica's own samples
+        return True
+    everywhere = all(_is_everywhere(x.graph, context) for x in values)
+    if everywhere and _are_reduced_well(variable, values, context):
+        return True
+    if everywhere and id(variable) not in context.exchanged_inside:
+        context.to_exchange_inside.add(id(variable))
+        return True  # by the next trace
+    return False
+
+
+def _are_reduced_well(
+    variable: keras.Variable, values: list[tf.Tensor], context: StepContext
+) -> bool:
+    """Whether to add up, or to average, is right for all that is written."""
+    if id(variable) in context.before:
+        return all(_adds_sum(value, context) for value in values)
+    roles = {context.kinds.of(value).role for value in values}
+    allowed = {Role.EQUAL, Role.RANDOM}
+    if keras.backend.is_float_dtype(variable.dtype):
+        allowed = {Role.EQUAL, Role.MEAN}
+    return roles <= allowed
+
+
+def _adds_sum(value: tf.Tensor, context: StepContext) -> bool:
+    if value.op.type not in SUMS:
+        return False
+    kept, change = (context.kinds.of(term).role for term in value.op.inputs)
+    return kept is Role.EQUAL and change in (Role.TOTAL, Role.COUNT)
+
+
+def _is_everywhere(graph: Any, context: StepContext) -> bool:
+    """Whether all replicas run a graph inside of the step's, or none, once."""
+    while graph is not context.graph:
+        outer = getattr(graph, "outer_graph", None)
+        call = None if outer is None else _call_of(graph, outer)
+        if call is None or call.type in control_flow.LOOPS:
+            return False
+        if call.type in control_flow.BRANCHES:
+            context.kinds.notice(outer)
+            if context.kinds.of(call.inputs[0]) != EQUAL:
+                return False
+        graph = outer
+    return True
+
+
+def _call_of(graph: Any, outer: Any) -> tf.Operation | None:
+    """Returns the operation of an outer graph that runs an inner one."""
+    for operation in reversed(outer.get_operations()):
+        if graph in tensorflow_internals.graphs_of(operation):
+            return operation
+    return None
