@@ -363,6 +363,46 @@ def test_gradient_of_a_gradient():
     assert_equal(lambda: Penalty(None))
 
 
+class LazyPenalty(OwnStep):
+    """Penalizes large gradients in every other step, as StyleGAN2 does."""
+
+    def __init__(self, reduce, writes=False):
+        super().__init__(None)
+        self.reduce, self.writes = reduce, writes
+        self.steps = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+        self.taken = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def penalty(self, x):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            out = tf.reduce_sum(tf.tanh(self.dense(x)))
+        norms = tf.reduce_sum(inner.gradient(out, x) ** 2, 1)
+        if self.writes:
+            self.taken.assign(self.taken + 0.5)
+            norms *= self.taken
+        return self.reduce(norms)
+
+    def gradients(self, x, y):
+        variables = [self.dense.kernel, self.dense.bias]
+        with tf.GradientTape() as tape:
+            error = tf.reduce_mean((self.dense(x) - y) ** 2)
+            loss = error + tf.cond(
+                self.steps % 2 == 0, lambda: self.penalty(x), lambda: 0.0
+            )
+        self.steps.assign_add(1)
+        return loss, tape.gradient(loss, variables), variables
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
+def test_lazy_penalty(reduce, writes):
+    assert_equal(lambda: LazyPenalty(reduce, writes))
+
+
 class Adapting(OwnStep):
     """Differentiates a loss after a step of gradient descent, as MAML does."""
 
@@ -497,6 +537,16 @@ def _added_in_a_branch(layer, x):
     tf.cond(layer.steps < 3, add, lambda: None)
 
 
+def _used_after_a_branch(layer, x):
+    mean = ops.broadcast_to(ops.mean(x, 0), (6, 6))
+    tf.cond(
+        layer.steps < 3, lambda: layer.kept.assign(mean), lambda: layer.kept
+    )
+    layer.steps.assign_add(1)
+    layer.add_loss(ops.sum(layer.kept**2))
+    layer.kept.assign(layer.kept**2)
+
+
 def _set_in_a_function(layer, x):
     @tf.function
     def function(x):
@@ -545,6 +595,7 @@ class Keeping(layers.Layer):
         _set_in_a_branch,
         _added_in_a_branch,
         _set_in_a_function,
+        _used_after_a_branch,
         _counted,
     ],
 )
@@ -702,9 +753,18 @@ def _of_code(model, x, y, p):
     return tf.reduce_sum(tf.reshape(error, [-1]))
 
 
-def test_what_the_graph_does_not_show_warns():
+def _of_code_in_a_branch(model, x, y, p):
+    return tf.cond(
+        model.dense.bias[0] < 1e9,
+        lambda: _of_code(model, x, y, p),
+        lambda: 0.0,
+    )
+
+
+@pytest.mark.parametrize("loss", [_of_code, _of_code_in_a_branch])
+def test_what_the_graph_does_not_show_warns(loss):
     with pytest.warns(kc.ConfluxWarning, match="a sum or a mean over samples"):
-        train(lambda: OwnStep(_of_code), MANY)
+        train(lambda: OwnStep(loss), MANY)
 
 
 class Capacity(keras.layers.Layer):

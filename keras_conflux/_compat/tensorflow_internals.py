@@ -368,6 +368,13 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
     return [function_named(operation.graph, name) for name in functions]
 
 
+def results_inside(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what a tensor is in the functions that its operation runs."""
+    bodies = [body for body in graphs_of(tensor.op) if body is not None]
+    place = tensor.value_index
+    return [body.outputs[place] for body in bodies if place < len(body.outputs)]
+
+
 def copied(operation: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns what an operation gives for other inputs.
 

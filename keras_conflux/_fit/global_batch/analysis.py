@@ -205,7 +205,7 @@ class _Graph:
         elif kind.startswith(_CHANGES):
             self._changed.add(id(self._outermost(operation.inputs[0])))
         inputs = [self.of(tensor) for tensor in operation.inputs]
-        return rules.kinds_of_outputs(operation, inputs)
+        return rules.kinds_of_outputs(operation, inputs, self._all.marked)
 
     def _of_read(self, operation: tf.Operation) -> Kind:
         handle = self._outermost(operation.inputs[0])

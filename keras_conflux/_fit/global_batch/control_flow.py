@@ -16,6 +16,7 @@ from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 
@@ -24,6 +25,8 @@ BRANCHES = frozenset(("If", "StatelessIf"))
 LOOPS = frozenset(("While", "StatelessWhile"))
 
 _KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
+Marked = Callable[[tf.Tensor], Kind | None]
+"""Returns what somebody has said that a tensor is."""
 
 
 def of_call(
@@ -35,18 +38,44 @@ def of_call(
 
 
 def of_branches(
-    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+    operation: tf.Operation,
+    inputs: list[Kind],
+    kinds_of: _KindsOf,
+    marked: Marked,
 ) -> list[Kind]:
-    """Follows the kinds through both branches of a condition."""
+    """Follows the kinds through both branches of a condition.
+
+    A branch is run in one place, so what is said of its tensors holds there.
+    """
     condition, *given = inputs
-    branches = [
-        _of_body(_body(operation, name), given, kinds_of)
-        for name in ("then_branch", "else_branch")
-    ]
+    bodies = [_body(operation, name) for name in ("then_branch", "else_branch")]
+    branches = [_of_body(body, given, kinds_of, marked) for body in bodies]
     if None in branches:
         return [OPAQUE] * len(operation.outputs)
-    results = [_either(a, b) for a, b in zip(*branches, strict=True)]
+    results = [
+        TOTAL if _are_total(kinds, tensors) else _either(*kinds)
+        for kinds, tensors in zip(
+            zip(*branches, strict=True),
+            zip(*(body.outputs for body in bodies), strict=True),
+            strict=True,
+        )
+    ]
     return results if condition == EQUAL else _chosen(results)
+
+
+def _are_total(kinds: tuple[Kind, ...], tensors: tuple[tf.Tensor, ...]) -> bool:
+    """Whether one branch gives a sum over samples, and the other one zero."""
+    return TOTAL in kinds and all(
+        kind == TOTAL or (kind == EQUAL and _is_zero(tensor))
+        for kind, tensor in zip(kinds, tensors, strict=True)
+    )
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    value = tf.get_static_value(tensor)
+    return value is not None and bool((value == 0).all())
 
 
 def of_loop(
@@ -81,7 +110,10 @@ def _body(operation: tf.Operation, attribute: str) -> Any:
 
 
 def _of_body(
-    body: Any, inputs: list[Kind], kinds_of: _KindsOf
+    body: Any,
+    inputs: list[Kind],
+    kinds_of: _KindsOf,
+    marked: Marked | None = None,
 ) -> list[Kind] | None:
     if body is None or len(body.inputs) != len(inputs):
         return None
@@ -89,15 +121,19 @@ def _of_body(
         placeholder.name: kind
         for placeholder, kind in zip(body.inputs, inputs, strict=True)
     }
+    written: dict[str, Kind] = {}
     for inner in body.get_operations():
         if inner.type == "Placeholder":
             continue
-        if inner.type == "AssignVariableOp":
-            return None
         kinds = [known.get(tensor.name, OPAQUE) for tensor in inner.inputs]
+        if inner.type == "AssignVariableOp":
+            written[inner.inputs[0].name] = kinds[1]
         outputs = kinds_of(inner, kinds)
+        if inner.type == "ReadVariableOp":
+            outputs = [written.get(inner.inputs[0].name, outputs[0])]
         for tensor, kind in zip(inner.outputs, outputs, strict=False):
-            known[tensor.name] = kind
+            said = marked(tensor) if marked is not None else None
+            known[tensor.name] = said or kind
     return [known.get(tensor.name, OPAQUE) for tensor in body.outputs]
 
 

@@ -5,6 +5,8 @@ always right for an operation without side effects: one device would have run
 the same operation on the values of the global batch.
 """
 
+import functools
+
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
@@ -32,12 +34,21 @@ _COLLECTIVES = frozenset(
 _CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
 
 
-def kinds_of_outputs(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
+def _nothing_said(tensor: tf.Tensor) -> Kind | None:
+    del tensor
+
+
+def kinds_of_outputs(
+    operation: tf.Operation,
+    inputs: list[Kind],
+    marked: control_flow.Marked = _nothing_said,
+) -> list[Kind]:
     """Returns the kinds of an operation's outputs.
 
     Args:
         operation: Traced, of any type.
         inputs: The kinds of its inputs.
+        marked: Tells what somebody has said of tensors inside of it.
     """
     kind = operation.type
     count = len(operation.outputs)
@@ -52,7 +63,8 @@ def kinds_of_outputs(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
     if all(each == EQUAL for each in inputs):
         return [EQUAL if _keeps_equal(operation) else OPAQUE] * count
     if kind in control_flow.BRANCHES:
-        return control_flow.of_branches(operation, inputs, kinds_of_outputs)
+        nested = functools.partial(kinds_of_outputs, marked=marked)
+        return control_flow.of_branches(operation, inputs, nested, marked)
     if kind in control_flow.LOOPS:
         return control_flow.of_loop(operation, inputs, kinds_of_outputs)
     rule = _RULES.get(kind)

@@ -19,7 +19,9 @@ from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import replica_index
 
 SUMS = ("Add", "AddV2", "Sub")
 
@@ -65,7 +67,11 @@ def become_right(
     if id(variable) in context.statistics:  # of a replica's own samples
         return True
     everywhere = all(_is_everywhere(x.graph, context) for x in values)
-    if everywhere and _are_reduced_well(variable, values, context):
+    if (
+        everywhere
+        and _are_reduced_well(variable, values, context)
+        and not _is_read_later(variable, values, context)
+    ):
         return True
     if everywhere and id(variable) not in context.exchanged_inside:
         context.to_exchange_inside.add(id(variable))
@@ -91,6 +97,35 @@ def _adds_sum(value: tf.Tensor, context: StepContext) -> bool:
         return False
     kept, change = (context.kinds.of(term).role for term in value.op.inputs)
     return kept is Role.EQUAL and change in (Role.TOTAL, Role.COUNT)
+
+
+def _is_read_later(
+    variable: keras.Variable, values: list[tf.Tensor], context: StepContext
+) -> bool:
+    """Whether a step uses what an inner graph has written to a variable."""
+    copy = state.copies(variable)[replica_index()]
+    handle = tensorflow_internals.handle_of(copy)
+    graphs = {id(x.graph): x.graph for x in values}
+    while graphs:
+        graph = graphs.pop(next(iter(graphs)))
+        if _is_used_after_write(handle, graph):
+            return True
+        if graph is not context.graph:
+            graphs[id(graph.outer_graph)] = graph.outer_graph
+    return False
+
+
+def _is_used_after_write(handle: Any, graph: Any) -> bool:
+    order = {op.name: place for place, op in enumerate(graph.get_operations())}
+    uses = [
+        use
+        for found, users in tensorflow_internals.uses_of_resources(graph)
+        if found is handle
+        for use in users
+    ]
+    uses.sort(key=lambda use: order[use.name])
+    writes = [tensorflow_internals.changes(use, handle, graph) for use in uses]
+    return not all(writes[writes.index(True) :])
 
 
 def _is_everywhere(graph: Any, context: StepContext) -> bool:

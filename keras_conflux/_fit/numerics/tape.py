@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -197,4 +198,5 @@ def _may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
             return True
         if tensor.op.type not in ("Mean", "RealDiv", "DivNoNan"):
             waiting.extend(tensor.op.inputs)
+            waiting.extend(tensorflow_internals.results_inside(tensor))
     return False
