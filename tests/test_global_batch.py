@@ -538,7 +538,7 @@ def _added_in_a_branch(layer, x):
 
 
 def _used_after_a_branch(layer, x):
-    mean = ops.broadcast_to(ops.mean(x, 0), (6, 6))
+    mean = tf.tile(ops.mean(x, 0, keepdims=True), [6, 1])
     tf.cond(
         layer.steps < 3, lambda: layer.kept.assign(mean), lambda: layer.kept
     )
