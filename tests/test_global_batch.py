@@ -786,3 +786,47 @@ def test_a_layer_that_mixes_samples_warns():
     kc.replicate(model, MANY)
     with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
         model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
+
+
+class OfRagged(keras.Model):
+    """Fills ragged samples up to a length, and compares them in the loss."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+        self.scale = self.add_weight(shape=(1,), initializer="ones")
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            filled = data.to_tensor(shape=(None, self.length)) * self.scale
+            means = tf.reduce_mean(tf.tanh(filled), 1)
+            loss = tf.sqrt(tf.reduce_mean(means[:, None] * means[None]))
+        gradients = tape.gradient(loss, [self.scale])
+        self.optimizer.apply_gradients(
+            zip(gradients, [self.scale], strict=True)
+        )
+        return {"loss": loss}
+
+
+def train_on_ragged(length, count):
+    model = OfRagged(length)
+    model.compile(keras.optimizers.SGD(0.5))
+    if count:
+        kc.replicate(model, count)
+    lengths = np.random.default_rng(0).integers(1, 6, 22)
+    values = np.random.default_rng(1).uniform(size=lengths.sum())
+    samples = tf.RaggedTensor.from_row_lengths(np.float32(values), lengths)
+    data = tf.data.Dataset.from_tensor_slices(samples).batch(6)
+    return model.fit(data, epochs=2, verbose=0).history["loss"]
+
+
+def test_ragged_samples_that_are_filled_up():
+    np.testing.assert_allclose(
+        train_on_ragged(5, MANY), train_on_ragged(5, None), rtol=1e-5
+    )
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_ragged_samples_that_are_filled_up_to_the_longest_warn():
+    with pytest.warns(kc.ConfluxWarning, match="cannot reproduce for the who"):
+        train_on_ragged(None, MANY)

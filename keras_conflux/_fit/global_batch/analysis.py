@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch import rules
+from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -67,7 +68,7 @@ class BatchKinds:
         if isinstance(leaf, tf.RaggedTensor):
             self.mark(leaf.flat_values, rows(0, regular=False))
             for splits in leaf.nested_row_splits:
-                self.mark(splits, OPAQUE)
+                self.mark(splits, BEGINNINGS)
         elif isinstance(leaf, tf.SparseTensor):
             for part in (leaf.indices, leaf.values, leaf.dense_shape):
                 self.mark(part, OPAQUE)

@@ -166,7 +166,7 @@ def _chosen(kinds: list[Kind]) -> list[Kind]:
         dataclasses.replace(kind, mixed=True)
         if kind.role is Role.ROWS
         else kind
-        if kind == OPAQUE
+        if kind.role is Role.OPAQUE
         else DERIVED
         for kind in kinds
     ]

@@ -39,6 +39,10 @@ class Kind:
     """How many tensors of rows were joined along the axis, one after the
     other."""
 
+    beginnings: bool = False
+    """Whether it is OPAQUE but for saying where the values of each sample of a
+    ragged tensor begin."""
+
     @property
     def is_unknown(self) -> bool:
         """Whether one cannot tell which entries belong to which samples."""
@@ -69,6 +73,7 @@ COUNTED = Kind(Role.TOTAL, regular=False)
 MEAN = Kind(Role.MEAN)
 DERIVED = Kind(Role.DERIVED)
 OPAQUE = Kind(Role.OPAQUE)
+BEGINNINGS = Kind(Role.OPAQUE, beginnings=True)
 
 
 def rows(axis: int | None, regular: bool = True, mixed: bool = False) -> Kind:

@@ -130,7 +130,7 @@ def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     if kind.axis is None or output.shape.rank in (None, 0):
         return kind.at(None)
     if target != EQUAL and target.role is not Role.SHAPE:
-        return DERIVED if target != OPAQUE else kind.at(None)
+        return DERIVED if target.role is not Role.OPAQUE else kind.at(None)
     axis = _axis_after_reshape(operation, kind.axis)
     if target.role is Role.SHAPE and target.axis != axis:
         return DERIVED

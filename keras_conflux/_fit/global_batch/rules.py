@@ -15,6 +15,7 @@ from keras_conflux._fit.global_batch import elementwise
 from keras_conflux._fit.global_batch import layouts
 from keras_conflux._fit.global_batch import moves
 from keras_conflux._fit.global_batch import products
+from keras_conflux._fit.global_batch import ragged
 from keras_conflux._fit.global_batch import reductions
 from keras_conflux._fit.global_batch import shapes
 from keras_conflux._fit.global_batch import slices
@@ -117,5 +118,6 @@ _RULES: dict[str, Rule] = {
     **layouts.RULES,
     **products.RULES,
     **moves.RULES,
+    **ragged.RULES,
     **control_flow.RULES,
 }

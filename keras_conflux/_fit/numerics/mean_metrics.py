@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
-from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication import step_context
@@ -64,7 +63,7 @@ def _are_own(rows: tf.Tensor | None, context: StepContext) -> bool:
     kind = context.kinds.of(rows)
     if kind.role is Role.ROWS:
         return not kind.is_entangled
-    return kind == OPAQUE and rows.shape.rank != 0
+    return kind.role is Role.OPAQUE and rows.shape.rank != 0
 
 
 def _is_mean(values: tf.Tensor, context: StepContext) -> bool:

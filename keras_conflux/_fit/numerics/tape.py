@@ -17,7 +17,6 @@ from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import gathered
@@ -191,7 +190,8 @@ def _may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
     waiting, seen = [target], set()
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen or context.kinds.of(tensor) != OPAQUE:
+        kind = context.kinds.of(tensor)
+        if id(tensor) in seen or kind.role is not Role.OPAQUE:
             continue
         seen.add(id(tensor))
         if tensor.op.type == "Sum":
