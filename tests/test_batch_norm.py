@@ -67,6 +67,36 @@ def test_normalizes_as_one_device(when):
     kc.assert_in_sync(many)
 
 
+def masked() -> keras.Model:
+    """Normalizes what is not masked, of which one replica has none."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(6, 3, mask_zero=True),
+            keras.layers.BatchNormalization(),
+            keras.layers.GRU(3),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("when", [before, after])
+def test_normalizes_what_a_mask_leaves_as_one_device(when):
+    words = RNG.integers(0, 6, (22, 5))
+    words[:2] = words[:, -1] = 0
+    one, many = masked(), masked()
+    when(many)
+    histories = [
+        model.fit(words, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
+        for model in (one, many)
+    ]
+    assert_same_training(one, many, *histories)
+    kc.assert_in_sync(many)
+
+
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 def test_what_was_traced_is_forgotten():
     one, many = nested(), kc.replicate(nested(), MANY)

@@ -70,6 +70,11 @@ def set_mask(tensor: Any, mask: Any) -> None:
     masking.set_keras_mask(tensor, mask)
 
 
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Returns the axes over which a normalization takes means."""
+    return layer._reduction_axes
+
+
 def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
     """Puts another TensorFlow variable under a Keras variable."""
     variable._value = new

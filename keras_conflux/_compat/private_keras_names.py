@@ -146,6 +146,11 @@ class Patched:
     BATCH_NORM_CALL = PrivateName(
         "keras.layers:BatchNormalization.call", "self, inputs, training, mask"
     )
+    BATCH_NORM_MOMENTS = PrivateName(
+        "keras.layers:BatchNormalization._moments",
+        "self, inputs, mask",
+        ("_reduction_axes",),
+    )
     MAKE_TRAIN_FUNCTION = PrivateName(
         f"{_TF_TRAINER}.make_train_function",
         "self, force",

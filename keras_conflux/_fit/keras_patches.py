@@ -66,6 +66,7 @@ PATCHES = (
     (Patched.SYNCHRONIZED_MOMENTS, sync_batch_norm.synchronized_moments),
     (Patched.LAYER_CALL, layer_outputs.call),
     (Patched.BATCH_NORM_CALL, sync_batch_norm.call),
+    (Patched.BATCH_NORM_MOMENTS, sync_batch_norm.masked_moments),
     (Patched.NEXT_SEED, random_seeds.next_seed),
     (Patched.NORMAL, integer_seeds.draw),
     (Patched.TRUNCATED_NORMAL, integer_seeds.draw),

@@ -1,10 +1,13 @@
 """What batch normalization computes from the samples of several replicas."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_conflux._compat import keras_internals
 from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -23,21 +26,57 @@ def synchronized_moments(
     """
     if not in_replica():
         return original(x, axes, keepdims)
-    context = step_context.current_fit_step()
-    sums = [
-        tf.reduce_sum(part, axis=axes, keepdims=True)
-        for part in (x, tf.square(x), tf.ones_like(x))
-    ]
-    if context is not None:
-        # A replica without samples runs on a stand-in that does not count.
-        sums = [tf.where(context.batch_fraction > 0, part, 0) for part in sums]
-    total, squares, count = replica_collectives().all_reduce("sum", sums)
+    total, squares, count = _sums_of_all(
+        (x, tf.square(x), tf.ones_like(x)), axes
+    )
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
     variance = tf.maximum(variance, 0)
     if not keepdims:
         mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
     return mean, variance
+
+
+def masked_moments(
+    original: Callable, layer: Any, inputs: tf.Tensor, mask: Any
+) -> Any:
+    """The same of what a mask leaves, where Keras takes a replica's alone.
+
+    The variance needs the mean first, as on one device.
+
+    Args:
+        original: The layer's method.
+        layer: A `BatchNormalization`.
+        inputs: Of shape `(batch, ...)`.
+        mask: Of one dimension less, or `None`.
+    """
+    if mask is None or not layer.synchronized or not in_replica():
+        return original(layer, inputs, mask)
+    axes = keras_internals.reduction_axes(layer)
+    kept = tf.cast(tf.expand_dims(mask, -1), tf.bool) & tf.ones_like(
+        inputs, tf.bool
+    )
+    total, count = _sums_of_all(
+        (tf.where(kept, inputs, 0), tf.cast(kept, inputs.dtype)),
+        axes,
+    )
+    count += tf.cast(keras.config.epsilon(), count.dtype)
+    mean = total / count
+    deviations = tf.where(kept, tf.square(inputs - mean), 0)
+    (squares,) = _sums_of_all([deviations], axes)
+    return tf.squeeze(mean, axes), tf.squeeze(squares / count, axes)
+
+
+def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
+    """Returns sums over the samples of all replicas, axes of size 1 kept.
+
+    A replica without samples runs on a stand-in that does not count.
+    """
+    sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
+    context = step_context.current_fit_step()
+    if context is not None:
+        sums = [tf.where(context.batch_fraction > 0, part, 0) for part in sums]
+    return replica_collectives().all_reduce("sum", sums)
 
 
 def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
