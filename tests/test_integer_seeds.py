@@ -76,6 +76,64 @@ def test_predictions(options):
             )
 
 
+def _halves(draw):
+    """Adds up what is drawn for two views of the samples."""
+
+    def drawn(x, shape):
+        count = shape[0]
+        both = draw(ops.concatenate([x, -x], 0), (2 * count, shape[1]))
+        return both[:count] + 10 * both[count:]
+
+    return drawn
+
+
+def _repeated(x, shape):
+    kept = random.dropout(ops.repeat(x, 2, 0), 0.5, seed=42)
+    return ops.sum(ops.reshape(kept, (-1, 2, 4)) * [[1.0], [10.0]], 1)
+
+
+VIEWS = {
+    "normal": _halves(lambda x, s: random.normal(s, seed=42)),
+    "shape of tensors": _halves(
+        lambda x, s: random.normal(tf.shape(x), seed=4)
+    ),
+    "means of rows": _halves(lambda x, s: random.normal(s, mean=x, seed=42)),
+    "one mean": _halves(lambda x, s: random.normal(s, mean=x[:1] * 0, seed=4)),
+    "categorical": _halves(lambda x, s: random.categorical(x, 4, seed=42)),
+    "dropout": _halves(lambda x, s: random.dropout(x, 0.5, seed=42)),
+    "repeated": _repeated,
+    "a fixed projection": lambda x, s: x @ random.normal((4, 4), seed=42),
+}
+
+
+def test_several_rows_for_each_sample():
+    one = keras.Sequential([Draws(**VIEWS)])
+    many = kc.replicate(keras.Sequential([Draws(**VIEWS)]), 3)
+    for rows in (7, 1):
+        expected = one.predict(X, batch_size=rows, verbose=0)
+        got = many.predict(X, batch_size=rows, verbose=0)
+        for name in VIEWS:
+            np.testing.assert_allclose(
+                got[name], expected[name], rtol=1e-6, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("draw", ["normal", "dropout"])
+def test_training_of_two_views(draw):
+    models = []
+    for count in (None, 2):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        (drawn,) = Draws(**{"one": VIEWS[draw]})(inputs).values()
+        model = keras.Model(inputs, keras.layers.Dense(1)(drawn))
+        model.compile("sgd", lambda y, p: ops.sqrt(ops.mean((y - p) ** 2)))
+        if count:
+            kc.replicate(model, count)
+        model.fit(X, Y, epochs=2, batch_size=7, shuffle=False, verbose=0)
+        models.append(model)
+    assert_same_training(*models)
+
+
 # Of as many rows as a replica has samples, and of as many as the batch has.
 @pytest.mark.parametrize("size", [16, 8, 7])
 @pytest.mark.parametrize("draw", ["normal", "dropout", "a fixed projection"])

@@ -70,7 +70,7 @@ def set_mask(tensor: Any, mask: Any) -> None:
     masking.set_keras_mask(tensor, mask)
 
 
-def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+def reduction_axes(layer: Any) -> list[int]:
     """Returns the axes over which a normalization takes means."""
     return layer._reduction_axes
 

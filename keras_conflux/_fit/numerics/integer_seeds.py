@@ -4,8 +4,14 @@ One device draws the same numbers for each batch, a row for each sample. So a
 replica draws those of the global batch and takes the rows of its own samples.
 Numbers that are no rows of samples, such as those of a fixed projection, are
 the same on all replicas anyway.
+
+There may be several rows for each sample. Where tensors of samples have been
+joined, as two views of a batch are, each of them is a block, which has its own
+rows of all samples.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +22,7 @@ from keras_conflux._common import trees
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows as rows_along
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
@@ -30,7 +37,11 @@ def draw(original: Callable, shape: Any, *args: Any, **kwargs: Any) -> Any:
     if context is None:
         return original(shape, *args, **kwargs)
     sizes = _sizes(shape)
-    window = _window(context, sizes[0]) if sizes else None
+    window = None
+    if sizes:
+        blocks = _blocks_of_size(sizes[0], context)
+        kind = context.kinds.of(sizes[0])
+        window = _window(context, sizes[0], blocks, kind == COUNT)
     if window is None:
         return original(shape, *args, **kwargs)
     parameters = [context.kinds.of(x) for x in (*args, *kwargs.values())]
@@ -40,9 +51,11 @@ def draw(original: Callable, shape: Any, *args: Any, **kwargs: Any) -> Any:
         for name, x in kwargs.items()
     }
     drawn = window.take(original([window.total, *sizes[1:]], *args, **kwargs))
+    of_blocks = dataclasses.replace(ROWS, blocks=window.blocks)
     one_each = context.kinds.of(sizes[0]) == COUNT
-    if one_each and all(kind in (EQUAL, ROWS) for kind in parameters):
-        context.kinds.mark(drawn, ROWS)
+    if one_each and all(kind in (EQUAL, of_blocks) for kind in parameters):
+        # The graph does not show that these are rows of the same samples.
+        context.kinds.mark(drawn, of_blocks)
     return drawn
 
 
@@ -52,7 +65,13 @@ def draw_for(original: Callable, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     inputs = tf.convert_to_tensor(inputs)
     window = None
     if context is not None and inputs.shape.rank:
-        window = _window(context, rows.length_of(inputs))
+        kind = context.kinds.of(inputs)
+        is_of_samples = (
+            kind.role is Role.ROWS and kind.axis == 0 and kind.regular
+        )
+        window = _window(
+            context, rows.length_of(inputs), kind.blocks, is_of_samples
+        )
     if window is None:
         return original(inputs, *args, **kwargs)
     noise_shape = kwargs.get("noise_shape")
@@ -70,20 +89,42 @@ def draw_for(original: Callable, inputs: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Window:
-    """The rows of a replica's samples among those of the global batch."""
+    """The rows of a replica's samples among those of the global batch.
 
-    def __init__(self, begin: Any, length: Any, total: Any) -> None:
-        self.begin, self.length, self.total = (
+    Args:
+        begin: Where they begin in each block.
+        length: How many they are in each block.
+        total: How many rows each block has.
+        blocks: How many there are.
+    """
+
+    def __init__(
+        self, begin: Any, length: Any, total: Any, blocks: int
+    ) -> None:
+        self.begin, self.length, self.of_block = (
             tf.cast(size, tf.int32) for size in (begin, length, total)
         )
+        self.blocks = blocks
+
+    @property
+    def total(self) -> Any:
+        """How many rows there are in all."""
+        return self.of_block * self.blocks
 
     def take(self, drawn: tf.Tensor) -> tf.Tensor:
-        return drawn[self.begin : self.begin + self.length]
+        begins = [
+            self.begin + block * self.of_block for block in range(self.blocks)
+        ]
+        parts = [drawn[begin : begin + self.length] for begin in begins]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
     def place_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Puts rows where they are in the global batch, between ones."""
-        after = self.total - self.begin - self.length
-        return _padded(rows, tf.stack([self.begin, after]))
+        begins = [block * self.length for block in range(self.blocks)]
+        parts = [rows[begin : begin + self.length] for begin in begins]
+        after = self.of_block - self.begin - self.length
+        added = tf.stack([self.begin, after])
+        return tf.concat([_padded(part, added) for part in parts], 0)
 
     def place_parameter(self, value: Any, rank: int) -> Any:
         """Places a mean or the like, which has one row for all or a row each.
@@ -92,7 +133,12 @@ class _Window:
         """
         if not tf.is_tensor(value) or value.shape.rank != rank:
             return value
-        after = self.total - self.begin - self.length
+        if self.blocks > 1:
+            sizes = tf.shape(value)
+            number = tf.reshape(self.length * self.blocks, [1])
+            each = tf.concat([number, sizes[1:]], 0)
+            return self.place_rows(tf.broadcast_to(value, each))
+        after = self.of_block - self.begin - self.length
         added = tf.stack([self.begin, after])
         return _padded(value, tf.where(tf.shape(value)[0] == 1, 0, added))
 
@@ -114,13 +160,43 @@ def _sizes(shape: Any) -> Sequence[Any]:
     return tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
 
 
-def _window(context: StepContext, length: Any) -> _Window | None:
+def _blocks_of_size(size: Any, context: StepContext) -> int:
+    """Returns of how many tensors of samples a number of rows is the sum.
+
+    What the graph does not show counts as one.
+    """
+    if not isinstance(size, tf.Tensor) or tf.executing_eagerly():
+        return 1
+    inputs = list(size.op.inputs)
+    if size.op.type in ("Cast", "Identity"):
+        return _blocks_of_size(inputs[0], context)
+    if size.op.type in ("Add", "AddV2"):
+        return sum(_blocks_of_size(each, context) for each in inputs)
+    if size.op.type == "Mul":
+        known = [tf.get_static_value(each) for each in inputs]
+        blocks = [_blocks_of_size(each, context) for each in inputs]
+        return math.prod(
+            each if value is None else max(int(value), 1)
+            for each, value in zip(blocks, known, strict=True)
+        )
+    if size.op.type in ("StridedSlice", "Unpack"):
+        shape = inputs[0].op
+        if shape.type == "Shape":
+            return context.kinds.of(shape.inputs[0]).blocks
+    return 1
+
+
+def _window(
+    context: StepContext, length: Any, blocks: int, is_of_samples: bool
+) -> _Window | None:
     """Returns which rows are this replica's, or `None` if not such rows.
 
     Args:
         context: The step's.
-        length: The number of rows: as many as the replica has samples, or of
-            another meaning.
+        length: The number of rows.
+        blocks: Of how many blocks they are.
+        is_of_samples: Whether there are as many for each of the replica's
+            samples. If not, they are if there is one for each.
     """
     leaves = [x for x in trees.present(context.shard) if len(x.shape)]
     counts = [rows.length_of(leaf) for leaf in leaves]
@@ -131,15 +207,18 @@ def _window(context: StepContext, length: Any) -> _Window | None:
             # It may be the size of something else by chance.
             context.counts_rows = "draws random numbers of an integer seed"
             return None
-    length = tf.cast(length, tf.int64)
+    length = tf.cast(length, tf.int64) // blocks
     fraction = tf.where(context.batch_fraction > 0, context.batch_fraction, 1)
     total = tf.cast(tf.round(tf.cast(length, tf.float32) / fraction), tf.int64)
     before = tf.cast(total, tf.float32) * context.batch_offset
     begin = tf.cast(tf.round(before), tf.int64)
     begin = tf.minimum(begin, total - length)
-    of_samples = tf.reduce_any([tf.cast(n, tf.int64) == length for n in counts])
+    each = tf.stack([tf.cast(n, tf.int64) for n in counts])
+    fits = length % each == 0 if is_of_samples else length == each
+    of_samples = tf.reduce_any(fits)
     return _Window(
         tf.where(of_samples, begin, 0),
         length,
         tf.where(of_samples, total, length),
+        blocks,
     )
