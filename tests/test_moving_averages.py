@@ -55,7 +55,7 @@ def _replaces(kept, mean):
 
 def _in_a_branch(kept, mean):
     tf.cond(
-        tf.reduce_sum(mean) > 0,
+        tf.reduce_sum(kept) > -1e9,  # as on all replicas
         lambda: kept.assign(kept * 0.9 + mean * 0.1),
         lambda: kept.assign(kept * 0.9),
     )
