@@ -64,22 +64,23 @@ def both(build, x=X, y=Y, **fit):
 
 
 @pytest.mark.parametrize(
-    ("update", "trainable"),
+    ("update", "trainable", "eager"),
     [
-        (_towards, False),
-        (_from, False),
-        (_sums, False),
-        (_sums_in_a_branch, False),
-        (_sums_in_a_function, False),
-        (_averages, True),
+        (_towards, False, False),
+        (_from, False, False),
+        (_sums, False, False),
+        (_sums, False, True),
+        (_sums_in_a_branch, False, False),
+        (_sums_in_a_function, False, False),
+        (_averages, True, False),
     ],
 )
-def test_what_a_layer_keeps(update, trainable):
+def test_what_a_layer_keeps(update, trainable, eager):
     def build():
         model = keras.Sequential(
             [Keeps(update, trainable), keras.layers.Dense(1)]
         )
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=eager)
         return model
 
     # Batches that divide: a mean over a part of others is another mean.

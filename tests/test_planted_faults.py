@@ -164,10 +164,11 @@ def _state(update: Callable) -> Callable:
 TESTS = {
     "copies after XLA": assert_equal_after_xla,
     "random numbers": test_fit.test_dropout_differs_between_replicas,
-    "sums of a layer in a branch": functools.partial(
+    "sums of a layer, eagerly": functools.partial(
         test_layer_state.test_what_a_layer_keeps,
-        test_layer_state._sums_in_a_branch,
+        test_layer_state._sums,
         False,
+        True,
     ),
     "synchronized normalization in a step of one's own": functools.partial(
         test_layer_state.test_synchronized_normalization_in_a_step_of_ones_own,
@@ -531,9 +532,9 @@ FAULTS = [
         ("moving average of a layer",),
     ),
     Fault(
-        "what layers add up in a branch is not noticed",
+        "what layers add up eagerly is not noticed",
         {"add": AS_KERAS_HAS_IT},
-        ("sums of a layer in a branch",),
+        ("sums of a layer, eagerly",),
     ),
     Fault(
         "all replicas draw the same random numbers",

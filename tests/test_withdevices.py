@@ -168,9 +168,10 @@ def test_an_optimizer_may_be_built_in_a_function_of_its_own():
         many.optimizer.apply(grads, many.trainable_variables)
 
     step = kc.withdevices(lambda x, y: inner(x, y), devices=MANY)
+    even = len(X) // MANY * MANY  # else a mean of means is not the mean
     for _ in range(2):
-        step(*kc.split((X, Y), MANY))
-        one.train_on_batch(X, Y)
+        step(*kc.split((X[:even], Y[:even]), MANY))
+        one.train_on_batch(X[:even], Y[:even])
     assert_same_training(one, many)
 
 
