@@ -223,9 +223,6 @@ READ = (
         "tensorflow.python.eager.record:should_record_backprop", "tensors"
     ),
     PrivateName(
-        "tensorflow.python.framework.config:is_op_determinism_enabled", ""
-    ),
-    PrivateName(
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
         "self",
     ),
