@@ -313,6 +313,14 @@ def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
             yield outermost(placeholder, graph), placeholder.consumers()
 
 
+def in_order(
+    operations: Collection[tf.Operation], graph: Any
+) -> list[tf.Operation]:
+    """Returns operations of a graph in the order in which they were traced."""
+    order = {op.name: place for place, op in enumerate(graph.get_operations())}
+    return sorted(operations, key=lambda operation: order[operation.name])
+
+
 def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
     """Whether an operation may change a resource that it uses.
 

@@ -116,15 +116,16 @@ def _is_read_later(
 
 
 def _is_used_after_write(handle: Any, graph: Any) -> bool:
-    order = {op.name: place for place, op in enumerate(graph.get_operations())}
     uses = [
         use
         for found, users in tensorflow_internals.uses_of_resources(graph)
         if found is handle
         for use in users
     ]
-    uses.sort(key=lambda use: order[use.name])
-    writes = [tensorflow_internals.changes(use, handle, graph) for use in uses]
+    writes = [
+        tensorflow_internals.changes(use, handle, graph)
+        for use in tensorflow_internals.in_order(uses, graph)
+    ]
     return not all(writes[writes.index(True) :])
 
 

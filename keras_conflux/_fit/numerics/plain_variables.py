@@ -100,8 +100,7 @@ def _is_set_first(written: _Written, graph: Any) -> bool:
     What it was before plays no role then, whether another replica has set it
     or not.
     """
-    order = {op.name: place for place, op in enumerate(graph.get_operations())}
-    first = min(written.uses, key=lambda use: order[use.name])
+    first, *_ = tensorflow_internals.in_order(written.uses, graph)
     return first in written.writes and all(
         write.type == "AssignVariableOp" for write in written.writes
     )
