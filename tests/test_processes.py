@@ -28,7 +28,7 @@ from process_cases import X
 from process_cases import Y
 
 HERE = pathlib.Path(__file__).parent
-SECONDS = 300
+SECONDS = 900 if ON_GPU else 300
 
 
 def free_addresses(count):
