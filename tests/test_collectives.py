@@ -1,5 +1,8 @@
 """The collectives against numpy."""
 
+import functools
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -20,9 +23,6 @@ from keras_conflux._communication import float_order
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
-from keras_conflux._communication.transports.xla import last_reduced
-from keras_conflux._communication.transports.xla import note_reduced
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
 
 OPS = {
@@ -634,33 +634,49 @@ def test_a_variable_that_no_replica_uses_is_left_alone(count):
     kc.assert_in_sync(model)
 
 
+def reductions(text):
+    """Returns what reduces in XLA's program, with what each depends on."""
+    operands, ops = {}, {}
+    for line in text.splitlines():
+        if found := re.match(r"\s+(?:ROOT )?(%\S+) = .*? ([a-z-]+)\(", line):
+            name, ops[name] = found.group(1), found.group(2)
+            operands[name] = re.findall(r"%[\w.]+", line[found.end() :])
+    entry = text[text.index("ENTRY") :]
+    reduce = [
+        name
+        for name in re.findall(r"(%\S+) = ", entry)
+        if ops.get(name) in ("all-reduce", "conditional")
+    ]
+
+    def ancestors(name, seen):
+        for operand in operands.get(name, ()):
+            if operand not in seen:
+                seen.add(operand)
+                ancestors(operand, seen)
+        return seen
+
+    return [(name, ancestors(name, set())) for name in reduce]
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_collectives_of_programs_that_differ_are_in_order(in_order):
-    transport = XlaNccl(size=2, group_key=1, in_order=in_order)
-    entries = []
+    transport = XlaNccl(DEVICES[:1], [0], 2, group_key=1, in_order=in_order)
+    call = functools.partial(transport.all_reduce, index=0, call="")
 
     @tf.function
     def inner():
-        reduced = transport.all_reduce(tf.ones([2, 3]), 0, "sum", "1")
-        return reduced, last_reduced()
+        return call(tf.ones([2, 3]), op="sum")
 
-    @tf.function
-    def program(rows):
-        _, entry = inner()
-        note_reduced(entry)
-        entries.append(entry)
-        first = transport.all_reduce(rows, 0, "max", "2")
-        second = transport.all_reduce(tf.zeros([], tf.int32), 0, "sum", "3")
-        return first, second
+    @tf.function(jit_compile=True)
+    def program(rows, chosen):
+        first = inner()
+        branch = tf.cond(chosen, lambda: call(rows, op="max"), lambda: rows)
+        return first, branch, call(tf.zeros([], tf.int32), op="sum")
 
-    spec = tf.TensorSpec([None, 4], tf.int32)
-    graph = program.get_concrete_function(spec).graph
-    assert [out.shape.as_list() for out in graph.outputs] == [[None, 4], []]
-    kinds = "XlaAllReduce", "CollectiveReduceV2"
-    ops = [op for op in graph.get_operations() if op.type in kinds]
-    first = next(op for op in ops if op.type == "XlaAllReduce")
-    second = ops[-1]
-    assert depends_on([second], [first]) == in_order
-    assert (entries[0] is not None) == in_order
-    if in_order:
-        assert depends_on([first], [entries[0].op])
+    given = tf.ones([4], tf.int64), tf.constant(True)
+    text = program.experimental_get_compiler_ir(*given)(stage="hlo")
+    before, *others = reductions(text)
+    assert len(others) == 2
+    for each in others:
+        assert (before[0] in each[1]) == in_order
+        before = each

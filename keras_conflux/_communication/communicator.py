@@ -113,10 +113,14 @@ class Communicator:
         self._lock = threading.RLock()
         self._running: Any = None
         group_key = _new_group_key(self.devices)
-        self._in_xla = XlaNccl(
-            self.size, group_key, in_order=self.spans_processes
-        )
         with tf.init_scope():
+            self._in_xla = XlaNccl(
+                self.devices,
+                [self.rank(index) for index, _ in enumerate(self.devices)],
+                self.size,
+                group_key,
+                in_order=self.on_gpu and self.spans_processes,
+            )
             self._in_graph = self._transport(group_key)
             in_graphs = not tf.config.functions_run_eagerly()
             if self.size > 1 and not self.on_gpu and in_graphs:
@@ -169,7 +173,7 @@ class Communicator:
             return float_order.to_floats(reduced, tensor.dtype)
         if in_xla:
             call = self._next_call(index)
-            return self._in_xla.all_reduce(tensor, self.rank(index), op, call)
+            return self._in_xla.all_reduce(tensor, index, op, call)
         return self._reduce_in_graph(tensor, index, op)
 
     def calls(self, index: int) -> int:

@@ -13,8 +13,6 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._communication.transports.xla import last_reduced
-from keras_conflux._communication.transports.xla import note_reduced
 from keras_conflux._fit.execution.cached_program import CachedProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
@@ -116,7 +114,7 @@ class XlaProgram:
         fraction = 1 / communicator.size
 
         def one_step(*leaves: Any) -> Tree:
-            output = self._step.on_replica(
+            return self._step.on_replica(
                 trees.refill(shard_spec, leaves),
                 tf.constant(fraction),
                 communicator.rank(replica_index()) * fraction,
@@ -124,7 +122,6 @@ class XlaProgram:
                 in_xla=True,
                 shapes=shapes,
             )
-            return output, last_reduced()
 
         def after_steps() -> None:
             self._step.after_steps(tf.constant(fraction))
@@ -148,9 +145,8 @@ def _compiled(
 
     Args:
         before_steps: Is called before them.
-        one_step: Takes the leaves of a shard. Returns the output of a step, and
-            an entry of what it has reduced last.
-        after_steps: Is called after them. It may reduce more.
+        one_step: Takes the leaves of a shard.
+        after_steps: Is called after them.
         shard_spec: Of a replica's shard of a batch.
         limit: How many batches there are at most.
     """
@@ -171,17 +167,15 @@ def _compiled(
             latest = tf.while_loop(
                 lambda position, _: position < steps,
                 lambda position, _: (position + 1, run(position)),
-                (tf.constant(0), _zeros_like(*step.structured_outputs)),
+                (tf.constant(0), _zeros_like(step.structured_outputs)),
             )[1]
-        output, reduced = trees.refill(step.structured_outputs, latest)
-        note_reduced(reduced)
         after_steps()
-        return output
+        return trees.refill(step.structured_outputs, latest)
 
     return tf.function(_without_autograph(many_steps), jit_compile=True)
 
 
-def _zeros_like(logs: Tree, reduced: tf.Tensor | None) -> list[tf.Tensor]:
+def _zeros_like(logs: Tree) -> list[tf.Tensor]:
     """Returns what a loop over steps begins with."""
     for path, output in trees.with_paths(logs):
         if output is not None and not output.shape.is_fully_defined():
@@ -191,8 +185,7 @@ def _zeros_like(logs: Tree, reduced: tf.Tensor | None) -> list[tf.Tensor]:
                 f"A compiled step returns one number a log; that at {path} is "
                 f"{trees.describe(output)}.",
             )
-    outputs = trees.present([logs, reduced])
-    return [tf.zeros(x.shape, x.dtype) for x in outputs]
+    return [tf.zeros(x.shape, x.dtype) for x in trees.present(logs)]
 
 
 def _padded(
