@@ -133,6 +133,9 @@ LOSSES = {
             0.3 * tf.nn.l2_loss(model.dense.kernel)
         )
     ),
+    "product with compared samples": lambda model, x, y, p: tf.tensordot(
+        tf.nn.softmax(tf.tanh(p[:, 0]), 0), y[:, 0], 1
+    ),
     "mean and sum": lambda model, x, y, p: (
         ops.mean((y - p) ** 2) + 0.1 * ops.sum(p)
     ),
@@ -714,6 +717,7 @@ class OwnLogs(OwnStep):
             "mean": loss,
             "each": each,
             "centered": each - tf.reduce_mean(each),
+            "shared": tf.tensordot(tf.nn.softmax(each, 0), each, 1),
         }
 
 
@@ -765,6 +769,19 @@ def _of_code_in_a_branch(model, x, y, p):
 def test_what_the_graph_does_not_show_warns(loss):
     with pytest.warns(kc.ConfluxWarning, match="a sum or a mean over samples"):
         train(lambda: OwnStep(loss), MANY)
+
+
+class LogsOfCode(OwnStep):
+    """Returns a sum that the graph does not show."""
+
+    def train_step(self, data):
+        total = _of_code(self, *data, self(data[0]))
+        return super().train_step(data) | {"total": total}
+
+
+def test_logs_that_the_graph_does_not_show_warn():
+    with pytest.warns(kc.ConfluxWarning, match=r"show how \['total'\]"):
+        train(lambda: LogsOfCode(LOSSES["mean"]), MANY)
 
 
 class Capacity(keras.layers.Layer):

@@ -24,10 +24,10 @@ def _matmul(operation: tf.Operation, inputs: list[Kind]) -> Kind:
         if any(kind in (TOTAL, MEAN) for kind in inputs) and EQUAL in inputs:
             return next(kind for kind in inputs if kind != EQUAL)
         return of_any(operation, output, inputs)
-    if any(inputs[i].axis is None for i in of_rows):
-        return combined([inputs[i] for i in of_rows], None)
     if any(kind.role is Role.DERIVED for kind in inputs):
         return DERIVED
+    if any(inputs[i].axis is None for i in of_rows):
+        return combined([inputs[i] for i in of_rows], None)
     return _product_of_rows(operation, inputs, of_rows)
 
 

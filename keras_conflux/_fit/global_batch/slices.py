@@ -141,11 +141,7 @@ def _gather(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     rank = operation.inputs[0].shape.rank
     added = operation.inputs[1].shape.rank
     if values.role is Role.SHAPE:
-        index = tf.get_static_value(operation.inputs[1])
-        if index is None or index.ndim != 0:
-            return OPAQUE
-        count = COUNT if values.regular else TOTAL
-        return count if int(index) == values.axis else EQUAL
+        return _gather_sizes(operation, values)
     if axis is None or rank is None or added is None:
         return of_any(operation, operation.outputs[0], inputs)
     axis = int(axis) % rank
@@ -167,6 +163,21 @@ def _gather(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     if values.role in (Role.TOTAL, Role.MEAN) and indices == EQUAL:
         return values
     return of_any(operation, operation.outputs[0], inputs)
+
+
+def _gather_sizes(operation: tf.Operation, sizes: Kind) -> Kind:
+    """Follows `gather(shape, axes)`, as `tf.tensordot` does for some axes."""
+    axes = tf.get_static_value(operation.inputs[1])
+    if axes is None or axes.ndim > 1:
+        return OPAQUE
+    found = [i for i, axis in enumerate(axes.flat) if axis == sizes.axis]
+    if not found:
+        return EQUAL
+    if len(found) > 1:
+        return OPAQUE
+    if axes.ndim == 0:
+        return COUNT if sizes.regular else TOTAL
+    return shape(found[0], sizes.regular)
 
 
 def _where(operation: tf.Operation, inputs: list[Kind]) -> Kind:

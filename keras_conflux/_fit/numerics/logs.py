@@ -10,11 +10,13 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication.step_context import StepContext
@@ -78,13 +80,13 @@ def made_global(output: Tree, size: Any, context: StepContext) -> Tree:
     """
     leaves = []
     context.roles = []
-    for position, leaf in enumerate(keras.tree.flatten(output)):
+    for position, (path, leaf) in enumerate(trees.with_paths(output)):
         role = "first"
         if leaf is not None and position not in context.results:
             leaf: Any = keras.ops.convert_to_tensor(leaf)
             if isinstance(leaf, keras.Variable | tf.Variable):
                 leaf = tf.convert_to_tensor(leaf)
-            role, leaf = _role_and_value(leaf, size, context)
+            role, leaf = _role_and_value(leaf, path, size, context)
         if leaf is not None and role != "first" and process_count() > 1:
             role, leaf = "first", _everywhere(role, leaf, context)
         context.roles.append(role)
@@ -103,7 +105,7 @@ def _everywhere(role: str, leaf: tf.Tensor, context: StepContext) -> tf.Tensor:
 
 
 def _role_and_value(
-    leaf: tf.Tensor, size: Any, context: StepContext
+    leaf: tf.Tensor, path: str, size: Any, context: StepContext
 ) -> tuple[str, tf.Tensor]:
     if tf.executing_eagerly():
         with_samples = leaf.shape.rank and leaf.shape[0] == size
@@ -115,11 +117,27 @@ def _role_and_value(
     if has_rows and not kind.is_tangled:
         return "rows", leaf
     if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
+        if may_be_sum(leaf, context):
+            _warn_of_log(context, path)
         return "mean", leaf
     try:
         return "first", global_values([leaf], context)[0]
     except CannotTell:
+        _warn_of_log(context, path)
         return ("rows" if has_rows else "mean"), leaf
+
+
+def _warn_of_log(context: StepContext, path: str) -> None:
+    if context.warned & {"target", "sum"}:  # the loss, which may be this log
+        return
+    context.warn_once(
+        f"log {path}",
+        f"the graph does not show how {path}, which the step returns, is "
+        "computed from the samples. The logs have the mean of the replicas' "
+        "values, or their rows joined. Compute it from "
+        "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
+        "replicas have.",
+    )
 
 
 def of_global_batch(

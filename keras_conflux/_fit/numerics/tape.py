@@ -12,13 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.numerics import gradients
@@ -173,7 +173,7 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
-    if "sum" in context.warned or not _may_be_sum(target, context):
+    if "sum" in context.warned or not may_be_sum(target, context):
         return
     context.warn_once(
         "sum",
@@ -181,22 +181,3 @@ def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
         "differentiates is a sum or a mean over samples, and it is taken for a "
         "mean. Return one value per sample, or a mean.",
     )
-
-
-def _may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
-    """Whether a scalar comes from a sum of what is not known, and no mean."""
-    if tf.executing_eagerly() or target.shape.rank != 0:
-        return False
-    waiting, seen = [target], set()
-    while waiting:
-        tensor = waiting.pop()
-        kind = context.kinds.of(tensor)
-        if id(tensor) in seen or kind.role is not Role.OPAQUE:
-            continue
-        seen.add(id(tensor))
-        if tensor.op.type == "Sum":
-            return True
-        if tensor.op.type not in ("Mean", "RealDiv", "DivNoNan"):
-            waiting.extend(tensor.op.inputs)
-            waiting.extend(tensorflow_internals.results_inside(tensor))
-    return False

@@ -1,0 +1,26 @@
+"""Whether a value of which not much is known may be a sum over samples."""
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._replication.step_context import StepContext
+
+
+def may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
+    """Whether a scalar comes from a sum of what is not known, and no mean."""
+    if tf.executing_eagerly() or target.shape.rank != 0:
+        return False
+    waiting, seen = [target], set()
+    while waiting:
+        tensor = waiting.pop()
+        kind = context.kinds.of(tensor)
+        if id(tensor) in seen or kind.role is not Role.OPAQUE:
+            continue
+        seen.add(id(tensor))
+        if tensor.op.type == "Sum":
+            return True
+        if tensor.op.type not in ("Mean", "RealDiv", "DivNoNan"):
+            waiting.extend(tensor.op.inputs)
+            waiting.extend(tensorflow_internals.results_inside(tensor))
+    return False
