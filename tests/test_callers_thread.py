@@ -40,6 +40,7 @@ def test_what_is_kept_by_thread():
     assert seen(lambda: getattr(LOCAL, "value", None)) == ["there"] * MANY
 
 
+@pytest.mark.filterwarnings("ignore:.*run_eagerly")
 @pytest.mark.parametrize("eager", [False, True])
 def test_context_variables(eager):
     token = VARIABLE.set("there")

@@ -63,6 +63,7 @@ def both(build, x=X, y=Y, **fit):
     return models, histories
 
 
+@pytest.mark.filterwarnings("ignore:.*run_eagerly")
 @pytest.mark.parametrize(
     ("update", "trainable", "eager"),
     [

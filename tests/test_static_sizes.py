@@ -210,6 +210,7 @@ def test_a_variable_that_no_layer_holds(write, size):
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*run_eagerly")
 def test_a_variable_that_no_layer_holds_eagerly():
     model = kc.replicate(
         own_variable(WRITES["adds a sum"], run_eagerly=True), 3

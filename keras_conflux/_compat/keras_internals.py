@@ -204,8 +204,13 @@ def _without_optimizer(model: keras.Model) -> Iterator[None]:
         yield
     finally:
         optimizer.built = False
-    if all(layer.built for layer in model._flatten_layers(False)):
+    if all(layer.built for layer in all_layers(model)[1:]):
         optimizer.build(model.trainable_variables)
+
+
+def all_layers(model: keras.Model) -> list[Any]:
+    """Returns a model, and the layers in it and in each other."""
+    return list(model._flatten_layers())
 
 
 def has_own_step(model: keras.Model) -> bool:

@@ -14,6 +14,8 @@ from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.execution_plan import runs_eagerly
+from keras_conflux._fit.numerics.eager_code import warn_of_eager_code
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -32,6 +34,8 @@ def make_function(
         of which it draws `model.steps_per_execution`, and returns the logs.
     """
     plan = ExecutionPlan.of(model, strategy)
+    if runs_eagerly(model) and strategy.communicator.size > 1:
+        warn_of_eager_code(model)
     run = StepExecutor(model, plan, replica_step.TrainOrTestStep(model, step))
     shard = plan.sharder()
     several = model.steps_per_execution

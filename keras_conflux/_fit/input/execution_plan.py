@@ -90,10 +90,16 @@ class ExecutionPlan:
 
 def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:
     """Whether XLA compiles what the replicas of a model do."""
-    eager = model.run_eagerly or tf.config.functions_run_eagerly()
     return bool(
-        model.jit_compile and not eager and strategy.communicator.supports_xla
+        model.jit_compile
+        and not runs_eagerly(model)
+        and strategy.communicator.supports_xla
     )
+
+
+def runs_eagerly(model: keras.Model) -> bool:
+    """Whether the steps of a model run without a graph, as for debugging."""
+    return bool(model.run_eagerly or tf.config.functions_run_eagerly())
 
 
 # Keras makes epoch iterators without saying for which model.

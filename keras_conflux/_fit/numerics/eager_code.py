@@ -1,0 +1,67 @@
+"""Warns of what a model computes eagerly, where no graph shows how."""
+
+import inspect
+from typing import Any
+
+import keras
+
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_internals
+
+_UNKNOWN = (
+    keras.layers.Lambda,
+    keras.losses.Circle,
+    keras.losses.Dice,
+    keras.losses.Tversky,
+)
+_UNKNOWN_FUNCTIONS = (
+    keras.losses.circle,
+    keras.losses.dice,
+    keras.losses.tversky,
+)
+
+
+def warn_of_eager_code(model: keras.Model) -> None:
+    """Warns if replicas of a model run code eagerly that may need a graph.
+
+    What Keras has written needs none, but for losses that compare samples.
+    Whatever the user has written may.
+    """
+    layers = keras_internals.all_layers(model)
+    named = {
+        **{f"the layer {each.name}": each for each in layers},
+        **{f"the metric {each.name}": each for each in model.metrics},
+        **{f"the loss {_name_of(each)}": each for each in _losses(model)},
+    }
+    found = [name for name, part in named.items() if not _is_known(part)]
+    if found:
+        warn(
+            f"{model.name}: with `run_eagerly=True` no graph shows how "
+            f"{_listed(found)} computes from the samples. On several replicas "
+            "a loss of one number is taken for a mean, samples are compared "
+            "within a replica only, what is added to a weight is summed, and "
+            "what is set is averaged. Results may differ from those of one "
+            "device. Use it to debug, and train without it."
+        )
+
+
+def _losses(model: keras.Model) -> list[Any]:
+    given = keras.tree.flatten(getattr(model, "loss", None))
+    return [keras.losses.get(each) for each in given if each is not None]
+
+
+def _is_known(part: Any) -> bool:
+    if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
+        return False
+    if inspect.isroutine(part):
+        return (part.__module__ or "").split(".")[0] == "keras"
+    return keras_internals.is_of_keras(part)
+
+
+def _name_of(loss: Any) -> str:
+    return getattr(loss, "__name__", None) or type(loss).__name__
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" or {more} more" if more > 0 else "")
