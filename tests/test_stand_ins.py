@@ -145,6 +145,18 @@ def test_what_is_joined(axis, samples):
     }
 
 
+@pytest.mark.parametrize("root", range(MANY))
+@pytest.mark.parametrize("samples", [1, 2])
+def test_what_is_sent_comes_from_a_replica_with_samples(samples, root):
+    def sent(x):
+        rank = tf.constant(kc.replica().index)
+        return kc.broadcast({"rank": rank, "sample": x[0, 0]}, root=root)
+
+    x = np.arange(5, 5 + samples, dtype="float32")[:, None]
+    sender = root if root < samples else 0  # the next one, as in a circle
+    assert on_batch(sent, x) == {"rank": sender, "sample": 5 + sender}
+
+
 def on_batch(step, x):
     """Returns the logs of a step of one's own on one batch."""
 

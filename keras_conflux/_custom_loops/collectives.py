@@ -160,6 +160,10 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     uint16, int32 or int64; each keeps its shape and dtype. `None` leaves stay
     `None`.
 
+    In a step of `fit`, `evaluate` or `predict`, replica `root` may have no
+    samples, as in a last batch of one. Then the next replica that has some
+    sends its tree; after the last replica comes the first one.
+
     Args:
         values: Inside a replica, its tree. Outside, a `Replicas`, or the
             first of the replicas' trees. The trees of all replicas have one
@@ -270,7 +274,7 @@ class _Call:
         if self.verb == "allgather":
             return _of_first(stand_ins.all_gather(this, tree, self.axis))
         if self.verb == "broadcast":
-            return this.broadcast(tree, self.root)
+            return stand_ins.broadcast(this, tree, self.root)
         reduced = stand_ins.all_reduce(this, self.op or "sum", tree, weight)
         if self.verb == "allreduce":
             return reduced

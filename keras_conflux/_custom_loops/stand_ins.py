@@ -1,8 +1,9 @@
 """Collectives of a user's inside `fit`, where a replica may have no samples.
 
 A replica without samples runs on a copy of one, and what it computes is
-ignored. So the others see nothing of what it gives. It sees what they gave and,
-where rows are joined, its own rows behind theirs: its program is to find them.
+ignored. So the others see nothing of what it gives, and it sends nothing. It
+sees what they gave and, where rows are joined, its own rows behind theirs: its
+program is to find them.
 """
 
 import functools
@@ -37,6 +38,21 @@ def all_reduce(
         weight = tf.cast(1 if weight is None else weight, tf.float64)
         return this.all_reduce(op, tree, tf.where(present, weight, 0))
     return this.all_reduce(op, _else_neutral(op, tree, present), weight)
+
+
+def broadcast(this: ReplicaCollectives, tree: Tree, root: int) -> Tree:
+    """Sends the tree of a replica, or of the next one that has samples.
+
+    After the last replica comes the first one.
+    """
+    present = has_samples()
+    if present is None:
+        return this.broadcast(tree, root)
+    flags = this.all_gather(tf.cast(present, tf.int32), 0)
+    distances = (tf.range(this.count) - root) % this.count
+    distances = tf.where(flags > 0, distances, this.count)
+    sender = tf.argmin(distances, output_type=tf.int32)
+    return this.broadcast_of(tree, tf.equal(sender, replica_rank()))
 
 
 def all_gather(this: ReplicaCollectives, tree: Tree, axis: int) -> Tree:
