@@ -1,8 +1,8 @@
 """Keras 3 models on several devices, with the result of one."""
 
 from keras_conflux._callbacks.throughput import Throughput
+from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.initialization import initialize
-from keras_conflux._cluster.processes import barrier
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ClusterError

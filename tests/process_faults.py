@@ -60,6 +60,10 @@ class Fault(keras.callbacks.Callback):
             self.model.stop_training = True
         if fault == "evaluates":
             self.model.evaluate(X, Y, verbose=0)
+        if fault == "waits at a barrier":
+            kc.barrier()
+        if fault == "gets stuck":
+            time.sleep(1000)
         if fault == "sleeps":
             time.sleep(6)
 

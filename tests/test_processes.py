@@ -8,12 +8,12 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from addresses import free_addresses
 from conftest import COUNTS
 from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
@@ -29,16 +29,6 @@ from process_cases import Y
 
 HERE = pathlib.Path(__file__).parent
 SECONDS = 900 if ON_GPU else 300
-
-
-def free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    addresses = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 def gpus_of(index, devices):
@@ -103,6 +93,8 @@ MORE_FAULTS = {
     "interrupted": ("process 1 has raised KeyboardInterrupt", 5),
     "stopped by a signal": (UNREACHABLE + ".*heartbeats", 15),
     "evaluates": ("process 1: the begin of evaluate", 5),
+    "waits at a barrier": (OTHER_PLACE + "process 1: a barrier", 5),
+    "gets stuck": ("ProcessError: .*has waited for 40 s for another", 60),
     "measures alone": ("process 1: the begin of fit with Throughput of", 60),
     "other data": (OTHER_PLACE + "checksums", 60),
     "fewer batches": (OTHER_PLACE + "checksums", 60),
@@ -206,7 +198,7 @@ def test_parts_compute_what_one_device_does_with_all(case, processes):
 @pytest.mark.parametrize("fault", [*FAULTS, *map(long, MORE_FAULTS)])
 def test_a_fault_of_one_ends_all_in_time(fault):
     expected, seconds = (FAULTS | MORE_FAULTS)[fault]
-    started = start(2, "process_faults.py", fault)
+    started = start(2, "process_faults.py", fault, CONFLUX_STEP_TIMEOUT="40")
     try:
         printed = started[0].communicate(timeout=120)[0]
     finally:

@@ -17,7 +17,10 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.waiting import DaemonCall
+from keras_conflux._common.waiting import step_timeout
 
 _LENGTH = 256
 """How many bytes of a text the first message has room for."""
@@ -25,7 +28,7 @@ _GROUP = (1 << 20) - 1
 """The group key of the hosts, below those of devices."""
 
 
-def agree(what: str, of: Any = None) -> None:
+def agree(what: str, of: Any = None, seconds: float | None = None) -> None:
     """Raises in all processes unless all say the same.
 
     Alone, it does nothing.
@@ -33,14 +36,17 @@ def agree(what: str, of: Any = None) -> None:
     Args:
         what: What this process is about to do.
         of: What it does that with. Alone, it is not described.
+        seconds: How long the others are waited for, if not as long as for a
+            step.
 
     Raises:
+        ProcessError: If another process lives and does not come in time.
         ReplicaMismatchError: If another process says something else.
     """
     if process_count() == 1:
         return
     said_here = what if of is None else f"{what}, of {of}"
-    said = _said_by_all(_shortened(said_here.encode()))
+    said = _said_by_all(_shortened(said_here.encode()), seconds)
     if any(each != said[0] for each in said):
         raise ReplicaMismatchError(_of_places(said))
 
@@ -79,7 +85,7 @@ def given_by(root: int, own: bytes, length: int) -> bytes:
     return sum_of_hosts(words).tobytes()[:length]
 
 
-def _said_by_all(text: bytes) -> list[bytes]:
+def _said_by_all(text: bytes, seconds: float | None = None) -> list[bytes]:
     """Returns the texts of all processes, in their order.
 
     The first message is always of one shape, so it can only meet another one.
@@ -88,7 +94,7 @@ def _said_by_all(text: bytes) -> list[bytes]:
     here = rows[process_index()]
     here[0] = len(text)
     here[1 : 1 + len(text)] = list(text[:_LENGTH])
-    rows = sum_of_hosts(rows)
+    rows = sum_of_hosts(rows, seconds)
     lengths = rows[:, 0]
     more = max(lengths) - _LENGTH
     if more > 0:
@@ -123,12 +129,34 @@ def _shortened(text: bytes) -> bytes:
     return text[: _LENGTH - len(end)] + end
 
 
-def sum_of_hosts(numbers: np.ndarray) -> np.ndarray:
+def sum_of_hosts(
+    numbers: np.ndarray, seconds: float | None = None
+) -> np.ndarray:
     """Adds up an array of all processes, of a shape that all share.
 
     Args:
         numbers: Of int32, int64, float32 or float64.
+        seconds: How long the others are waited for, if not as long as for a
+            step.
+
+    Raises:
+        ProcessError: If another process lives and does not come in time.
     """
+    call = DaemonCall(functools.partial(_sum_of_hosts, numbers))
+    seconds = step_timeout() if seconds is None else seconds
+    if not call.wait(seconds):
+        raise ProcessError(
+            f"process {process_index()} has waited for {seconds:g} s for "
+            "another process, which lives but has not come to the same place "
+            "of the program. It may wait for its data, or for something that "
+            "does not end. If it may take that long, set the environment "
+            "variable CONFLUX_STEP_TIMEOUT to more seconds, or give `barrier` "
+            "a longer `timeout`."
+        )
+    return call.result()
+
+
+def _sum_of_hosts(numbers: np.ndarray) -> np.ndarray:
     with tf.device("CPU:0"):
         return _all_reduce()(tf.constant(numbers)).numpy()
 

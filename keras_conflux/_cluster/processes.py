@@ -1,7 +1,6 @@
 """Which processes train together, and which of them this one is."""
 
 import dataclasses
-import itertools
 import random
 import socket
 import time
@@ -16,7 +15,6 @@ from keras_conflux._compat import tensorflow_processes
 
 DEFAULT_HEARTBEAT_SECONDS = 10.0
 DEFAULT_CONNECT_SECONDS = 300.0
-DEFAULT_BARRIER_SECONDS = 1800.0
 _SEED = "conflux/seed"
 
 
@@ -31,7 +29,6 @@ class _Present:
 
 
 _present = _Present()
-_barriers = itertools.count()
 
 
 def process_index() -> int:
@@ -65,43 +62,6 @@ def process_count() -> int:
         ```
     """
     return _present.count
-
-
-def barrier(timeout: float = DEFAULT_BARRIER_SECONDS) -> None:
-    """Waits until all processes have come here.
-
-    All processes call it equally often. Alone, it returns at once.
-
-    Args:
-        timeout: How many seconds the others are waited for.
-
-    Raises:
-        ProcessError: If one does not come in time, has ended or has failed.
-
-    Example:
-        ```python
-        if kc.process_index() == 0:
-            np.save("prepared.npy", x)
-        kc.barrier()
-        prepared = np.load("prepared.npy")
-        ```
-    """
-    if _present.count == 1:
-        return
-    name = f"conflux/barrier/{next(_barriers)}"
-    try:
-        tensorflow_processes.wait_at_barrier(name, timeout)
-    except tf.errors.DeadlineExceededError as error:
-        raise ProcessError(
-            f"Process {_present.index} has waited for {timeout:g} s at a "
-            "barrier that others have not come to. All processes have to run "
-            f"the same program. TensorFlow says: {error.message}"
-        ) from None
-    except tf.errors.OpError as error:
-        raise ProcessError(
-            f"Process {_present.index} has waited at a barrier in vain: "
-            f"{error.message}"
-        ) from None
 
 
 def source() -> str | None:

@@ -141,9 +141,6 @@ READ = (
         "allow_new_incarnation_to_reconnect",
     ),
     PrivateName(f"{_CONTEXT}.enable_collective_ops", "self, server_def"),
-    PrivateName(
-        f"{_CONTEXT}.wait_at_barrier", "self, barrier_id, timeout_in_ms"
-    ),
     PrivateName(f"{_CONTEXT}.set_config_key_value", "self, key, value"),
     PrivateName(f"{_CONTEXT}.get_config_key_value", "self, key, timeout_in_ms"),
     PrivateName(

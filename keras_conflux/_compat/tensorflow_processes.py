@@ -1,9 +1,8 @@
 """Connects processes through TensorFlow's servers, and talks to its service.
 
 Each process runs a gRPC server of TensorFlow. The first one also runs the
-coordination service, which knows who is alive, keeps short texts, and has
-barriers. Collectives between processes go from server to server, or through
-NCCL.
+coordination service, which knows who is alive and keeps short texts.
+Collectives between processes go from server to server, or through NCCL.
 """
 
 import copy
@@ -65,11 +64,6 @@ def connect(
         )
     )
     running.ensure_initialized()
-
-
-def wait_at_barrier(name: str, seconds: float) -> None:
-    """Waits until all processes have come to the barrier of that name."""
-    _context().wait_at_barrier(name, int(seconds * 1000))
 
 
 def put_text(key: str, text: str) -> None:

@@ -8,7 +8,6 @@ import keras
 
 from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
-from keras_conflux._cluster.processes import barrier
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._replication import accumulated
@@ -68,5 +67,5 @@ def _in_first_process(
                 result = original(*args, **kwargs)
             finally:
                 _alone.reset(token)
-        barrier()
+        agree(f"the end of {what}")
     return result

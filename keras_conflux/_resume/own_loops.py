@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
+from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.failures import told_to_all
-from keras_conflux._cluster.processes import barrier
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import plain_values
 from keras_conflux._fit.input import random_generators

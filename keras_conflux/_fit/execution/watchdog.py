@@ -1,8 +1,5 @@
 """Ends the wait for a step that hangs, and says which replicas wait."""
 
-import contextvars
-import os
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +8,11 @@ import tensorflow as tf
 
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.waiting import DaemonCall
+from keras_conflux._common.waiting import step_timeout
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._devices.device import Device
-
-DEFAULT_STEP_TIMEOUT = 1800.0
-"""How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
-otherwise."""
 
 
 class StepAbandoned(KeyboardInterrupt):
@@ -77,58 +72,40 @@ class StepWatchdog:
                 be stopped; the process has to be.
             StepAbandoned: After a second interrupt.
         """
-        outcome: dict[str, Any] = {}
-        # Not `Thread.join`: interrupted once, it holds in Python 3.11 that
-        # the thread has ended (python/cpython#90882).
-        ended = threading.Event()
-
-        def run() -> None:
-            try:
-                outcome["result"] = program(*arguments)
-            except BaseException as error:
-                outcome["error"] = error
-            finally:
-                ended.set()
-
-        limit = float(
-            os.environ.get("CONFLUX_STEP_TIMEOUT", DEFAULT_STEP_TIMEOUT)
-        )
-        seconds = min(self._steps * limit, threading.TIMEOUT_MAX)
+        seconds = self._steps * step_timeout()
         # Read only where a call has failed: reading takes half a millisecond.
         before, self._before = self._before or self.counts(), None
-        # A daemon: one that hangs must not keep Python from ending.
-        work = tensorflow_internals.with_this_threads_summaries(
-            keras_internals.with_this_threads_state(run)
+        call = DaemonCall(
+            tensorflow_internals.with_this_threads_summaries(
+                keras_internals.with_this_threads_state(
+                    lambda: program(*arguments)
+                )
+            )
         )
-        context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(work,), daemon=True).start()
         try:
-            ended.wait(seconds)
+            ended = call.wait(seconds)
         except KeyboardInterrupt:
-            self._end_after_interrupt(ended, before)
+            self._end_after_interrupt(call, before)
             raise
-        if not ended.is_set():
+        if not ended:
             raise StepTimeoutError(
                 f"{self.name}: a call has not ended after {seconds:g} s. "
                 f"{self._who_waits(before)} If your steps are that long, set "
                 "the environment variable CONFLUX_STEP_TIMEOUT to more "
                 "seconds per step."
             )
-        if "error" in outcome:
-            raise outcome["error"]
+        result = call.result()
         self._before = [count + 1 for count in before]
-        return outcome["result"]
+        return result
 
     def counts(self) -> list[int]:
         """Returns how often each replica has ended."""
         return [int(count.numpy()) for count in self._ended]
 
-    def _end_after_interrupt(
-        self, ended: threading.Event, before: list[int]
-    ) -> None:
+    def _end_after_interrupt(self, call: DaemonCall, before: list[int]) -> None:
         """Waits for the call, so that replicas are not left half-way."""
         try:
-            ended.wait()
+            call.wait()
         except KeyboardInterrupt:
             raise StepAbandoned(
                 f"{self.name}: interrupted twice, while a call was running, "

@@ -1,0 +1,56 @@
+"""Waits for calls that may hang, up to a time limit."""
+
+import contextvars
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+DEFAULT_STEP_TIMEOUT = 1800.0
+"""How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
+otherwise."""
+
+
+def step_timeout() -> float:
+    """Returns how many seconds a step, or another process, is waited for."""
+    return float(os.environ.get("CONFLUX_STEP_TIMEOUT", DEFAULT_STEP_TIMEOUT))
+
+
+class DaemonCall:
+    """Calls a function in a thread of its own.
+
+    So an interrupt is heard while the call is waited for, and one that hangs
+    does not keep Python from ending.
+
+    Args:
+        function: What to call. It has the context variables of this thread.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._outcome: dict[str, Any] = {}
+        # Not `Thread.join`: interrupted once, it holds in Python 3.11 that
+        # the thread has ended (python/cpython#90882).
+        self._ended = threading.Event()
+
+        def run() -> None:
+            try:
+                self._outcome["result"] = function()
+            except BaseException as error:
+                self._outcome["error"] = error
+            finally:
+                self._ended.set()
+
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(run,), daemon=True).start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Returns whether the call has ended, after some seconds at most."""
+        if seconds is not None:
+            seconds = min(seconds, threading.TIMEOUT_MAX)
+        return self._ended.wait(seconds)
+
+    def result(self) -> Any:
+        """Returns what the call has returned, or raises what it has raised."""
+        if "error" in self._outcome:
+            raise self._outcome["error"]
+        return self._outcome["result"]
