@@ -58,6 +58,7 @@ VISITS = {
     "saving": 6,
 }
 SECONDS_OF_TRAINING = 8.0
+ONE_AT_A_TIME = threading.Lock()
 ANYWHERE = ("any time", *VISITS)
 IN_CALLBACKS = ("train batch", "validation batch", "epoch end", "saving")
 OUT_OF_STEPS = ("between fits", "train batch", "epoch end")
@@ -125,11 +126,15 @@ def drawn(seed: int, number: int, restarts: bool) -> Draw:
         visit = round(choose.uniform(0, SECONDS_OF_TRAINING), 2)
     resumes_with = choose.choice(["BackupAndRestore", "Resume"])
     data = choose.choice(["global", "local"])
+    # `Resume` refuses parts of one's own.
+    is_common = (
+        resumes_with == "Resume" if restarts else fault in OF_COMMON_DATA
+    )
     return Draw(
         processes,
         devices=choose.choice([1, 2]),
         form=choose.choice(list(FORMS)),
-        data="global" if fault in OF_COMMON_DATA else data,
+        data="global" if is_common else data,
         fault=fault,
         # The first process is the one that saves.
         wrong=0 if place == "saving" else choose.randrange(processes),
@@ -167,14 +172,22 @@ def read(path: pathlib.Path) -> Report:
 
 
 @functools.cache
-def on_one_device(processes: int, form: str) -> dict[str, np.ndarray]:
+def on_one_device(
+    processes: int, form: str, resumes_with: str | None
+) -> dict[str, np.ndarray]:
     told: dict[str, np.ndarray] = {}
     Training(
         form,
         Parts(processes),
         lambda name, value: told.update({name: np.asarray(value, "float64")}),
+        resumes_with=resumes_with,
     ).run(lambda model: model)
     return told
+
+
+def expected_of(draw: Draw) -> dict[str, np.ndarray]:
+    with ONE_AT_A_TIME:
+        return on_one_device(draw.processes, draw.form, draw.resumes_with)
 
 
 def judged(
@@ -304,12 +317,7 @@ def run_fault(draw: Draw, directory: pathlib.Path, limit: float) -> list[str]:
     ]
     for report, at in zip(reports, gone, strict=True):
         report.gone_at = at
-    with ONE_AT_A_TIME:
-        expected = on_one_device(draw.processes, draw.form)
-    return judged(draw, reports, expected, limit)
-
-
-ONE_AT_A_TIME = threading.Lock()
+    return judged(draw, reports, expected_of(draw), limit)
 
 
 def program(draw: Draw, directory: pathlib.Path) -> Iterator[str]:
@@ -359,8 +367,7 @@ def run_restart(draw: Draw, directory: pathlib.Path, limit: float) -> list[str]:
         [read(directory / f"{i}-{attempt}.jsonl") for attempt in (0, 1)]
         for i in range(draw.processes)
     ]
-    with ONE_AT_A_TIME:
-        expected = on_one_device(draw.processes, draw.form)
+    expected = expected_of(draw)
     last = int(reports[draw.wrong][0].fault_at is not None)
     complaints = [f"the launcher has returned {status}"] if status else []
     for index, attempts in enumerate(reports):

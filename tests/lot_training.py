@@ -54,7 +54,9 @@ class Training:
     def run(self, replicate: Callable[[keras.Model], Any]) -> None:
         model = made(self.form, self.at)
         replicate(model)
-        for call in (0, 1):
+        # Keras leaves the epoch where it has restored a training to the next
+        # `fit` of the model, so a script that is restored has one.
+        for call in range(1 if self.resumes_with == "BackupAndRestore" else 2):
             self.at("between fits", model)
             history = model.fit(
                 self._data(SIZES, "data", self.fewer),

@@ -3,20 +3,17 @@
 import functools
 
 import keras
-import numpy as np
 import pytest
 from cases import CASES
 from cases import OPTIMIZERS
+from cases_trained import train
 from conftest import COUNTS
 from conftest import MANY
 from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
 from models import assert_same_outcome
 from models import moved_by_roundings
-from models import outcome
 from models import size
-
-import keras_conflux as kc
 
 # By hand, each case on 1 to 4 devices. In CI it is on 2 or on 3, and one of
 # five is compiled by XLA as well.
@@ -32,45 +29,6 @@ def runs():
             may_compile = RUN_LONG_TESTS or ON_GPU or index % 5 == 0
             if may_compile and count == (min(2, MANY) if ON_GPU else 1):
                 yield name, count, True
-
-
-class BatchLogs(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append({name: np.asarray(v) for name, v in logs.items()})
-
-
-def train(name, count=None, compiled=False, prepare=None, **options):
-    """Trains a case on one device, or replicated, and returns the outcome.
-
-    Args:
-        name: The case.
-        count: The number of replicas, or `None` for plain Keras.
-        compiled: Whether XLA compiles the step.
-        prepare: Called with the model before `fit`.
-        **options: Of `fit`, instead of the case's.
-    """
-    model = CASES[name].build()
-    if compiled and hasattr(model, "jit_compile"):
-        model.jit_compile = not model.run_eagerly
-    if count is not None:
-        kc.replicate(model, count)
-    if prepare is not None:
-        prepare(model)
-    logs = BatchLogs()
-    # A callback that looks at each batch gets each; without, many a call.
-    callbacks = [] if compiled else [logs]
-    fit = CASES[name].fit() | options
-    history = model.fit(**fit, callbacks=callbacks)
-    steps = CASES[name].steps
-    if steps is not None and count is None:
-        assert int(model.optimizer.iterations) in (steps, steps + 1)
-        model.optimizer.iterations.assign(steps)
-    kc.assert_in_sync(model)
-    return outcome(model, history, logs.seen)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ The processes are started once for each number of processes and devices, and
 run all cases one after another.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -26,44 +25,10 @@ from process_cases import CASES
 from process_cases import CHECKS
 from process_cases import X
 from process_cases import Y
+from started import start
 
 HERE = pathlib.Path(__file__).parent
 SECONDS = 900 if ON_GPU else 300
-
-
-def gpus_of(index, devices):
-    """Returns what shows a process its own GPUs, or none of them."""
-    if not ON_GPU:
-        return "-1"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1,2,3"
-    return ",".join(visible.split(",")[index * devices :][:devices])
-
-
-def start(count, script, *arguments, devices=1, **environment):
-    """Starts the processes, each with its own `TF_CONFIG`."""
-    addresses = free_addresses(count)
-    started = []
-    for index in range(count):
-        config = {
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": index},
-        }
-        started.append(
-            subprocess.Popen(
-                [sys.executable, str(HERE / script), *map(str, arguments)],
-                env={
-                    **os.environ,
-                    "TF_CONFIG": json.dumps(config),
-                    "CUDA_VISIBLE_DEVICES": gpus_of(index, devices),
-                    "CONFLUX_TEST_DEVICES": str(devices),
-                    **environment,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    return started
 
 
 def outputs(started, seconds=SECONDS):

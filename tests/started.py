@@ -1,0 +1,48 @@
+"""Starts processes that train together."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from addresses import free_addresses
+from conftest import ON_GPU
+
+HERE = pathlib.Path(__file__).parent
+
+
+def gpus_of(index, devices):
+    """Returns what shows a process its own GPUs, or none of them."""
+    if not ON_GPU:
+        return "-1"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1,2,3"
+    return ",".join(visible.split(",")[index * devices :][:devices])
+
+
+def start(count, script, *arguments, devices=1, **environment):
+    """Starts the processes, each with its own `TF_CONFIG`."""
+    addresses = free_addresses(count)
+    started = []
+    for index in range(count):
+        config = {
+            "cluster": {"worker": addresses},
+            "task": {"type": "worker", "index": index},
+        }
+        started.append(
+            subprocess.Popen(
+                [sys.executable, str(HERE / script), *map(str, arguments)],
+                env={
+                    **os.environ,
+                    "TF_CONFIG": json.dumps(config),
+                    "CUDA_VISIBLE_DEVICES": gpus_of(index, devices),
+                    "CONFLUX_TEST_DEVICES": str(devices),
+                    **environment,
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return started
