@@ -51,19 +51,19 @@ def fit(
             "in data of its own. Let all processes read the same data: "
             'replicate(model, data="global").'
         )
-    callbacks = _with_progress_bar(given["callbacks"], given["verbose"])
+    callbacks = keras.tree.flatten(given["callbacks"])
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses
     with writer.open():
         saved = _saved(resume, callbacks, given)
         given["callbacks"] = ResumableCallbacks(
-            callbacks,
+            _called_here(callbacks, given["verbose"]),
             model,
             {"verbose": given["verbose"], "epochs": given["epochs"]},
         )
         training = ResumableFit(
             model,
-            _with_state(given["callbacks"].callbacks),
+            _with_state(callbacks, given["callbacks"].callbacks),
             saved,
             SavingInterval(resume.every),
             writer,
@@ -99,20 +99,31 @@ def _resume_among(callbacks: Any) -> Resume | None:
     return found[0]
 
 
-def _with_progress_bar(callbacks: Any, verbose: Any) -> list[Any]:
-    listed = keras.tree.flatten(callbacks)
+def _called_here(callbacks: list[Any], verbose: Any) -> list[Any]:
+    """Returns the callbacks that this process calls, with a progress bar."""
     if process_index() > 0:
-        return side_effects.of_this_process(listed)
+        return side_effects.of_this_process(callbacks)
     shown = keras.callbacks.ProgbarLogger
-    if verbose == 0 or any(isinstance(each, shown) for each in listed):
-        return listed
-    return [*listed, shown()]
+    if verbose == 0 or any(isinstance(each, shown) for each in callbacks):
+        return callbacks
+    return [*callbacks, shown()]
 
 
-def _with_state(callbacks: list[Any]) -> list[Any]:
-    """Leaves out those that hold nothing which belongs to the training."""
+def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
+    """Returns the callbacks whose state belongs to the training.
+
+    They are the same in all processes, whichever a process calls.
+
+    Args:
+        callbacks: Those of the user.
+        called: Those that are called here, with those that Keras has added.
+    """
+    listed = {id(each) for each in callbacks}
+    added = [each for each in called if id(each) not in listed]
     shown = Resume | keras.callbacks.ProgbarLogger
-    return [each for each in callbacks if not isinstance(each, shown)]
+    return [
+        each for each in (*callbacks, *added) if not isinstance(each, shown)
+    ]
 
 
 def _saved(
