@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from resume_cases import BATCH
+from resume_cases import DATA
+from resume_cases import SAMPLES
+from resume_cases import STEPS
+from resume_cases import Own
+from resume_cases import X
+from resume_cases import Y
 from tensorflow.python.eager import context
 
 import keras_conflux as kc
+from keras_conflux._resume.signals import Preemption
 
-SAMPLES, BATCH, EPOCHS = 22, 4, 3
-STEPS = -(-SAMPLES // BATCH)
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(SAMPLES, 5)).astype("float32")
-Y = (X[:, :1] * X[:, 1:2] + X[:, 2:3]).astype("float32")
+EPOCHS = 3
 
 
 class Killed(Exception):
@@ -47,74 +51,6 @@ class Kill(keras.callbacks.Callback):
 
     def load_state_dict(self, state):
         assert not state
-
-
-class Own(keras.callbacks.Callback):
-    """A user's callback, with a state and an effect."""
-
-    seen = 0
-    losses = ()
-
-    def on_epoch_begin(self, epoch, logs=None):
-        rate = self.model.optimizer.learning_rate
-        rate.assign(rate * 0.9)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.seen += 1
-        self.losses = (*self.losses, logs["loss"])
-
-
-class Shuffled(keras.utils.PyDataset):
-    """Shuffles its samples after each epoch, and adds noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.order = np.arange(SAMPLES)
-
-    def __len__(self):
-        return STEPS
-
-    def __getitem__(self, index):
-        rows = self.order[index * BATCH : (index + 1) * BATCH]
-        noise = np.random.normal(size=(len(rows), 5)).astype("float32")
-        return X[rows] + noise, Y[rows]
-
-    def on_epoch_end(self):
-        np.random.shuffle(self.order)
-
-
-def generated():
-    order = np.arange(SAMPLES)
-    while True:
-        np.random.shuffle(order)
-        for begin in range(0, SAMPLES, BATCH):
-            rows = order[begin : begin + BATCH]
-            yield X[rows], Y[rows]
-
-
-def dataset():
-    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(SAMPLES)
-
-
-def noisy():
-    return dataset().map(lambda x, y: (x + tf.random.normal([5]), y))
-
-
-DATA = {
-    "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True},
-    "tf.data": lambda: {"x": dataset().batch(BATCH).prefetch(2)},
-    "tf.data, random map": lambda: {"x": noisy().batch(BATCH)},
-    "tf.data, repeated": lambda: {
-        "x": dataset().repeat().batch(BATCH),
-        "steps_per_epoch": 4,
-    },
-    "tf.data, cut": lambda: {"x": dataset().batch(2), "steps_per_epoch": 4},
-    "tf.data, of unknown length": lambda: {
-        "x": dataset().filter(lambda x, y: True).batch(BATCH)
-    },
-    "PyDataset": lambda: {"x": Shuffled()},
-    "generator": lambda: {"x": generated(), "steps_per_epoch": 4},
-}
 
 
 def train(
@@ -414,8 +350,17 @@ def test_plain_keras_reads_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("where", ["on_train_batch_end", "on_test_batch_end"])
-def test_a_signal_ends_training_with_a_checkpoint(tmp_path, number, where):
+@pytest.mark.parametrize(
+    ("where", "epoch", "step"),
+    [
+        ("on_train_batch_end", 0, 1),
+        ("on_test_batch_end", 1, STEPS),
+        ("on_train_end", 3, 3 * STEPS),
+    ],
+)
+def test_a_signal_ends_training_with_a_checkpoint(
+    tmp_path, number, where, epoch, step
+):
     def sent(*_, **__):
         os.kill(os.getpid(), number)
 
@@ -428,8 +373,17 @@ def test_a_signal_ends_training_with_a_checkpoint(tmp_path, number, where):
     assert ended.value.code == 128 + number
     assert signal.getsignal(number) is handler
     last = newest(tmp_path)
-    in_step = where == "on_train_batch_end"
-    assert (last.epoch, last.step) == ((0, 1) if in_step else (1, STEPS))
+    assert (last.epoch, last.step) == (epoch, step)
+
+
+def test_a_signal_that_nobody_has_obeyed_comes_again():
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda *given: received.append(1))
+    with Preemption(("SIGUSR1",)).noted():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert not received
+    signal.signal(signal.SIGUSR1, before)
+    assert received
 
 
 KILLED = """

@@ -58,3 +58,9 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         super().on_epoch_end(epoch, logs)
         assert self.training is not None
         self.training.end_epoch(epoch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends the program, if that is due."""
+        super().on_train_end(logs)
+        assert self.training is not None
+        self.training.end()

@@ -174,16 +174,28 @@ class ResumableFit:
         if is_last:
             self._writer.wait()
 
+    def end(self) -> None:
+        """Called after all callbacks' `on_train_end`. All is saved by then.
+
+        Raises:
+            SystemExit: If a signal came since the last epoch.
+        """
+        _, signal = self._wanted("at the end", False)
+        if signal:
+            self._exit(signal)
+
     def _save_if_due(self, step: int, due: bool) -> None:
-        # Each process has its own clock and signals.
-        wanted = told_by_all(
-            f"whether to save before step {step}",
-            [due, self._preemption.received or 0],
-        )
-        due = any(each for each, _ in wanted)
-        signal = max(each for _, each in wanted)
+        due, signal = self._wanted(f"before step {step}", due)
         if due or signal:
             self._taken = self._take(step, signal)
+
+    def _wanted(self, where: str, due: bool) -> tuple[bool, int]:
+        """Returns whether any process wants to save, and a signal that came."""
+        # Each process has its own clock and signals.
+        wanted = told_by_all(
+            f"whether to save {where}", [due, self._preemption.received or 0]
+        )
+        return any(each for each, _ in wanted), max(each for _, each in wanted)
 
     def _take(self, step: int, signal: int) -> "_Taken":
         """Copies all that a checkpoint has."""
@@ -224,12 +236,15 @@ class ResumableFit:
             taken.write()
         if taken.signal:
             self._writer.wait()
-            _log.warning(
-                "Training stops after %d steps, on signal %d.",
-                taken.steps,
-                taken.signal,
-            )
-            raise AgreedExit(128 + taken.signal)
+            self._exit(taken.signal)
+
+    def _exit(self, signal: int) -> None:
+        _log.warning(
+            "Training stops after %d steps, on signal %d.",
+            self._done + self._ended,
+            signal,
+        )
+        raise AgreedExit(128 + signal)
 
     def _restore(self, saved: Saved) -> None:
         model_state.restore(self._model, saved, process_index() == 0)

@@ -32,7 +32,10 @@ class Preemption:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes the signals that come meanwhile."""
+        """Notes the signals that come meanwhile.
+
+        One that nobody has obeyed by then is sent once more.
+        """
         if not self._numbers:
             yield
             return
@@ -54,6 +57,8 @@ class Preemption:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self.received is not None:
+            signal.raise_signal(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number

@@ -1,0 +1,79 @@
+"""Kinds of data that a training is resumed in, and a callback of a user's."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SAMPLES, BATCH = 22, 4
+STEPS = -(-SAMPLES // BATCH)
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(SAMPLES, 5)).astype("float32")
+Y = (X[:, :1] * X[:, 1:2] + X[:, 2:3]).astype("float32")
+
+
+class Own(keras.callbacks.Callback):
+    """A user's callback, with a state and an effect."""
+
+    seen = 0
+    losses = ()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * 0.9)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += 1
+        self.losses = (*self.losses, logs["loss"])
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Shuffles its samples after each epoch, and adds noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(SAMPLES)
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        rows = self.order[index * BATCH : (index + 1) * BATCH]
+        noise = np.random.normal(size=(len(rows), 5)).astype("float32")
+        return X[rows] + noise, Y[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def generated():
+    order = np.arange(SAMPLES)
+    while True:
+        np.random.shuffle(order)
+        for begin in range(0, SAMPLES, BATCH):
+            rows = order[begin : begin + BATCH]
+            yield X[rows], Y[rows]
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(SAMPLES)
+
+
+def noisy():
+    return dataset().map(lambda x, y: (x + tf.random.normal([5]), y))
+
+
+DATA = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True},
+    "tf.data": lambda: {"x": dataset().batch(BATCH).prefetch(2)},
+    "tf.data, random map": lambda: {"x": noisy().batch(BATCH)},
+    "tf.data, repeated": lambda: {
+        "x": dataset().repeat().batch(BATCH),
+        "steps_per_epoch": 4,
+    },
+    "tf.data, cut": lambda: {"x": dataset().batch(2), "steps_per_epoch": 4},
+    "tf.data, of unknown length": lambda: {
+        "x": dataset().filter(lambda x, y: True).batch(BATCH)
+    },
+    "PyDataset": lambda: {"x": Shuffled()},
+    "generator": lambda: {"x": generated(), "steps_per_epoch": 4},
+}
