@@ -247,6 +247,20 @@ def test_two_trainings_do_not_share_a_directory(tmp_path):
     linear(kc.Resume(tmp_path), Second())
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        kc.Resume,
+        kc.checkpoints,
+        lambda directory: kc.save(linear(), directory, step=1),
+        lambda directory: kc.load(linear(), directory),
+    ],
+)
+def test_a_directory_that_is_a_url(use):
+    with pytest.raises(ValueError, match=r"Mount the storage.*'gs:/"):
+        use("gs://bucket/run")
+
+
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="may write to"):

@@ -22,6 +22,8 @@ WEIGHTS = "model.weights.h5"
 _ARRAYS = "state.npz"
 _STATE = "state.json"
 _FORMAT = 1
+_URL = re.compile(r"[a-zA-Z][\w+.-]+:/")
+"""A `Path` of a URL has one slash only."""
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 
 
@@ -58,6 +60,21 @@ class Saved:
     arrays: Arrays
 
 
+def local_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a directory that this process reaches by its path.
+
+    Raises:
+        ValueError: If it is named by a URL.
+    """
+    if _URL.match(str(directory)):
+        raise ValueError(
+            "Checkpoints are written to a directory of this machine, because "
+            "they are put in place by a rename of a folder. Mount the storage "
+            f"and give the path of the mount. Received: {str(directory)!r}"
+        )
+    return pathlib.Path(directory).absolute()
+
+
 def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
     """Returns the checkpoints in a directory, the newest first.
 
@@ -69,6 +86,9 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
 
     Returns:
         A list of `Checkpoint`s; empty if there is no such directory.
+
+    Raises:
+        ValueError: If the directory is a URL.
 
     Example:
         ```python
@@ -139,7 +159,7 @@ def write(
             remains of it then.
     """
     step, epoch = position
-    final = pathlib.Path(directory) / f"step-{step:012d}-{epoch:06d}"
+    final = local_directory(directory) / f"step-{step:012d}-{epoch:06d}"
     aside = final.with_name(f".{final.name}")
     _remove(aside)
     aside.mkdir(parents=True)
@@ -183,7 +203,7 @@ class _Damage(Exception):
 
 def _folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
-    root = pathlib.Path(directory)
+    root = local_directory(directory)
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]

@@ -1,7 +1,6 @@
 """Checkpoints of loops of the user's own."""
 
 import os
-import pathlib
 from typing import Any
 
 import keras
@@ -44,7 +43,7 @@ def save(
     Raises:
         OSError: If it cannot be written.
         TypeError: If something else is in `state`.
-        ValueError: If `keep` is below 1.
+        ValueError: If `keep` is below 1, or the directory is a URL.
 
     Example:
         ```python
@@ -94,7 +93,7 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
 
     Raises:
         ValueError: If the checkpoint is of another model, or of
-            `keras_conflux.Resume`.
+            `keras_conflux.Resume`, or the directory is a URL.
 
     Example:
         ```python
@@ -105,7 +104,7 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         ```
     """
     saved = from_first_process.read(
-        lambda: checkpoint_files.read_newest(pathlib.Path(directory))
+        lambda: checkpoint_files.read_newest(directory)
     )
     if saved is None:
         return None

@@ -1,10 +1,10 @@
 """The callback by which a training goes on where it was interrupted."""
 
 import os
-import pathlib
 
 import keras
 
+from keras_conflux._resume.checkpoint_files import local_directory
 from keras_conflux._resume.saving_interval import SavingInterval
 from keras_conflux._resume.signals import Preemption
 
@@ -27,7 +27,8 @@ class Resume(keras.callbacks.Callback):
     exit code 143 or 138.
 
     Args:
-        directory: Where the checkpoints are, of this training alone.
+        directory: Where the checkpoints are, of this training alone. A path,
+            not a URL such as `gs://...`.
         every: When to write one: a time such as `"10m"`, or a number of steps.
             One more is written when the training has ended.
         keep: How many checkpoints stay, at least 1.
@@ -64,7 +65,7 @@ class Resume(keras.callbacks.Callback):
             raise ValueError(
                 f"At least 1 checkpoint is kept. Received: keep={keep}"
             )
-        self.directory = pathlib.Path(directory).absolute()
+        self.directory = local_directory(directory)
         self.every = every
         self.keep = keep
         self.signals = signals
