@@ -15,6 +15,7 @@ import tensorflow as tf
 from conftest import MANY
 from resume_cases import BATCH
 from resume_cases import DATA
+from resume_cases import RANDOM
 from resume_cases import SAMPLES
 from resume_cases import STEPS
 from resume_cases import Own
@@ -23,6 +24,7 @@ from resume_cases import Y
 from tensorflow.python.eager import context
 
 import keras_conflux as kc
+from keras_conflux._fit.input import sketches
 from keras_conflux._resume.signals import Preemption
 
 EPOCHS = 3
@@ -259,6 +261,47 @@ def test_two_trainings_do_not_share_a_directory(tmp_path):
 def test_a_directory_that_is_a_url(use):
     with pytest.raises(ValueError, match=r"Mount the storage.*'gs:/"):
         use("gs://bucket/run")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("samples", ["other", "the same"])
+def test_other_samples_are_noticed(tmp_path, samples, steps):
+    def trained(after, x):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        kc.replicate(model, 2)
+        model.compile(
+            "sgd", "mse", steps_per_execution=steps, jit_compile=False
+        )
+        data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH)
+        callbacks = [Kill(after), kc.Resume(tmp_path, every=1)]
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+
+    with pytest.raises(Killed):
+        trained(7 if steps == 1 else 4, X)
+    if samples == "other":
+        with pytest.raises(ValueError, match="The data is another"):
+            trained(None, X[::-1])
+    else:  # as another processor prepares them
+        trained(None, X * np.float32(1 + 1e-5))
+
+
+def test_a_batch_is_known_again():
+    pixels = RANDOM.integers(0, 256, [64, 8, 8, 3])
+    rounded = np.clip(pixels + RANDOM.integers(-1, 2, pixels.shape), 0, 255)
+    other = np.concatenate([pixels[:60], pixels[:4]])
+    words = np.array(["a", "b", "c", "d"])
+    for one, two, expected in (
+        (pixels, rounded, True),
+        (pixels, other, False),
+        (pixels, pixels[:60], False),
+        (words, words, True),
+        (words, words[::-1], False),
+        (words, pixels, False),
+    ):
+        one, two = ({"x": tf.constant(each)} for each in (one, two))
+        first, second = map(sketches.sketch, (one, two))
+        assert sketches.are_alike(first, second) == expected
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):

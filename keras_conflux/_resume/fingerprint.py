@@ -85,12 +85,15 @@ def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
         )
 
 
-def name_what_varies(iterator: Any, strict: bool) -> None:
+def name_what_varies(iterator: Any, strict: bool) -> bool:
     """Warns of data that cannot be drawn a second time.
 
     Args:
         iterator: As in `of_data`.
         strict: Whether that is an error.
+
+    Returns:
+        Whether there is something to warn of.
 
     Raises:
         ValueError: If `strict`, and there is something to warn of.
@@ -100,7 +103,7 @@ def name_what_varies(iterator: Any, strict: bool) -> None:
         keras_internals.py_dataset_of(iterator),
     )
     if not causes:
-        return
+        return False
     message = (
         "This training cannot be resumed exactly, because its data is another "
         f"each time: {'; '.join(causes)}. Call keras.utils.set_random_seed(...)"
@@ -109,6 +112,7 @@ def name_what_varies(iterator: Any, strict: bool) -> None:
     if strict:
         raise ValueError(message)
     warn(message)
+    return True
 
 
 def _shapes(variables: Any) -> list[str]:

@@ -109,7 +109,8 @@ class ResumableFit:
         """Called after all callbacks' `on_train_begin`."""
         self._states = CallbackStates(self._callbacks)
         iterator = self._position.iterator
-        fingerprint.name_what_varies(iterator, self._strict)
+        varies = fingerprint.name_what_varies(iterator, self._strict)
+        self._position.varies = varies
         self._data = fingerprint.of_data(iterator)
         if self._saved is None:
             return

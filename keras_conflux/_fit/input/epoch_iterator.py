@@ -31,6 +31,7 @@ from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
+from keras_conflux._fit.input.input_position import InputPosition
 from keras_conflux._fit.input.input_position import position_of
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
@@ -69,7 +70,7 @@ def enumerate_step_groups(
         number = number and number - position.skipped
     if groups is None:
         return steps
-    drawing = groups.of_epoch(steps, number)
+    drawing = groups.of_epoch(steps, number, position)
     plan = current_plan()
     if plan is not None:
         plan.drawing.append(drawing)
@@ -83,6 +84,8 @@ class _Drawn:
     """How many batches of the data these are."""
     error: Any
     """Why there are no more, if something was raised."""
+    last: Tree = None
+    """The last of them, as it was drawn; `None` if there is none."""
 
 
 @dataclasses.dataclass
@@ -123,7 +126,10 @@ class StepGroups:
         self._epoch = _Epoch()
 
     def of_epoch(
-        self, steps: Generator[tuple], number: int | None
+        self,
+        steps: Generator[tuple],
+        number: int | None,
+        position: InputPosition | None = None,
     ) -> Generator[tuple[int, int, StepGroup], None, None]:
         """Yields `(first step, last step, step group)` for an epoch.
 
@@ -132,6 +138,7 @@ class StepGroups:
                 is advanced only when their batches are there to be run.
             number: How many batches the epoch has, if it is known; so many
                 are drawn, for a generator may go on without an end.
+            position: Is told which batches are trained, if somebody asks.
         """
         # Keras, too, takes 0 for unknown, and its executions are of whole size.
         requested = self._steps.requested
@@ -162,6 +169,8 @@ class StepGroups:
                 if requested == 1:
                     for _ in range(drawn.count - 1):
                         last = next(steps)[1]
+                if position is not None:
+                    position.note_batch(last, drawn.last)
                 began = time.monotonic()
                 yield (
                     first,
@@ -211,7 +220,8 @@ class StepGroups:
         sharded = self._shard(batches, spec)
         if budget is not NO_DEADLINE:
             self._steps.timings.note_move(count, time.monotonic() - began)
-        return _Drawn(sharded, count, error)
+        last = batches[-1] if batches else None
+        return _Drawn(sharded, count, error, last)
 
     def _joined(self, drawn: _Drawn) -> _Drawn:
         """Makes global batches of what is drawn, which may be a part of them.

@@ -17,9 +17,13 @@ from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from keras_conflux._common import plain_values
+from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_internals
 from keras_conflux._fit.input import random_generators
+from keras_conflux._fit.input import sketches
 
 _log = logging.getLogger("keras_conflux")
 _LARGEST_ATTRIBUTE = 8 * 2**20
@@ -42,6 +46,8 @@ class Place:
         number: How many batches an epoch has, if it is known by now.
         attributes: Those of a `PyDataset`, when it was made, or now if it has
             not begun.
+        last: The sketch of the last batch that has been trained, if it is
+            known. The batch that is drawn again in its place must have it.
     """
 
     step: int = 0
@@ -53,6 +59,7 @@ class Place:
     generators: Any = None
     number: int | None = None
     attributes: dict[str, Any] | None = None
+    last: np.ndarray | None = None
 
 
 class InputPosition:
@@ -67,6 +74,10 @@ class InputPosition:
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
+        self.varies = False
+        """Whether the data is known to be another each time."""
+        self._before: tuple[int, Tree] = -1, None
+        self._latest: tuple[int, Tree] = -1, None
 
     @property
     def skipped(self) -> int:
@@ -102,7 +113,19 @@ class InputPosition:
             generators=random_generators.states(),
             number=self.iterator.num_batches,
             attributes=attributes,
+            last=self._sketch(step or self._latest[0] + 1) if begun else None,
         )
+
+    def note_batch(self, step: int, batch: Tree) -> None:
+        """Notes the batch of the last step of an execution, before it."""
+        self._before, self._latest = self._latest, (step, batch)
+
+    def _sketch(self, step: int) -> np.ndarray | None:
+        """Returns that of the batch before a step, if it is known."""
+        for latest, batch in (self._before, self._latest):
+            if batch is not None and latest == step - 1:
+                return sketches.sketch(batch)
+        return None
 
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
@@ -158,8 +181,10 @@ class InputPosition:
         if not start.begun:
             return
         began = time.monotonic()
+        batch = None
         for _ in range(start.drawn):
-            next(source)
+            batch = next(source)
+        self._assert_same(start, batch)
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:
@@ -172,6 +197,21 @@ class InputPosition:
             start.drawn,
             time.monotonic() - began,
         )
+
+    def _assert_same(self, start: Place, batch: Tree) -> None:
+        """Raises `ValueError` if other samples would be trained from here."""
+        if start.last is None or batch is None or self.varies:
+            return
+        if not sketches.are_alike(start.last, sketches.sketch(batch)):
+            raise ValueError(
+                "The data is another than when the checkpoint was saved: batch "
+                f"{start.drawn}, the last one that had been trained, has other "
+                "samples now. Its files or the program that reads them have "
+                "changed, or it draws random numbers without a seed. Give the "
+                "training the data that it had, or begin another one in "
+                "another directory; `model.load_weights` reads the "
+                "`model.weights.h5` of the checkpoint."
+            )
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
