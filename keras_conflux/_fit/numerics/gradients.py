@@ -171,7 +171,11 @@ def reduced(
 ) -> list[Any]:
     """Sums the gradients of all replicas, which have their weights already."""
     grads = _shaped(_repeatable(grads), sources)
-    grads = replica_collectives().weighted_sum(grads, _has_samples(context))
+    collectives = replica_collectives()
+    if context.may_be_empty:
+        grads = collectives.weighted_sum(grads, _has_samples(context))
+    else:
+        grads = collectives.all_reduce("sum", grads)
     context.kinds.mark_equal(grads)
     context.global_gradients.extend(grads)
     return grads
