@@ -302,7 +302,7 @@ def test_flags_are_added_and_removed(tmp_path):
     assert alone == {}
 
 
-def test_what_the_user_has_set_stays(tmp_path):
+def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
     mine = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/mine"}
     with unavailable("a cache of its own"):
         flags.assert_free(mine)
@@ -314,6 +314,11 @@ def test_what_the_user_has_set_stays(tmp_path):
     assert tuned == {
         "XLA_FLAGS": "--xla_gpu_per_fusion_autotune_cache_dir=/mine"
     }
+    # JAX reads these flags, too, and dies of those that it does not know.
+    jax = {}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.6.2")
+    flags.set_autotuning(jax, tmp_path)
+    assert jax == {}
     with unavailable("flags cannot name"):
         flags.set_programs({}, tmp_path / 'a"b', "GPU")
 

@@ -45,7 +45,6 @@ class ProgramCache:
         self._store = here
         self._exchange = exchange
         self._environ = environ
-        self._flags_are_read = False
 
     def __str__(self) -> str:
         size = store.size(self.root) / 2**20
@@ -72,23 +71,29 @@ class ProgramCache:
             autotuning: self._exchange.autotuning,
         }
         stored = {kind: self._store.files(kind) for kind in folders}
+        # What lies there now was compiled without this package.
+        others = {
+            kind: set(self._exchange.written(folder))
+            for kind, folder in folders.items()
+        }
         for kind, folder in folders.items():
             self._exchange.link(folder, stored[kind])
         began = time.monotonic()
-        with self._flags_for_xla():
-            try:
-                yield bool(stored[programs])
-                seconds = time.monotonic() - began
-                compiled = len(self._exchange.written(folders[programs]))
-                self._report(name, bool(stored[programs]), compiled, seconds)
-                if not compiled:
-                    self._store.mark_used(programs)
-            finally:
-                for kind, folder in folders.items():
-                    self._exchange.unlink(folder, stored[kind])
-                    self._keep(kind, folder)
-                self._store.keep_newest(programs, _FILES_OF_A_PROGRAM)
-                store.prune(self.root)
+        try:
+            yield bool(stored[programs])
+            seconds = time.monotonic() - began
+            written = self._exchange.written(self._exchange.programs)
+            compiled = len(set(written) - others[programs])
+            self._report(name, bool(stored[programs]), compiled, seconds)
+            if not compiled:
+                self._store.mark_used(programs)
+        finally:
+            flags.remove(self._environ)  # XLA has read them by now
+            for kind, folder in folders.items():
+                self._exchange.unlink(folder, stored[kind])
+                self._keep(kind, folder, others[kind])
+            self._store.keep_newest(programs, _FILES_OF_A_PROGRAM)
+            store.prune(self.root)
 
     def cannot_take(self, error: Exception) -> bool:
         """Whether TensorFlow failed because it could not write to a file."""
@@ -105,21 +110,10 @@ class ProgramCache:
         for kind in _kinds(program):
             self._store.remove(kind)
 
-    @contextlib.contextmanager
-    def _flags_for_xla(self) -> Iterator[None]:
-        """Lets XLA read its flags, once, in the first call of a program."""
-        if self._flags_are_read:
-            yield
-            return
-        flags.set_autotuning(self._environ, self._exchange.autotuning)
-        try:
-            yield
-        finally:
-            flags.remove(self._environ)
-            self._flags_are_read = True
-
-    def _keep(self, kind: str, folder: pathlib.Path) -> None:
-        for file in self._exchange.written(folder):
+    def _keep(
+        self, kind: str, folder: pathlib.Path, others: set[pathlib.Path]
+    ) -> None:
+        for file in set(self._exchange.written(folder)) - others:
             try:
                 self._store.add(kind, file)
                 file.unlink()

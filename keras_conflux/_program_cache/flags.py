@@ -1,18 +1,22 @@
 """The flags of TensorFlow and XLA that name folders, in the environment.
 
 An unknown flag ends a process, so they are set only for versions that are known
-to have them, and removed again when TensorFlow has read them: a child process
-may have another TensorFlow, and JAX reads XLA_FLAGS as well.
+to have them, and removed again when TensorFlow has run the first program: a
+child process may have another TensorFlow, and JAX reads XLA_FLAGS as well.
 """
 
 import pathlib
 import re
 from collections.abc import MutableMapping
+from importlib import metadata
 
+from keras_conflux._compat.private_names import numbers
 from keras_conflux._program_cache.unavailable import CacheUnavailable
 
 KNOWN_TENSORFLOW = ((2, 21),)
 """The versions that have all of the flags. 2.20 has no cache of autotuning."""
+KNOWN_JAX = (0, 7, 2)
+"""The first version of JAX that is known to have those of XLA."""
 FOLDER_PREFIX = "keras_conflux-"
 """How the folders begin that this package names in flags."""
 
@@ -74,14 +78,23 @@ def set_autotuning(
 ) -> None:
     """Makes XLA keep which variant of a kernel was the fastest.
 
-    XLA reads this when it first compiles. What the user has set stays.
+    XLA reads this when it first compiles, or on GPUs before, once a process.
+    What the user has set stays. Nothing is set where an older JAX might read
+    it.
 
     Args:
         environ: The environment variables.
         folder: Where.
     """
-    if "autotune" not in environ.get(_XLA, ""):
+    if "autotune" not in environ.get(_XLA, "") and not _has_older_jax():
         _append(environ, _XLA, f"{_AUTOTUNING}={_quoted(folder)}")
+
+
+def _has_older_jax() -> bool:
+    try:
+        return numbers(metadata.version("jaxlib")) < KNOWN_JAX
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def remove(environ: MutableMapping[str, str]) -> None:

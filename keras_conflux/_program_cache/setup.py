@@ -90,6 +90,7 @@ def _made(
     exchange = ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
     flags.set_programs(environ, exchange.programs, kind)
+    flags.set_autotuning(environ, exchange.autotuning)
     return ProgramCache(kind, root, Store(here), exchange, environ)
 
 
