@@ -1,10 +1,12 @@
 """The engine under `fit`: many steps a call, XLA, batches drawn ahead."""
 
 import contextlib
+import functools
 import queue
 import signal
 import threading
 import time
+import weakref
 
 import keras
 import numpy as np
@@ -17,6 +19,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._common import daemons
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import error_texts
@@ -575,3 +578,35 @@ def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
     assert traced == list(range(count))
     assert int(model.optimizer.iterations) == 2
     kc.assert_in_sync(model)
+
+
+def test_a_thread_is_kept_unless_its_execution_hangs(monkeypatch):
+    monkeypatch.setattr(daemons, "_idle", [])
+    threads = []
+
+    def note() -> None:
+        threads.append(threading.current_thread())
+
+    for _ in range(2):
+        assert daemons.run(note).wait(10)
+    assert threads[0] is threads[1]
+    assert threads[0].daemon
+
+    hangs = threading.Event()
+    hanging = daemons.run(hangs.wait)
+    assert daemons.run(note).wait(10)
+    assert threads[2] is not threads[0]
+    assert not hanging.is_set()
+    hangs.set()
+    assert hanging.wait(10)
+
+
+def test_a_kept_thread_keeps_no_batch():
+    batch = tf.random.uniform([8])
+    there = weakref.ref(batch)
+    assert daemons.run(functools.partial(tf.identity, batch)).wait(10)
+    del batch
+    until = time.monotonic() + 10
+    while there() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert there() is None

@@ -1,10 +1,13 @@
 """Waits for calls that may hang, up to a time limit."""
 
 import contextvars
+import functools
 import os
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from keras_conflux._common import daemons
 
 DEFAULT_STEP_TIMEOUT = 1800.0
 """How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
@@ -17,7 +20,7 @@ def step_timeout() -> float:
 
 
 class DaemonCall:
-    """Calls a function in a thread of its own.
+    """Calls a function in another thread.
 
     So an interrupt is heard while the call is waited for, and one that hangs
     does not keep Python from ending.
@@ -28,20 +31,15 @@ class DaemonCall:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._outcome: dict[str, Any] = {}
-        # Not `Thread.join`: interrupted once, it holds in Python 3.11 that
-        # the thread has ended (python/cpython#90882).
-        self._ended = threading.Event()
 
         def run() -> None:
             try:
                 self._outcome["result"] = function()
             except BaseException as error:
                 self._outcome["error"] = error
-            finally:
-                self._ended.set()
 
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(run,), daemon=True).start()
+        self._ended = daemons.run(functools.partial(context.run, run))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Returns whether the call has ended, after some seconds at most."""
