@@ -7,19 +7,24 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import keras
 import pytest
+import tensorflow as tf
 from conftest import MANY
 from models import dense
 from models import regression
 from test_callbacks import scalars
 
 import keras_conflux as kc
+from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.measurements import Measurements
+from keras_conflux._fit.input.measurements import Work
 from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 
@@ -298,6 +303,37 @@ def test_an_epoch_that_a_callback_ends(made):
     history = model.fit(X, Y, callbacks=callbacks, **FIT).history
     assert keys <= set(history)
     assert history["samples_per_second"][0] > 0
+
+
+def test_input_that_limits_is_told_once(monkeypatch, caplog):
+    caplog.set_level("WARNING", "keras_conflux")
+    monkeypatch.setattr(slow_input, "_has_told", False)
+    monkeypatch.setattr(slow_input, "MINIMUM_SECONDS", 0.2)
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+    def slow():
+        for batch in batches:
+            time.sleep(0.1)
+            yield batch
+
+    spec = batches.element_spec
+    data = tf.data.Dataset.from_generator(slow, output_signature=spec)
+    model = kc.replicate(dense("sgd"), 2)
+    for _ in range(2):
+        model.fit(data, verbose=0)
+    (line,) = [text for text in caplog.messages if "its data" in text]
+    assert "num_parallel_calls" in line
+
+
+def test_a_short_share_of_a_long_time_is_not_told(monkeypatch, caplog):
+    monkeypatch.setattr(slow_input, "_has_told", False)
+    measured = Measurements(waited=19.0, first=Work(100, 1, 1))
+    measured.other.add(81.0, 100, 100)
+    slow_input.tell("model", measured)
+    assert not caplog.messages
+    measured.waited = 21.0
+    slow_input.tell("model", measured)
+    assert "for 21 of 102 s" in caplog.text
 
 
 RECIPES = pathlib.Path(__file__).parent.parent / "docs" / "recipes.md"

@@ -18,6 +18,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_internals
 from keras_conflux._fit import log_sources
 from keras_conflux._fit import side_effects
+from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import input_position
@@ -66,6 +67,7 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
         if strategy.communicator.spans_processes:
             synchronization.synchronize(model)
         history = _call_once_shown(original, model, args, kwargs)
+    slow_input.tell(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
         # for `global_clipnorm`, copies come apart by roundings.
