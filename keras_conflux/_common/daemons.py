@@ -41,7 +41,7 @@ class _Daemon:
     """A thread that runs one function after another."""
 
     def __init__(self) -> None:
-        self._given: queue.SimpleQueue[Callable] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def give(self, function: Callable[[], None]) -> None:
