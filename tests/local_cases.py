@@ -16,6 +16,8 @@ from models import outcome
 from models import regression
 from process_cases import Contrastive
 
+import keras_conflux as kc
+
 SIZES = ([5, 4, 3], [16, 2, 9, 7, 1], [3, 8, 8, 1])
 """How many samples the batches of each process have. The first one ends first.
 """
@@ -313,6 +315,142 @@ class Words(keras.Model):
         return tf.reduce_sum(weights, 1)
 
 
+def shuffled_parts(replicate, parts):
+    """Each part is one batch, whose order of samples must not matter."""
+    sizes = [[9], [6], [7]]
+    model = replicate(dense())
+    (batch,) = parts.batches(sizes)
+    history = model.fit(
+        *batch,
+        batch_size=22,
+        epochs=3,
+        shuffle=parts.index is not None,
+        verbose=0,
+    )
+    return outcome(model, history)
+
+
+def weighted_classes(replicate, parts):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(3, "softmax")])
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=COMPILED,
+    )
+    replicate(model)
+
+    def labelled(x, y):
+        return x, tf.cast(x[:, 0] > 0, tf.int32) + tf.cast(
+            x[:, 1] > 0, tf.int32
+        )
+
+    data = parts.dataset().map(labelled)
+    data = data.apply(
+        tf.data.experimental.assert_cardinality(len(parts.batches()))
+    )
+    history = model.fit(
+        data, epochs=2, class_weight={0: 1.0, 1: 3.0, 2: 0.2}, verbose=0
+    )
+    return outcome(model, history)
+
+
+def from_a_py_dataset(replicate, parts):
+    batches = parts.batches([[5, 4, 3], [6, 2, 9], [3, 8, 8]], leaves=3)
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    model = replicate(dense())
+    return outcome(model, model.fit(Batches(), epochs=2, verbose=0))
+
+
+def sparse_gradients(replicate, parts):
+    """Of an embedding, of which each process has met other rows."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Lambda(lambda x: keras.ops.cast(x * 3 + 15, "int32")),
+            layers.Embedding(30, 4),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=COMPILED
+    )
+    replicate(model)
+    return outcome(model, model.fit(parts.dataset(), epochs=2, verbose=0))
+
+
+def rows_of_two_lengths(replicate, parts):
+    """Two rows of one leaf belong to each row of the other.
+
+    Then all processes must have as many samples.
+    """
+    keras.utils.set_random_seed(1)
+    model = TwoLengths()
+    model.compile("sgd", jit_compile=False)
+    replicate(model)
+    sizes = [[4, 8], [4, 8], [4, 8]]
+    batches = [
+        (np.repeat(x, 2, 0) * np.float32(0.5), y)
+        for x, y in parts.batches(sizes)
+    ]
+    spec = tf.TensorSpec([None, 8]), tf.TensorSpec([None, 1])
+    data = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=spec
+    ).apply(tf.data.experimental.assert_cardinality(2))
+    return outcome(model, model.fit(data, epochs=2, verbose=0))
+
+
+class TwoLengths(keras.Model):
+    """Predicts a number from the sum over two rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            pairs = tf.reshape(self(x), [-1, 2])
+            loss = tf.reduce_mean((tf.reduce_sum(pairs, 1) - y[:, 0]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def sent_by_the_first(replicate, parts):
+    """A value of the first replica's samples; the first process has none."""
+    model = Sending(has_others=parts.index is not None)
+    model.compile("sgd", jit_compile=False)
+    replicate(model)
+    data = parts.dataset([[], [1, 1], [1, 1]])
+    return outcome(model, model.fit(data, epochs=1, verbose=0))
+
+
+class Sending(keras.Model):
+    """Logs what the first replica that has samples sends."""
+
+    def __init__(self, has_others):
+        super().__init__()
+        self.has_others = has_others
+
+    def train_step(self, data):
+        first = data[0][0, 0]
+        return {"sent": kc.broadcast(first) if self.has_others else first}
+
+
 LOCAL_CASES = {
     case.__name__: case
     for case in (
@@ -334,5 +472,11 @@ MORE_LOCAL_CASES = {
         single_parts,
         parts_of_a_distribution,
         words,
+        shuffled_parts,
+        weighted_classes,
+        from_a_py_dataset,
+        sparse_gradients,
+        rows_of_two_lengths,
+        sent_by_the_first,
     )
 }

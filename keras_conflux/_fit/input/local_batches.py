@@ -205,7 +205,10 @@ def _description(batch: Batch | StackedBatch) -> str:
     }
     # Leaves of different lengths are in one proportion, as in one process.
     if len(lengths) > 1:
-        texts.append(f"{sum(first.sizes)} samples")
+        texts.append(
+            f"leaves of different lengths for {sum(first.sizes)} samples, of "
+            "which all processes must then have as many"
+        )
     return ", ".join(texts)
 
 
