@@ -44,4 +44,7 @@ def train(name, count=None, compiled=False, prepare=None, **options):
         assert int(model.optimizer.iterations) in (steps, steps + 1)
         model.optimizer.iterations.assign(steps)
     kc.assert_in_sync(model)
+    if kc.process_count() > 1:
+        # Until then, each process has a part of what is accumulated.
+        kc.unreplicate(model)
     return outcome(model, history, logs.seen)

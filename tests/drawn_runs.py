@@ -136,4 +136,7 @@ def train(run, prepare=None, count=None) -> dict[str, np.ndarray]:
         sample_weight=rng.uniform(0, 2, samples) if run["weighted"] else None,
     )
     kc.assert_in_sync(model)
+    if kc.process_count() > 1:
+        # Until then, each process has a part of what is accumulated.
+        kc.unreplicate(model)
     return outcome(model, history)
