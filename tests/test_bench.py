@@ -9,6 +9,7 @@ import pytest
 from conftest import ON_GPU
 
 from keras_conflux.bench import __main__ as bench
+from keras_conflux.bench import messages
 from keras_conflux.bench import report
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -77,3 +78,10 @@ def test_the_picture_shows_the_recorded_data(tmp_path):
     assert {"1 GPU", "2 GPUs", "4 GPUs", "keras-conflux"} <= {*texts(drawn)}
     assert texts(drawn) == texts(DOCS / "images" / "speed.svg")
     assert drawn.stat().st_size < 60_000
+
+
+def test_messages_of_a_process_that_is_alone(monkeypatch):
+    monkeypatch.setattr(messages, "_REPETITIONS", 3)
+    found = messages.measure()
+    assert found["processes"] == 1
+    assert found["sum_ms"] > 0
