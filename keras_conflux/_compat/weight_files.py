@@ -34,12 +34,18 @@ def copied(entries: list[Entry]) -> list[Entry]:
         dataclasses.replace(
             entry,
             values={
-                name: np.array(keras.ops.convert_to_numpy(value))
-                for name, value in entry.values.items()
+                name: _copied(value) for name, value in entry.values.items()
             },
         )
         for entry in entries
     ]
+
+
+def _copied(value: Any) -> np.ndarray:
+    # A variable gives a copy. Another one would hold training up as long again.
+    if isinstance(value, keras.Variable):
+        return value.numpy()
+    return np.array(keras.ops.convert_to_numpy(value))
 
 
 def write(entries: list[Entry], path: pathlib.Path) -> None:
