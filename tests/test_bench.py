@@ -1,13 +1,17 @@
 """`python -m keras_conflux.bench` on CPU devices."""
 
+import importlib
 import json
+import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 from conftest import ON_GPU
 
+from keras_conflux._program_cache import flags
 from keras_conflux.bench import __main__ as bench
 from keras_conflux.bench import messages
 from keras_conflux.bench import report
@@ -42,6 +46,42 @@ def test_a_run_that_fails_is_told_by_the_exit_status(tmp_path, monkeypatch):
     failed = subprocess.CompletedProcess([], 1, stdout="no JSON", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     assert bench.main(["--devices", "1", "--out", str(tmp_path)]) == 1
+
+
+def test_keras_on_jax_runs_without_this_package(tmp_path, monkeypatch):
+    calls = []
+
+    def run(command, **settings):
+        calls.append((command, settings))
+        return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    flags.set_autotuning(os.environ, pathlib.Path(f"/{flags.FOLDER_PREFIX}1"))
+    asked = "--models small --devices 1 2 --how conflux jax --batch 8 --kib"
+    assert bench.main([*asked.split(), "--out", str(tmp_path)]) == 0
+    ours, peers = calls[:2], calls[2:]
+    assert all("keras_conflux.bench.train" in command for command, _ in ours)
+    for count, (command, settings) in zip("12", peers, strict=True):
+        assert command[1:5] == ["-m", "bench.keras_jax", "small", count]
+        assert "--batch=8" in command
+        assert settings["env"]["KERAS_BACKEND"] == "jax"
+        # JAX may be of a version that dies of other flags.
+        assert settings["env"]["XLA_FLAGS"] == "--mine"
+
+    # What the peer imports is there without this package.
+    monkeypatch.syspath_prepend(peers[0][1]["cwd"])
+    monkeypatch.setitem(sys.modules, "keras_conflux", None)
+    assert importlib.import_module("bench.measured").CASES
+
+
+def test_keras_on_jax(tmp_path):
+    pytest.importorskip("jax")
+    asked = "--models small --devices 2 --how jax --steps 4 --epochs 1 --kib"
+    assert bench.main([*asked.split(), "--out", str(tmp_path)]) == 0
+    (found,) = json.loads((tmp_path / "bench.json").read_text())["training"]
+    assert found["how"] == "jax"
+    assert len(found["ms_a_step"]) == 1
 
 
 def test_efficiency_is_over_single_devices():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from keras_conflux._program_cache import flags
 from keras_conflux.bench import plot
 from keras_conflux.bench import report
 
@@ -43,7 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--how",
         nargs="+",
         default=["keras", "stock", "conflux"],
-        choices=["keras", "stock", "conflux"],
+        choices=["keras", "stock", "conflux", "jax"],
+        help="jax: the same Keras models on JAX, which has to be installed",
     )
     parser.add_argument(
         "--jit", nargs="+", default=["auto"], choices=["auto", "on", "off"]
@@ -93,6 +95,7 @@ def measure(options: argparse.Namespace) -> int:
         plot.draw_file(*options.draw)
         return 0
     training = [_run("train", *each) for each in _training(options)]
+    training += [_run("keras_jax", *each) for each in _on_jax(options)]
     collectives = [_run("collectives", *each) for each in _collectives(options)]
     measured = [line for done in training for line in _lines(done)]
     report.write(
@@ -108,18 +111,27 @@ def measure(options: argparse.Namespace) -> int:
 
 def _training(options: argparse.Namespace) -> Iterator[list[str]]:
     """Yields the arguments of each run of `bench.train`."""
-    extra = [f"--steps={options.steps}", f"--epochs={options.epochs}"]
-    if options.breakdown:
-        extra += ["--breakdown"]
-    if options.batch:
-        extra += [f"--batch={options.batch}"]
+    extra = _sizes(options) + ["--breakdown"] * options.breakdown
+    hows = [how for how in options.how if how != "jax"]
     for model, count, how, jit in product(
-        options.models, options.devices, options.how, options.jit
+        options.models, options.devices, hows, options.jit
     ):
         # Plain Keras is for one device, the stock strategy for several.
         if (how == "keras" and count > 1) or (how == "stock" and count == 1):
             continue
         yield [model, how, str(count), f"--jit={jit}", *extra]
+
+
+def _on_jax(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yields the arguments of each run of `bench.keras_jax`."""
+    if "jax" in options.how:
+        for model, count in product(options.models, options.devices):
+            yield [model, str(count), *_sizes(options)]
+
+
+def _sizes(options: argparse.Namespace) -> list[str]:
+    sizes = [f"--steps={options.steps}", f"--epochs={options.epochs}"]
+    return sizes + [f"--batch={options.batch}"] * bool(options.batch)
 
 
 def _collectives(options: argparse.Namespace) -> Iterator[list[str]]:
@@ -142,16 +154,23 @@ def _draw(folder: Path) -> None:
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Measures in a process of its own, and says if that failed."""
     _console.print(f"[dim]{module} {' '.join(arguments)}[/dim]")
+    environ = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        **os.environ,
+    }
+    flags.remove(environ)  # other programs may not know them
+    package, folder = "keras_conflux.bench", None
+    if module == "keras_jax":  # which cannot import this package
+        package, folder = "bench", Path(__file__).parent.parent
+        environ["KERAS_BACKEND"] = "jax"
     done = subprocess.run(
-        [sys.executable, "-m", f"keras_conflux.bench.{module}", *arguments],
+        [sys.executable, "-m", f"{package}.{module}", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-            **os.environ,
-        },
+        cwd=folder,
+        env=environ,
     )
     if done.returncode != 0:
         _console.print(f"[red]failed[/red]: {done.stderr.strip()[-500:]}")

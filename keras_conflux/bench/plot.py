@@ -15,6 +15,7 @@ NAMES = {
     "conflux": "keras-conflux",
     "keras": "Keras + XLA",
     "stock": "MirroredStrategy",
+    "jax": "Keras on JAX",
 }
 TITLES = {  # in the order of the panels
     "resnet": "ResNet-50, 224x224 images",

@@ -66,6 +66,7 @@ def training_table(results: list[dict]) -> Table:
         "per second",
         "efficiency",
         "peak GB",
+        "first epoch s",
     ):
         table.add_column(name, justify="right")
     for result in results:
@@ -83,6 +84,7 @@ def training_table(results: list[dict]) -> Table:
             f"{throughput(result):,.0f} {result['unit']}",
             "" if share is None else f"{share:.1%}",
             f"{peak:.1f}" if peak else "",
+            f"{result['first_epoch_s']:.1f}",
         )
     return table
 

@@ -10,7 +10,6 @@ DEVICES is how many each process has. `conflux run --processes N -m` starts N.
 import argparse
 import json
 import sys
-import time
 from typing import Any
 
 import keras
@@ -18,23 +17,8 @@ import tensorflow as tf
 
 import keras_conflux as kc
 from keras_conflux.bench import breakdown
+from keras_conflux.bench import measured
 from keras_conflux.bench.models import CASES
-
-
-class Clock(keras.callbacks.Callback):
-    """Takes the time of each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts the clock."""
-        self._began = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Stops it."""
-        self.seconds.append(time.perf_counter() - self._began)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -85,7 +69,7 @@ def measure(options: argparse.Namespace) -> dict:
     """Trains for one epoch that is not timed and some that are."""
     model, data = prepare(options)
     dataset = tf.data.Dataset.from_tensors(data).repeat(options.steps)
-    clock = Clock()
+    clock = measured.Clock()
     history = model.fit(
         dataset,
         epochs=options.epochs + 1,
@@ -95,34 +79,15 @@ def measure(options: argparse.Namespace) -> dict:
     if options.profile:
         with tf.profiler.experimental.Profile(options.profile):
             model.fit(dataset.take(24), verbose=0)  # pyright: ignore[reportArgumentType]
-    first, *timed = clock.seconds
-    case = CASES[options.model]
-    batch = options.batch or case.batch_size
     devices = kc.devices(options.devices)
     on_gpu = devices[0].kind == "GPU"
-    result = {
-        "model": options.model,
-        "how": options.how,
-        "devices": options.devices,
-        "processes": kc.process_count(),
-        "batch": batch,
-        "jit": options.jit,
-        "execution": options.execution,
-        "first_epoch_s": round(first, 2),
-        "ms_a_step": [round(s / options.steps * 1e3, 3) for s in timed],
-        "unit": case.unit,
-        "units_a_step": batch
-        * options.devices
-        * kc.process_count()
-        * case.units,
-        "peak_bytes": [
-            tf.config.experimental.get_memory_info(device)["peak"]
-            for device in devices
-        ]
+    peaks = [
+        tf.config.experimental.get_memory_info(device)["peak"]
+        for device in devices
         if on_gpu
-        else [],
-        "loss": [float(loss) for loss in history.history["loss"]],
-    }
+    ]
+    losses = history.history["loss"]
+    result = measured.result(options, clock, losses, peaks, kc.process_count())
     if options.breakdown and options.how == "conflux":
         result["breakdown"] = breakdown.of_program(model, data)
     return result
@@ -132,9 +97,9 @@ def main() -> None:
     """Prints one line of JSON, for all processes if there are several."""
     options = parse(sys.argv[1:])
     kc.initialize()
-    measured = measure(options)
+    result = measure(options)
     if kc.process_index() == 0:
-        print(json.dumps(measured), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
