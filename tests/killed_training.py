@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 import threading
+import time
 import traceback
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -280,6 +281,7 @@ def run(training, attempt, folder, log, addresses, index, fault, resume):
         if index == 0:
             np.savez(folder / "result.npz", **found)
         kc.barrier()
+        time.sleep(0.5)  # a forked process ends at once, and with it its server
     except Exception:
         traceback.print_exc()
         raise

@@ -82,8 +82,8 @@ PLACES = {
     "other data": ("data", "validation data"),
     "fewer batches": ("data",),
 }
-OF_COMMON_DATA = ("other data", "fewer batches")
-"""Parts of one's own may be so."""
+OF_COMMON_DATA = ("other data", "fewer batches", "fits")
+"""Parts of one's own may be so. A `fit` more, too, is one with other parts."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import ON_GPU
 from resume_cases import BATCH
 from resume_cases import DATA
 from resume_cases import RANDOM
@@ -310,6 +311,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         linear(kc.Resume(tmp_path / "file" / "inside"))
 
 
+@pytest.mark.skipif(ON_GPU, reason="deterministic ops refuse to have no seed")
 def test_data_that_varies_is_named(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((X, Y))
     seeded = data.shuffle(9, seed=1).batch(4)
@@ -392,6 +394,20 @@ def test_only_so_many_are_kept(tmp_path):
     linear(kc.Resume(tmp_path, every=2, keep=3), epochs=2)
     assert [each.step for each in kc.checkpoints(tmp_path)] == [12, 10, 8]
     assert kc.checkpoints(tmp_path / "nothing") == []
+
+
+def test_killed_while_an_old_one_is_removed(tmp_path, monkeypatch):
+    def remove_a_file_and_end(path):
+        next(path.iterdir()).unlink(missing_ok=True)
+        raise Killed
+
+    linear(kc.Resume(tmp_path, every=2, keep=9))
+    monkeypatch.setattr(shutil, "rmtree", remove_a_file_and_end)
+    model = linear()
+    with pytest.raises(Killed):
+        kc.save(model, tmp_path, step=99, keep=1)
+    monkeypatch.undo()
+    assert not any(each.damage for each in kc.checkpoints(tmp_path))
 
 
 def test_plain_keras_reads_the_weights(tmp_path):

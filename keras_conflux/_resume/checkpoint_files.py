@@ -257,5 +257,14 @@ def _sync(path: pathlib.Path) -> None:
 
 
 def _remove(path: pathlib.Path) -> None:
+    """Removes a folder, if it is there.
+
+    It loses its name first. With some of its files gone, it would look like a
+    checkpoint that has been damaged.
+    """
+    nameless = path.with_name(f".{path.name.lstrip('.')}.old")
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+        shutil.rmtree(nameless)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(nameless)
+        shutil.rmtree(nameless)
