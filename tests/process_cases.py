@@ -3,10 +3,12 @@
 Each returns arrays. `replicate` is given models, and gives them back.
 """
 
+import dataclasses
 import os
 import signal
 import time
 import warnings
+from unittest import mock
 
 import keras
 import numpy as np
@@ -20,6 +22,8 @@ from models import outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
 
 X, Y = regression(61)
 WEIGHTS = np.random.default_rng(1).uniform(0.2, 2, 61).astype("float32")
@@ -322,6 +326,32 @@ def throughput_is_that_of_the_slowest(directory):
     assert history["step_ms"][1] > 100 * (kc.process_count() - 1)
 
 
+def executions_have_one_length(directory):
+    """Where processes measure different times."""
+    of_fit, note = ExecutionPlan.of_fit, StepsPerExecution.note_execution
+    lengths = []
+
+    def choosing(*arguments):  # on CPUs no plan does
+        return dataclasses.replace(of_fit(*arguments), chooses_steps=True)
+
+    def slower(self, steps, seconds):
+        lengths.append(steps)
+        # Process 1 would run four steps at most, the others many.
+        note(self, steps, 0.9 * steps if kc.process_index() == 1 else 1e-3)
+
+    with (
+        mock.patch.object(ExecutionPlan, "of_fit", choosing),
+        mock.patch.object(StepsPerExecution, "note_execution", slower),
+    ):
+        many = kc.replicate(dense())
+        options = {"batch_size": 2, "epochs": 2, "shuffle": False, "verbose": 0}
+        got = outcome(many, many.fit(X, Y, **options))
+    one = dense()
+    expected = outcome(one, one.fit(X, Y, **options))
+    assert_same_outcome(expected, got)
+    assert lengths == [1, 1, 1, *[4] * 14, 3], lengths
+
+
 def parts_of_data(directory):
     mine = kc.shard(X, kc.process_index(), kc.process_count())
     np.testing.assert_array_equal(kc.shard(X), mine)
@@ -419,6 +449,7 @@ CHECKS = {
         collectives_mean_all_replicas,
         files_are_written_once,
         throughput_is_that_of_the_slowest,
+        executions_have_one_length,
         parts_of_data,
         trainings_are_resumed,
         plain_variables_are_warned_of,

@@ -61,12 +61,12 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     if strategy is None:
         return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
-    plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-    call = f"fit{log_sources.described(callbacks)}"
-    with together(model, call), following(plan):
+    with together(model, f"fit{log_sources.described(callbacks)}"):
+        plan = ExecutionPlan.of_fit(model, strategy, callbacks)
         if strategy.communicator.spans_processes:
             synchronization.synchronize(model)
-        history = _call_once_shown(original, model, args, kwargs)
+        with following(plan):
+            history = _call_once_shown(original, model, args, kwargs)
     slow_input.tell(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
@@ -81,9 +81,10 @@ def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     if strategy is None:
         return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
-    plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-    with together(model, "evaluate"), following(plan):
-        return _call_once_shown(original, model, args, kwargs)
+    with together(model, "evaluate"):
+        plan = ExecutionPlan.of_fit(model, strategy, callbacks)
+        with following(plan):
+            return _call_once_shown(original, model, args, kwargs)
 
 
 def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:

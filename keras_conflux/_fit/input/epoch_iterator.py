@@ -122,6 +122,7 @@ class StepGroups:
             requested,
             plan.chooses_steps,
             int(memory * INPUT_MEMORY_FRACTION) * len(devices),
+            plan.name,
         )
         self._epoch = _Epoch()
 
@@ -151,6 +152,7 @@ class StepGroups:
         background = _DaemonThread("conflux-batches")
         try:
             for first, last, source in steps:
+                asked = time.monotonic()
                 with self._plan.measurements.waiting():
                     if following is None:
                         most = min(left, maximum)
@@ -163,6 +165,7 @@ class StepGroups:
                     epoch.is_complete = _is_end_of_data(drawn.error)
                     raise drawn.error
                 left -= drawn.count
+                self._steps.agree()
                 following = self._ahead(
                     background, source, min(left, maximum), drawn
                 )
@@ -182,8 +185,11 @@ class StepGroups:
                         self._plan.measurements,
                     ),
                 )
+                # Nothing but this keeps executions of several processes from
+                # waiting long for their batches.
+                since = asked if self._steps.agreed_on else began
                 self._steps.note_execution(
-                    drawn.count, time.monotonic() - began
+                    drawn.count, time.monotonic() - since
                 )
             epoch.is_complete = True
         finally:
@@ -274,7 +280,7 @@ class StepGroups:
     ) -> Callable[[], _Drawn]:
         """Returns what gives the next batches, which may be under way."""
         budget = NO_DEADLINE
-        if self._draws_ahead:
+        if self._draws_ahead and not self._steps.agreed_on:
             budget = self._steps.timings.budget(drawn.count)
         if drawn.error is not None or maximum < 1:
             return lambda: _Drawn([], 0, drawn.error)

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.local_batches import LocalSharder
 from keras_conflux._fit.input.measurements import Measurements
@@ -68,15 +69,18 @@ class ExecutionPlan:
     ) -> "ExecutionPlan":
         """Returns a plan of many steps per execution, if no callback minds."""
         compiled = compiles(model, strategy)
+        is_local = data_contract.is_local(model)
+        chooses = compiled and not any(map(needs_every_batch, callbacks))
+        if strategy.communicator.spans_processes:
+            chooses = chooses and not is_local
+            chooses = all(told_by_all(f"executions of {model.name}", chooses))
         weakly = weakref.ref(model)  # which holds the iterators that follow it
         return cls(
             strategy,
             compiled,
             model.name,
-            data_contract.is_local(model),
-            compiled
-            and not strategy.communicator.spans_processes
-            and not any(map(needs_every_batch, callbacks)),
+            is_local,
+            chooses,
             steered=any(map(may_steer_data, callbacks)),
             is_ending=lambda: getattr(weakly(), "stop_training", False),
         )

@@ -10,6 +10,8 @@ import math
 import time
 from typing import Any
 
+from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._fit.input.host_to_device import size_in_bytes
 from keras_conflux._fit.input.powers_of_two import power_of_two
 
@@ -119,18 +121,28 @@ class StepTimings:
 class StepsPerExecution:
     """How many steps the executions of one epoch iterator have.
 
+    Processes measure different times. They run as many steps as all of them
+    would, and wait for the batches of these.
+
     Args:
         requested: Keras' `steps_per_execution`.
         may_choose: Whether more than one may be run where the user has not
             asked for a number.
         memory: How many bytes the batches of an execution may take, of all
-            devices together.
+            devices of this process together.
+        name: What is executed, as messages between processes say it.
     """
 
-    def __init__(self, requested: int, may_choose: bool, memory: int) -> None:
+    def __init__(
+        self, requested: int, may_choose: bool, memory: int, name: str
+    ) -> None:
         self.requested = requested
         self.chosen_here = may_choose and requested == 1
         """Whether the numbers are chosen here, not by the user."""
+        self.agreed_on = self.chosen_here and process_count() > 1
+        """Whether all processes have to choose the same numbers."""
+        self._name = name
+        memory = self._smallest("the memory for batches", memory)
         self.timings = StepTimings()
         self.next = requested
         """How many steps the next execution has at most."""
@@ -142,6 +154,15 @@ class StepsPerExecution:
     def limit(self) -> int:
         """The maximum number of steps of any execution of this iterator."""
         return self._limit or 1
+
+    def agree(self) -> None:
+        """Has the next execution the length that all processes can run."""
+        self.next = self._smallest("the length of an execution", self.next)
+
+    def _smallest(self, what: str, own: int) -> int:
+        if not self.agreed_on:
+            return own
+        return min(told_by_all(f"{what} of {self._name}", own))
 
     def grown(self, maximum: int) -> int:
         """Returns the maximum for the execution after one of `maximum`."""
