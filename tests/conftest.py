@@ -41,6 +41,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def one_of(every, values):
+    """Returns values to be tested, of which one of so many runs in CI."""
+    return [
+        pytest.param(
+            value,
+            marks=() if ON_GPU or index % every == 0 else pytest.mark.long,
+        )
+        for index, value in enumerate(values)
+    ]
+
+
 def pytest_configure(config) -> None:
     """Makes this package's warnings errors where a test expects none."""
     config.addinivalue_line(

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import MANY
+from conftest import one_of
 from keras import layers
 from keras import losses
 from keras import metrics
@@ -325,7 +326,7 @@ def named(part: list) -> str:
     return f"{part[0][0]} to {part[-1][0]}"
 
 
-@pytest.mark.parametrize("part", in_parts(LOSSES), ids=named)
+@pytest.mark.parametrize("part", one_of(2, in_parts(LOSSES)), ids=named)
 def test_losses(part):
     assert_equals_one_device(lambda: of_losses(part))
 
@@ -342,7 +343,7 @@ def test_functions_that_are_losses(part):
     assert_equals_one_device(lambda: of_functions(part, as_losses=True))
 
 
-@pytest.mark.parametrize("part", in_parts(METRICS, 12), ids=named)
+@pytest.mark.parametrize("part", one_of(2, in_parts(METRICS, 12)), ids=named)
 def test_metrics(part):
     assert_equals_one_device(lambda: of_metrics(part))
 
