@@ -1,6 +1,7 @@
 """What importing needs, and that modules import downwards only."""
 
 import ast
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -57,6 +58,13 @@ def modules() -> dict[str, set[str]]:
         - folders
         for name, imports in found.items()
     }
+
+
+def test_all_modules_can_be_imported():
+    for name in modules():
+        # The one trains on JAX. The others run when they are imported.
+        if not name.endswith((".keras_jax", ".__main__")):
+            importlib.import_module(name)
 
 
 def test_imports_point_downwards():

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import keras_conflux as kc
-from keras_conflux.bench.train import Clock
+from keras_conflux.bench.measured import Clock
 
 _WIDTH = 4096
 _SAVES = 5
