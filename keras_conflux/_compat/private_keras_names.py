@@ -7,8 +7,8 @@ behaviour for replicated objects.
 
 import keras
 
+from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
-from keras_conflux._compat.private_names import numbers
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"

@@ -39,11 +39,6 @@ class PrivateName:
         return re.split("[:.]", self.path)[-1]
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """Returns the leading numbers of a version: `(3, 15, 1)` of `"3.15.1"`."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
-
-
 def problems(names: Iterable[PrivateName], version: tuple) -> list[str]:
     """Returns what is missing or has changed, a phrase for each name.
 

@@ -27,8 +27,8 @@ from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
+from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import private_tensorflow_names
-from keras_conflux._compat.private_names import numbers
 
 
 def in_replica_loop() -> bool:

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from keras_conflux._compat.private_names import numbers
+from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import problems
 
 TESTED_KERAS = (3, 14), (3, 15)

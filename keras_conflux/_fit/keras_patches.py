@@ -8,11 +8,11 @@ import functools
 
 import keras
 
+from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
-from keras_conflux._compat.private_names import numbers
 from keras_conflux._fit import side_effects
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables

@@ -10,7 +10,7 @@ import re
 from collections.abc import MutableMapping
 from importlib import metadata
 
-from keras_conflux._compat.private_names import numbers
+from keras_conflux._common.version_numbers import numbers
 from keras_conflux._program_cache.unavailable import CacheUnavailable
 
 KNOWN_TENSORFLOW = ((2, 21),)

@@ -123,7 +123,8 @@ def _role_and_value(
     try:
         return "first", global_values([leaf], context)[0]
     except CannotTell:
-        _warn_of_log(context, path)
+        if kind.role is not Role.OPAQUE:
+            _warn_of_log(context, path)
         return ("rows" if has_rows else "mean"), leaf
 
 
