@@ -138,7 +138,6 @@ def new(folder, name):
 
 
 SHORT = [
-    ("arrays", 2),
     ("tf.data, of unknown length", None),
     ("PyDataset", 2),
 ]
