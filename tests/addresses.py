@@ -1,5 +1,6 @@
-"""Addresses of this host at which nobody listens."""
+"""Addresses of this host at which nobody listens, and how they are told."""
 
+import json
 import socket
 
 
@@ -11,3 +12,9 @@ def free_addresses(count: int) -> list[str]:
     for each in sockets:
         each.close()
     return addresses
+
+
+def tf_config(addresses: list[str], index: int) -> str:
+    """Returns the variable by which a process finds the others."""
+    cluster, task = {"worker": addresses}, {"type": "worker", "index": index}
+    return json.dumps({"cluster": cluster, "task": task})

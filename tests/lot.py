@@ -36,6 +36,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from addresses import free_addresses
+from addresses import tf_config
 from local_cases import Parts
 from lot_training import FORMS
 from lot_training import Training
@@ -288,17 +289,13 @@ def run_fault(draw: Draw, directory: pathlib.Path, limit: float) -> list[str]:
     with cable(draw, addresses) as (seen, pid), contextlib.ExitStack() as files:
         started = []
         for index in range(draw.processes):
-            config = {
-                "cluster": {"worker": seen[index]},
-                "task": {"type": "worker", "index": index},
-            }
             output = files.enter_context((directory / f"{index}.log").open("w"))
             started.append(
                 subprocess.Popen(
                     list(program(draw, directory)),
                     env=os.environ
                     | {
-                        "TF_CONFIG": json.dumps(config),
+                        "TF_CONFIG": tf_config(seen[index], index),
                         "CONFLUX_TEST_CABLE": str(pid),
                         "CONFLUX_STEP_TIMEOUT": str(draw.patience or 1800),
                     },

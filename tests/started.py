@@ -1,12 +1,12 @@
 """Starts processes that train together."""
 
-import json
 import os
 import pathlib
 import subprocess
 import sys
 
 from addresses import free_addresses
+from addresses import tf_config
 from conftest import ON_GPU
 
 HERE = pathlib.Path(__file__).parent
@@ -25,16 +25,12 @@ def start(count, script, *arguments, devices=1, **environment):
     addresses = free_addresses(count)
     started = []
     for index in range(count):
-        config = {
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": index},
-        }
         started.append(
             subprocess.Popen(
                 [sys.executable, str(HERE / script), *map(str, arguments)],
                 env={
                     **os.environ,
-                    "TF_CONFIG": json.dumps(config),
+                    "TF_CONFIG": tf_config(addresses, index),
                     "CUDA_VISIBLE_DEVICES": gpus_of(index, devices),
                     "CONFLUX_TEST_DEVICES": str(devices),
                     **environment,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import random
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -41,9 +42,10 @@ def take_whole_datasets(distribution: Any) -> None:
     distribution._is_multi_process = False
 
 
-def is_of_keras(layer: Any) -> bool:
-    """Whether Keras has defined what a layer computes."""
-    return type(layer).__module__.split(".")[0] == "keras"
+def is_of_keras(part: Any) -> bool:
+    """Whether Keras has written a function, or the class of a layer."""
+    owner = part if inspect.isroutine(part) else type(part)
+    return (owner.__module__ or "").split(".")[0] == "keras"
 
 
 def random_seed() -> int | None:

@@ -81,6 +81,15 @@ def rows(axis: int | None, regular: bool = True, mixed: bool = False) -> Kind:
     return Kind(Role.ROWS, axis, regular, mixed)
 
 
+def count(regular: bool) -> Kind:
+    """Returns the kind of a number of entries along the axis of the samples.
+
+    Args:
+        regular: Whether each sample has the same number of them.
+    """
+    return COUNT if regular else TOTAL
+
+
 def combined(kinds: list[Kind], axis: int | None, mixed: bool = False) -> Kind:
     """Returns the kind of rows each of which is made of one row of several.
 

@@ -7,13 +7,13 @@ import tensorflow as tf
 from keras_conflux._fit.global_batch.defaults import LINEAR_ROLES
 from keras_conflux._fit.global_batch.defaults import Rule
 from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import count
 from keras_conflux._fit.global_batch.kinds import rows
 
 
@@ -74,7 +74,7 @@ def _mean_of_samples(kind: Kind) -> Kind:
 def _product_of_entries(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     kind = inputs[0]
     if kind.role is Role.SHAPE and operation.outputs[0].shape.rank == 0:
-        return COUNT if kind.regular else TOTAL
+        return count(kind.regular)
     return _reduction(lambda _: DERIVED, linear=False)(operation, inputs)
 
 

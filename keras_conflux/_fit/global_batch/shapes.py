@@ -6,13 +6,12 @@ from keras_conflux._fit.global_batch.defaults import Rule
 from keras_conflux._fit.global_batch.defaults import aligned
 from keras_conflux._fit.global_batch.defaults import of_any
 from keras_conflux._fit.global_batch.defaults import recomputed
-from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import OPAQUE
-from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import count
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.kinds import shape
 
@@ -39,7 +38,7 @@ def _size_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     kind = _shape_of_one(inputs[0])
     if kind.role is not Role.SHAPE:
         return kind
-    return COUNT if kind.regular else TOTAL
+    return count(kind.regular)
 
 
 def _filled(operation: tf.Operation, inputs: list[Kind]) -> Kind:

@@ -8,14 +8,13 @@ import tensorflow as tf
 from keras_conflux._fit.global_batch.defaults import LINEAR_ROLES
 from keras_conflux._fit.global_batch.defaults import Rule
 from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
-from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import count
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.kinds import shape
 
@@ -43,8 +42,7 @@ def _slice_of_shape(operation: tf.Operation, kind: Kind) -> Kind:
     positions = list(range(length))
     if operation.get_attr("shrink_axis_mask") & 1:
         taken = positions[int(begin[0])]
-        count = COUNT if kind.regular else TOTAL
-        return count if taken == kind.axis else EQUAL
+        return count(kind.regular) if taken == kind.axis else EQUAL
     chosen = positions[
         slice(
             None if from_start else int(begin[0]),
@@ -104,9 +102,8 @@ def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     if kind.role in LINEAR_ROLES:
         return kind
     if kind.role is Role.SHAPE:
-        count = COUNT if kind.regular else TOTAL
         return [
-            count if i == kind.axis else EQUAL
+            count(kind.regular) if i == kind.axis else EQUAL
             for i in range(len(operation.outputs))
         ]  # type: ignore[return-value]
     if kind.role is not Role.ROWS or kind.axis is None or rank is None:
@@ -176,7 +173,7 @@ def _gather_sizes(operation: tf.Operation, sizes: Kind) -> Kind:
     if len(found) > 1:
         return OPAQUE
     if axes.ndim == 0:
-        return COUNT if sizes.regular else TOTAL
+        return count(sizes.regular)
     return shape(found[0], sizes.regular)
 
 

@@ -1,6 +1,5 @@
 """Warns of what a model computes eagerly, where no graph shows how."""
 
-import inspect
 from typing import Any
 
 import keras
@@ -53,8 +52,6 @@ def _losses(model: keras.Model) -> list[Any]:
 def _is_known(part: Any) -> bool:
     if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
         return False
-    if inspect.isroutine(part):
-        return (part.__module__ or "").split(".")[0] == "keras"
     return keras_internals.is_of_keras(part)
 
 
