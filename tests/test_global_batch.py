@@ -4,6 +4,8 @@ Each trains on one device and on several, with a last batch that has fewer
 samples than there are devices.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -810,15 +812,26 @@ def test_a_layer_that_mixes_samples_warns():
 class OfRagged(keras.Model):
     """Fills ragged samples up to a length, and compares them in the loss."""
 
-    def __init__(self, length):
+    def __init__(self, length, in_branch=False):
         super().__init__()
         self.length = length
+        self.in_branch = in_branch
         self.scale = self.add_weight(shape=(1,), initializer="ones")
+
+    def means(self, samples):
+        """Of each sample with what is filled up."""
+        filled = samples.to_tensor(-1.0, shape=(None, self.length))
+        kept = tf.sequence_mask(samples.row_lengths(), self.length)
+        return tf.reduce_mean(tf.where(kept, tf.tanh(filled), -0.5), 1)
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
-            filled = data.to_tensor(shape=(None, self.length)) * self.scale
-            means = tf.reduce_mean(tf.tanh(filled), 1)
+            samples = data * self.scale
+            if self.in_branch:
+                branch = functools.partial(self.means, samples)
+                means = tf.cond(tf.shape(self.scale)[0] > 0, branch, branch)
+            else:
+                means = self.means(samples)
             loss = tf.sqrt(tf.reduce_mean(means[:, None] * means[None]))
         gradients = tape.gradient(loss, [self.scale])
         self.optimizer.apply_gradients(
@@ -827,8 +840,8 @@ class OfRagged(keras.Model):
         return {"loss": loss}
 
 
-def train_on_ragged(length, count):
-    model = OfRagged(length)
+def train_on_ragged(length, count, in_branch=False):
+    model = OfRagged(length, in_branch)
     model.compile(keras.optimizers.SGD(0.5))
     if count:
         kc.replicate(model, count)
@@ -839,13 +852,39 @@ def train_on_ragged(length, count):
     return model.fit(data, epochs=2, verbose=0).history["loss"]
 
 
-def test_ragged_samples_that_are_filled_up():
+@pytest.mark.parametrize("length", [5, None])
+def test_ragged_samples_that_are_filled_up(length):
     np.testing.assert_allclose(
-        train_on_ragged(5, MANY), train_on_ragged(5, None), rtol=1e-5
+        train_on_ragged(length, MANY), train_on_ragged(length, None), rtol=1e-5
     )
 
 
+def test_texts_are_filled_up_to_the_longest_of_the_batch():
+    to_words = keras.layers.TextVectorization(vocabulary=["a", "b", "c"])
+    texts = tf.constant([*"abcabcabc", "a b c a b c a", "b b"] * 2)
+
+    def trained(count):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((), dtype="string")
+        vectors = keras.layers.Embedding(6, 4)(to_words(inputs))
+        means = keras.layers.GlobalAveragePooling1D()(vectors)
+        model = keras.Model(inputs, keras.layers.Dense(1)(means))
+        model.compile("sgd", "mse")
+        if count:
+            kc.replicate(model, count)
+        numbers = tf.range(22.0)[:, None]
+        data = tf.data.Dataset.from_tensor_slices((texts, numbers)).batch(6)
+        losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+        return losses, model.evaluate(data), model.predict(data, verbose=0)
+
+    for each, alone in zip(trained(MANY), trained(None), strict=True):
+        np.testing.assert_allclose(each, alone, rtol=1e-5)
+
+
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
-def test_ragged_samples_that_are_filled_up_to_the_longest_warn():
-    with pytest.warns(kc.ConfluxWarning, match="cannot reproduce for the who"):
-        train_on_ragged(None, MANY)
+def test_samples_that_are_filled_up_in_a_branch_warn():
+    with pytest.warns(kc.ConfluxWarning) as warned:
+        train_on_ragged(None, MANY, in_branch=True)
+    messages = "".join(str(each.message) for each in warned)
+    assert "to_tensor()` in a branch or a loop" in messages
+    assert "sequence_mask` in a branch or a loop" in messages

@@ -15,6 +15,7 @@ _FUNCTION = (
 _ORDER = (
     "tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies"
 )
+_CONTROL_FLOW = "tensorflow.python.ops.control_flow_v2_func_graphs"
 _STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
 
 MODULE_CALLS = (2, 21)
@@ -58,7 +59,21 @@ AVERAGE_LOSS = PrivateName(
 SCALE_REGULARIZATION = PrivateName(
     "tensorflow:nn.scale_regularization_loss", "regularization_loss"
 )
+TO_TENSOR = PrivateName(
+    "tensorflow:RaggedTensor.to_tensor", "self, default_value, name, shape"
+)
+SEQUENCE_MASK = PrivateName(
+    "tensorflow:sequence_mask", "lengths, maxlen, dtype, name"
+)
 UID = PrivateName("tensorflow.python.framework.ops:uid", "")
+PATCHED = (
+    TAPE_GRADIENT,
+    AVERAGE_LOSS,
+    SCALE_REGULARIZATION,
+    TO_TENSOR,
+    SEQUENCE_MASK,
+    UID,
+)
 """What is replaced."""
 
 READ = (
@@ -143,6 +158,7 @@ READ = (
     PrivateName(f"{_CONTEXT}.enable_collective_ops", "self, server_def"),
     PrivateName(f"{_CONTEXT}.set_config_key_value", "self, key, value"),
     PrivateName(f"{_CONTEXT}.get_config_key_value", "self, key, timeout_in_ms"),
+    PrivateName(f"{_CONTEXT}.get_task_states", "self, job_configs"),
     PrivateName(
         f"{_CONTEXT}.report_error_to_cluster",
         "self, error_code, error_message",
@@ -177,9 +193,9 @@ READ = (
         "op",
     ),
     PrivateName("tensorflow.python.framework.ops:Operation._add_control_input"),
-    PrivateName(
-        "tensorflow.python.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph"
-    ),
+    PrivateName(f"{_CONTROL_FLOW}:CondBranchFuncGraph"),
+    PrivateName(f"{_CONTROL_FLOW}:WhileBodyFuncGraph"),
+    PrivateName(f"{_CONTROL_FLOW}:WhileCondFuncGraph"),
     PrivateName("tensorflow.python.ops.summary_ops_v2:_summary_state"),
     PrivateName(
         "tensorflow.python.ops.resource_variable_ops:"
@@ -234,5 +250,4 @@ READ = (
 
 def all_names() -> list[PrivateName]:
     """Returns all names, of both tables."""
-    patched = TAPE_GRADIENT, AVERAGE_LOSS, SCALE_REGULARIZATION, UID
-    return [*patched, *OVERRIDDEN, *READ]
+    return [*PATCHED, *OVERRIDDEN, *READ]

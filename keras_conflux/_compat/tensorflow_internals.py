@@ -22,6 +22,7 @@ from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.framework import config
+from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.ops import script_ops
@@ -38,6 +39,24 @@ def in_replica_loop() -> bool:
     Each replica has its own copy of the loop, so they would wait for each
     other forever. A loop around `strategy.run` is fine.
     """
+    return any(
+        isinstance(graph, func_graphs.WhileBodyFuncGraph)
+        for graph in _graphs_inside_replica()
+    )
+
+
+def in_branch_or_loop() -> bool:
+    """Whether a branch or a loop inside the running replica is being traced."""
+    kinds = (
+        func_graphs.CondBranchFuncGraph,
+        func_graphs.WhileBodyFuncGraph,
+        func_graphs.WhileCondFuncGraph,
+    )
+    return any(isinstance(graph, kinds) for graph in _graphs_inside_replica())
+
+
+def _graphs_inside_replica() -> Iterator[Any]:
+    """Yields the graphs that the replica's program has opened."""
     # `graph` is where the replica's program is traced to; what lies between
     # the current graph and that one was opened by the program.
     thread = threading.current_thread()
@@ -45,11 +64,8 @@ def in_replica_loop() -> bool:
     replica_graph = getattr(replica, "graph", getattr(thread, "graph", None))
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not replica_graph:
-        # WhileBodyFuncGraph, of control_flow_v2_func_graphs.
-        if type(graph).__name__ == "WhileBodyFuncGraph":
-            return True
+        yield graph
         graph = getattr(graph, "outer_graph", None)
-    return False
 
 
 def has_started() -> bool:

@@ -22,6 +22,7 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import integer_seeds
 from keras_conflux._fit.numerics import layer_outputs
 from keras_conflux._fit.numerics import layer_state
+from keras_conflux._fit.numerics import longest_samples
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import random_seeds
@@ -122,6 +123,8 @@ def install() -> None:
         private_tensorflow_names.SCALE_REGULARIZATION,
         losses.scale_regularization,
     )
+    patch(private_tensorflow_names.TO_TENSOR, longest_samples.to_tensor)
+    patch(private_tensorflow_names.SEQUENCE_MASK, longest_samples.sequence_mask)
     version = numbers(keras.__version__)
     for point, replacement in PATCHES:
         if point.is_in(version):

@@ -1,0 +1,133 @@
+"""Fills samples up to the longest one of the global batch.
+
+`RaggedTensor.to_tensor` and `tf.sequence_mask` take the length of the longest
+sample that they are given, if they are told none. A replica has only its own
+samples, so replicas tell each other how long theirs are.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.global_batch import ragged
+from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import replica_collectives
+
+
+def to_tensor(
+    original: Callable,
+    samples: tf.RaggedTensor,
+    default_value: Any = None,
+    name: str | None = None,
+    shape: Any = None,
+) -> tf.Tensor:
+    """Makes a ragged tensor dense, as long as one device would.
+
+    Args:
+        original: TensorFlow's method.
+        samples: The ragged tensor.
+        default_value: What is filled in.
+        name: A name for the operations.
+        shape: The shape of the result; its own where that is `None`.
+    """
+    context = step_context.current_fit_step()
+    wanted = _given_sizes(samples, shape)
+    if context is None or wanted is None or None not in wanted:
+        return original(samples, default_value, name, shape)
+    if not _may_exchange("`RaggedTensor.to_tensor()`", "shape", context):
+        return original(samples, default_value, name, shape)
+    longest = tf.unstack(_longest(samples.bounding_shape()[1:], context))
+    sizes = [
+        own if size is None else size
+        for size, own in zip(wanted, longest, strict=True)
+    ]
+    filled = original(samples, default_value, name, [-1, *sizes])
+    filled.set_shape([samples.shape[0], *wanted])
+    kind = ragged.kind_of_filled(
+        context.kinds.of(samples.flat_values),
+        map(context.kinds.of, samples.nested_row_splits),
+    )
+    if kind is not None:
+        context.kinds.mark(filled, kind)
+    return filled
+
+
+def sequence_mask(
+    original: Callable,
+    lengths: Any,
+    maxlen: Any = None,
+    dtype: Any = tf.bool,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Masks as many steps as the longest sample of the global batch has.
+
+    Args:
+        original: TensorFlow's function.
+        lengths: Integers, one per sample.
+        maxlen: The number of steps; the greatest length if `None`.
+        dtype: Of the mask.
+        name: A name for the operations.
+    """
+    context = step_context.current_fit_step()
+    if (
+        context is not None
+        and maxlen is None
+        and _may_exchange("`tf.sequence_mask`", "maxlen", context)
+    ):
+        lengths = tf.convert_to_tensor(lengths)
+        longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], 0))
+        maxlen = _longest(longest, context)
+    return original(lengths, maxlen, dtype, name)
+
+
+def _given_sizes(
+    samples: tf.RaggedTensor, shape: Any
+) -> Sequence[int | None] | None:
+    """Returns the sizes of all axes but the first, if a graph can know them.
+
+    A shape that is computed is the same on all replicas, or is the user's.
+    """
+    own = samples.shape
+    if tf.is_tensor(shape) or own.rank is None:
+        return None
+    if isinstance(shape, list | tuple) and any(map(tf.is_tensor, shape)):
+        return None
+    if isinstance(shape, list | tuple):
+        shape = [None if size == -1 else size for size in shape]
+    given = tf.TensorShape(shape)
+    if given.rank is None:
+        given = tf.TensorShape([None] * own.rank)
+    elif given.rank != own.rank:
+        return None  # TensorFlow says so
+    return [
+        size if size is not None else present
+        for size, present in zip(given[1:], own[1:], strict=True)
+    ]
+
+
+def _may_exchange(what: str, argument: str, context: StepContext) -> bool:
+    """Whether replicas meet here, which they may not in a branch or loop."""
+    if replica_collectives().count == 1:
+        return False
+    if tf.executing_eagerly() or not tensorflow_internals.in_branch_or_loop():
+        return True
+    context.warn_once(
+        f"lengths {what}",
+        f"{what} in a branch or a loop takes the length of the longest sample "
+        "of a replica's shard, which one device takes of the whole batch. Give "
+        f"it `{argument}=`, or call it outside.",
+    )
+    return False
+
+
+def _longest(lengths: tf.Tensor, context: StepContext) -> tf.Tensor:
+    """Returns the greatest of all replicas' lengths, without stand-ins."""
+    present = tf.cast(context.batch_fraction > 0, tf.int64)
+    own = tf.cast(lengths, tf.int64) * present
+    longest = replica_collectives().all_reduce("max", [own])[0]
+    context.kinds.mark(longest, ragged.EQUAL)
+    return tf.cast(longest, lengths.dtype)
