@@ -4,9 +4,11 @@
 seconds, and whether it can still read its weights.
 """
 
+import functools
 import os
 import signal
 import sys
+import threading
 import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -46,8 +48,11 @@ class Fault(keras.callbacks.Callback):
             self.happen()
 
     def happen(self):
+        kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
         if fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
+        if fault == "killed while a step hangs":
+            threading.Timer(1, kill).start()
         if fault == "stopped by a signal":
             os.kill(os.getpid(), signal.SIGSTOP)
         if fault == "raises":
@@ -68,6 +73,24 @@ class Fault(keras.callbacks.Callback):
             time.sleep(6)
 
 
+class NeverEnds(keras.layers.Layer):
+    """Gets stuck in process 0, after a while, where nothing can stop it."""
+
+    calls = 0
+
+    def call(self, x):
+        if is_wrong:
+            return x
+        waited = tf.py_function(self.wait, [], tf.float32)
+        return x + tf.reshape(waited, ())
+
+    def wait(self):
+        self.calls += 1
+        if self.calls == 2 * 4 + 3:
+            time.sleep(1000)
+        return 0.0
+
+
 class NotANumber(keras.layers.Layer):
     """Fails in the graph of process 1."""
 
@@ -86,6 +109,9 @@ if fault == "fails in the graph":
     layer = NotANumber()
     layer.bad = is_wrong
     model = keras.Sequential([keras.Input((8,)), layer, *model.layers])
+    model.compile("sgd", "mse", jit_compile=False)
+if fault == "killed while a step hangs":
+    model = keras.Sequential([keras.Input((8,)), NeverEnds(), *model.layers])
     model.compile("sgd", "mse", jit_compile=False)
 kc.replicate(model, devices=1)
 measured = []

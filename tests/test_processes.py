@@ -52,6 +52,7 @@ FAULTS = {
     "raises": ("process 1 has raised ValueError.*: the user's own error", 5),
     "stops early": (OTHER_PLACE + "process 1: the end of fit", 5),
     "killed": (UNREACHABLE, 10),
+    "killed while a step hangs": (UNREACHABLE, 10),
 }
 MORE_FAULTS = {
     "exits": ("process 1 has raised SystemExit", 5),

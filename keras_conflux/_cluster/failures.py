@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import re
+import time
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -10,10 +11,13 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ProcessError
+from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_processes
 
 _LENGTH = 1000
+_PERIOD = 1.0
+"""Seconds after which one looks whether all processes still live."""
 _REPORTED = "has raised"
 _NOISE = re.compile(
     r" *(\[type\.googleapis|The error could be from|Additional GRPC error)"
@@ -62,6 +66,34 @@ def told_to_all(what: str) -> Iterator[None]:
         raise
     finally:
         _inside.reset(token)
+
+
+def wait_while_all_live(call: DaemonCall, seconds: float) -> bool:
+    """Waits for a call in which processes wait for each other.
+
+    TensorFlow ends its own collectives when a process fails, but not a program
+    of XLA in which a GPU waits for another.
+
+    Args:
+        call: What is waited for.
+        seconds: For how long at most.
+
+    Returns:
+        Whether it has ended.
+
+    Raises:
+        tf.errors.OpError: If a process has failed, and the call goes on.
+    """
+    if process_count() == 1:
+        return call.wait(seconds)
+    end = time.monotonic() + seconds
+    while not call.wait(min(_PERIOD, max(0, end - time.monotonic()))):
+        if time.monotonic() >= end:
+            return False
+        error = tensorflow_processes.failure_of_any(process_count())
+        if error is not None and not call.wait(_PERIOD):
+            raise error
+    return True
 
 
 def comes_from_another(error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
@@ -308,7 +309,7 @@ class Communicator:
             for index, _ in enumerate(self.devices):
                 self.all_reduce(tf.zeros(()), index, "sum")
 
-        with self.tracing():
+        with told_to_all("a strategy's first collective"), self.tracing():
             all_devices()
 
     def _reduce_in_graph(

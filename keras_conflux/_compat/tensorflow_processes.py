@@ -81,6 +81,21 @@ def report_error(text: str) -> None:
     _context().report_error_to_cluster(_INTERNAL, text)
 
 
+def failure_of_any(count: int) -> tf.errors.OpError | None:
+    """Returns why one of the processes does no longer work with the others.
+
+    It asks the first process, which answers within a millisecond.
+
+    Args:
+        count: The number of processes.
+    """
+    try:
+        states = _context().get_task_states([(_JOB, count)])
+    except tf.errors.OpError as error:
+        return error
+    return next((state for state in states if state is not None), None)
+
+
 def _context() -> Any:
     return context.context()
 

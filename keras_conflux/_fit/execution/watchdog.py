@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._cluster.failures import wait_while_all_live
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.waiting import DaemonCall
@@ -70,6 +71,7 @@ class StepWatchdog:
         Raises:
             StepTimeoutError: If it has not ended in time. The program cannot
                 be stopped; the process has to be.
+            tf.errors.OpError: If another process has failed meanwhile.
             StepAbandoned: After a second interrupt.
         """
         seconds = self._steps * step_timeout()
@@ -83,7 +85,7 @@ class StepWatchdog:
             )
         )
         try:
-            ended = call.wait(seconds)
+            ended = wait_while_all_live(call, seconds)
         except KeyboardInterrupt:
             self._end_after_interrupt(call, before)
             raise
