@@ -16,9 +16,12 @@ ACCURACY = rf"test accuracy on {COUNT} devices: ([\d.]+)%"
 
 def run(name: str) -> str:
     """Returns what an example prints in one epoch."""
-    options = ["--epochs", "1", "--devices", COUNT]
+    return printed_by(f"examples/{name}.py", "--devices", COUNT)
+
+
+def printed_by(*command: str) -> str:
     result = subprocess.run(
-        [sys.executable, f"examples/{name}.py", *options],
+        [sys.executable, *command, "--epochs", "1"],
         cwd=ROOT,
         env=os.environ,
         capture_output=True,
@@ -57,3 +60,21 @@ def test_gan_draws_better_than_untrained():
         run("gan"),
     )
     assert float(distances[1]) < float(distances[2]) / 2
+
+
+def test_processes_train_as_one_does():
+    script = "examples/several_processes.py"
+    launcher = ["-m", "keras_conflux", "run", "--processes", "2"]
+    printed = printed_by(script) + printed_by(*launcher, script)
+    found = re.findall(
+        r"(\w+) data, number of processes: (\d), "
+        r"test accuracy: ([\d.]+)%, loss: ([\d.]+)",
+        printed,
+    )
+    assert [each[:2] for each in found] == [
+        (data, count) for count in "12" for data in ("global", "local")
+    ], printed
+    assert float(found[0][2]) > 50  # by guessing, 10
+    assert ON_GPU or len({accuracy for *_, accuracy, _ in found}) == 1
+    losses = [float(loss) for *_, loss in found]
+    assert losses == pytest.approx(losses[:1] * 4, rel=1e-2 if ON_GPU else 1e-5)
