@@ -7,6 +7,7 @@ seconds, and whether it can still read its weights.
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ fault = sys.argv[1]
 # As in conftest.py.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 kc.initialize(heartbeat=3)
+from hosts import CABLE
 from models import dense
 from models import regression
 
@@ -71,6 +73,9 @@ class Fault(keras.callbacks.Callback):
             time.sleep(1000)
         if fault == "sleeps":
             time.sleep(6)
+        if fault == "cable is cut":
+            cut = ["ip", "link", "set", "dev", CABLE, "down"]
+            subprocess.run(cut, check=True)
 
 
 class NeverEnds(keras.layers.Layer):

@@ -20,14 +20,22 @@ def gpus_of(index, devices):
     return ",".join(visible.split(",")[index * devices :][:devices])
 
 
-def start(count, script, *arguments, devices=1, **environment):
-    """Starts the processes, each with its own `TF_CONFIG`."""
+def start(count, script, *arguments, devices=1, hosts=None, **environment):
+    """Starts the processes, each with its own `TF_CONFIG`.
+
+    They run on this host, or each on another one of `two_hosts`.
+    """
     addresses = free_addresses(count)
+    inside = [[]] * count
+    if hosts is not None:
+        addresses = [f"{address}:2222" for address in hosts.values()]
+        inside = [["ip", "netns", "exec", name] for name in hosts]
+    program = [sys.executable, str(HERE / script), *map(str, arguments)]
     started = []
     for index in range(count):
         started.append(
             subprocess.Popen(
-                [sys.executable, str(HERE / script), *map(str, arguments)],
+                [*inside[index], *program],
                 env={
                     **os.environ,
                     "TF_CONFIG": tf_config(addresses, index),

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import hosts
 import numpy as np
 import pytest
 from addresses import free_addresses
@@ -176,6 +177,24 @@ def test_a_fault_of_one_ends_all_in_time(fault):
     assert re.search(expected, found[2]), found[2]
     assert float(found[1]) < seconds
     assert "weights True" in printed
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU, reason="the network is the same")
+def test_a_cut_cable_ends_the_processes_at_both_ends():
+    if not hosts.are_allowed():
+        pytest.skip("this user may not make network namespaces")
+    with hosts.two_hosts() as two:
+        printed = outputs(
+            start(2, "process_faults.py", "cable is cut", hosts=two), 120
+        )
+    for index, text in enumerate(printed):
+        found = re.search(r"(?m)^([\d.]+) s: (.*)", text)
+        assert found, text[-3000:]
+        expected = f"ProcessError: .*process {1 - index} cannot be reached"
+        assert re.search(expected, found[2]), found[2]
+        assert float(found[1]) < 15
+        assert "weights True" in text
 
 
 def test_a_killed_training_goes_on_where_it_was(tmp_path):

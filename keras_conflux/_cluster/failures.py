@@ -117,6 +117,8 @@ def _of_another(what: str, error: BaseException) -> str:
     if reported:
         return f"{ended} {_NOISE.split(reported[0])[0].rstrip(': ')}"
     named = set(re.findall(r"/task:(\d+)", text)) - {str(process_index())}
+    if not named and process_index() > 0 and "CoordinationService" in text:
+        named = {"0"}  # which runs the service
     who = f"process {', '.join(sorted(named))}" if named else "another process"
     _, _, cause = text.rpartition("Collective ops is aborted by: ")
     return (
