@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.roll_call import call_roll
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_processes
@@ -91,17 +92,15 @@ def connect(
     if len(addresses) == 1:
         _present.source = source
         return
-    error = _connected(addresses, index, heartbeat, timeout)
+    error = call_roll(addresses, index, timeout)
+    error = error or _connected(addresses, index, heartbeat, timeout)
     if error is not None:
-        others = [*addresses[:index], *addresses[index + 1 :]]
-        silent = [address for address in others if not _answers(address)]
         raise ProcessError(
             f"Process {index} at {addresses[index]} could not join the "
             f"{len(addresses)} processes that {source} names: "
-            f"{', '.join(addresses)}. Each must be started, be reachable from "
-            "the others at its own address, and have that port to itself. "
-            f"Nobody answers at: {', '.join(silent) or '-'}. "
-            f"TensorFlow says: {error}"
+            f"{', '.join(addresses)}. {error} Each must be started, be "
+            "reachable from the others at its own address, and have that port "
+            "to itself."
         )
     _present.index, _present.count = index, len(addresses)
     _present.source = source
@@ -112,26 +111,25 @@ def _connected(
     addresses: tuple[str, ...], index: int, heartbeat: float, timeout: float
 ) -> str | None:
     """Returns why the processes could not be joined, `None` if they were."""
-    # TensorFlow's first process waits for the others without an end, and
-    # Python with it. So it comes last.
-    if index == 0 and not _all_answer(addresses[1:], timeout):
-        return f"nothing; others have been waited for, for {timeout:g} s"
+    # The servers of the others come first: see `roll_call`.
+    silent = _silent(addresses[1:], timeout) if index == 0 else []
+    if silent:
+        return f"Nobody answers at: {', '.join(silent)}."
     try:
         tensorflow_processes.connect(addresses, index, heartbeat, timeout)
     except (tf.errors.OpError, RuntimeError) as error:
-        return str(getattr(error, "message", error))
+        return f"TensorFlow says: {getattr(error, 'message', error)}."
     return None
 
 
-def _all_answer(addresses: Iterable[str], seconds: float) -> bool:
-    """Whether somebody listens at each address, within some seconds."""
+def _silent(addresses: Iterable[str], seconds: float) -> list[str]:
+    """Returns the addresses at which nobody listens, after some seconds."""
     end = time.monotonic() + seconds
-    for address in addresses:
-        while not _answers(address):
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.1)
-    return True
+    silent = list(addresses)
+    while silent and time.monotonic() < end:
+        silent = [address for address in silent if not _answers(address)]
+        time.sleep(0.1 if silent else 0)
+    return silent
 
 
 def _answers(address: str) -> bool:

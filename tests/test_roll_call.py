@@ -1,0 +1,102 @@
+"""Processes that cannot join each other say why, all of them, and in time."""
+
+import concurrent.futures
+import socket
+import time
+
+import pytest
+from addresses import free_addresses
+
+from keras_conflux._cluster import roll_call
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(roll_call, "_ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(roll_call, "_LATE_SECONDS", 0.5)
+
+
+def told(*processes, seconds=1.0):
+    """Returns what each is told; a process is its addresses and its index."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        called = [
+            pool.submit(roll_call.call_roll, addresses, index, seconds)
+            for addresses, index in processes
+        ]
+        return [each.result() for each in called]
+
+
+def test_all_go_on_when_all_have_come():
+    addresses = free_addresses(3)
+    for _ in range(2):  # the ports are free again
+        assert told(*((addresses, i) for i in (2, 0, 1))) == [None] * 3
+
+
+def test_all_are_told_who_has_not_come():
+    addresses = free_addresses(4)
+    found = told((addresses, 0), (addresses, 2))
+    missing = f"process 1 at {addresses[1]}, process 3 at {addresses[3]}"
+    assert found == [f"Nobody has come in 1 s as {missing}."] * 2
+
+
+def test_the_first_does_not_answer():
+    addresses = free_addresses(2)
+    (found,) = told((addresses, 1), seconds=0.1)
+    assert found == f"Process 0 does not answer at {addresses[0]}, in 0.6 s."
+
+
+def test_a_host_without_a_name():
+    (first,) = free_addresses(1)
+    addresses = [first, "no-such-host.invalid:1"]
+    (found,) = told((addresses, 0), seconds=0.1)
+    assert "come in 0.1 s as process 1 at no-such-host.invalid:1" in found
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_port_that_is_in_use(index):
+    addresses = free_addresses(2)
+    port = int(addresses[index].partition(":")[2])
+    with socket.create_server(("", port)):
+        found = told((addresses, 0), (addresses, 1), seconds=0.5)
+    assert "port cannot be used: [Errno 98] Address already" in found[index]
+    assert addresses[index] in found[1 - index]
+
+
+@pytest.mark.parametrize("more", ["first", "second"])
+def test_another_number_of_processes(more):
+    addresses = free_addresses(3)
+    of = {"first": addresses[:2], "second": addresses[:2]} | {more: addresses}
+    counts = len(of["second"]), len(of["first"])
+    expected = "Process 1 was told of {} processes, and process 0 of {}."
+    found = told((of["first"], 0), (of["second"], 1))
+    assert found == [expected.format(*counts)] * 2
+
+
+def test_two_that_are_told_to_be_the_same():
+    addresses = free_addresses(4)
+    elsewhere = [addresses[0], addresses[3], addresses[2]]  # another host
+    found = told((addresses[:3], 0), (addresses[:3], 1), (elsewhere, 1))
+    assert found == ["Two processes were told that they are process 1."] * 3
+
+
+def test_strangers_and_those_who_have_left_do_not_count():
+    addresses = free_addresses(3)
+    port = int(addresses[0].partition(":")[2])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(roll_call.call_roll, addresses, 0, 5)
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[1, 3]\n"):
+            with connected(port) as other:
+                other.sendall(said)
+        with connected(port):  # says nothing
+            assert told((addresses, 2), (addresses, 1), seconds=5) == [None] * 2
+        assert first.result() is None
+
+
+def connected(port):
+    end = time.monotonic() + 5
+    while True:
+        try:
+            return socket.create_connection(("localhost", port), 1)
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
