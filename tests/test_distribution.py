@@ -1,5 +1,6 @@
 """`keras.distribution` does on TensorFlow what it says."""
 
+import logging
 import threading
 
 import keras
@@ -14,7 +15,9 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._cluster import processes
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication.strategy import distribution_strategy
 
 KIND = DEVICES[0].kind.lower()
@@ -561,6 +564,38 @@ def test_processes_cannot_be_joined_once_tensorflow_has_started(
         monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name}", value)
     with pytest.raises(kc.ProcessError, match="at the start of the program"):
         call()
+
+
+def from_a_resolver():
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]}),
+        task_type="worker",
+        task_id=0,
+    )
+    kc.initialize(resolver=resolver)
+
+
+@pytest.mark.parametrize(
+    ("call", "source"),
+    [
+        (
+            lambda: keras.distribution.initialize("a:1,b:1", 2, 1),
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES",
+        ),
+        (from_a_resolver, "SimpleClusterResolver"),
+        (lambda: kc.initialize("a:1,b:1", 1), "the arguments of initialize"),
+    ],
+)
+def test_processes_are_joined_and_one_line_says_so(
+    call, source, monkeypatch, caplog
+):
+    joined = []
+    monkeypatch.setattr(processes, "connect", lambda *told: joined.append(told))
+    monkeypatch.setattr(tensorflow_internals, "has_started", lambda: False)
+    caplog.set_level(logging.INFO, "keras_conflux")
+    call()
+    assert [told[:3] for told in joined] == [(("a:1", "b:1"), 1, source)]
+    assert caplog.messages == [f"Process 1 of 2, at b:1, as {source} says."]
 
 
 def test_one_process_is_alone():

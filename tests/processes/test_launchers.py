@@ -1,7 +1,9 @@
-"""What real launchers tell, where they are installed."""
+"""What real launchers tell, where they are installed, and what they train."""
 
 import json
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,10 @@ import sys
 import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("print_cluster.py")
+ROOT = pathlib.Path(__file__).parents[2]
+MPIRUN = ["mpirun", "--oversubscribe", "-n", "3"]
+if os.geteuid() == 0:
+    MPIRUN.insert(1, "--allow-run-as-root")
 
 
 def runs(*command):
@@ -19,34 +25,65 @@ def runs(*command):
     return result.returncode == 0
 
 
-def clusters(*launcher):
-    """Returns what each process has found."""
+with_slurm = pytest.mark.skipif(
+    not runs("sinfo"), reason="needs a cluster with Slurm"
+)
+with_mpi = pytest.mark.skipif(
+    not runs("mpirun", "--version"), reason="needs MPI"
+)
+
+
+def printed_by(*command, seconds=60):
     result = subprocess.run(
-        [*launcher, sys.executable, SCRIPT],
+        command,
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=seconds,
     )
     assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return result.stdout
 
 
-def assert_agree(found, count):
-    assert sorted(each.pop("index") for each in found) == list(range(count))
+def assert_agree(printed, source):
+    found = [json.loads(line) for line in printed.splitlines()]
+    assert sorted(each.pop("index") for each in found) == [0, 1, 2]
     assert all(each == found[0] for each in found)
-    assert len(found[0]["addresses"]) == count
+    assert len(found[0]["addresses"]) == 3
+    assert found[0]["source"] == source
 
 
-@pytest.mark.skipif(not runs("sinfo"), reason="needs a cluster with Slurm")
+def assert_trains(*launcher):
+    """Trains the example: its batches are the same with both kinds of data."""
+    script = ["examples/several_processes.py", "--epochs", "1"]
+    printed = printed_by(*launcher, sys.executable, *script, seconds=300)
+    found = re.findall(r"processes: 3, test accuracy: ([\d.]+)%", printed)
+    assert len(found) == 2, printed
+    assert float(found[0]) > 50  # by guessing, 10
+    assert found[0] == found[1]
+
+
+@with_slurm
 def test_srun():
-    found = clusters("srun", "--ntasks=3")
-    assert found[0]["source"] == "Slurm"
-    assert_agree(found, 3)
+    printed = printed_by("srun", "--ntasks=3", sys.executable, SCRIPT)
+    assert_agree(printed, "Slurm")
 
 
-@pytest.mark.skipif(not runs("mpirun", "--version"), reason="needs MPI")
+@with_slurm
+@pytest.mark.long
+def test_srun_trains():
+    assert_trains("srun", "--ntasks=3", "--kill-on-bad-exit=1")
+
+
+@with_mpi
 def test_mpirun():
     pytest.importorskip("mpi4py")
-    found = clusters("mpirun", "--oversubscribe", "-n", "3")
-    assert found[0]["source"] == "MPI"
-    assert_agree(found, 3)
+    assert_agree(printed_by(*MPIRUN, sys.executable, SCRIPT), "MPI")
+
+
+@with_mpi
+@pytest.mark.long
+def test_mpirun_trains():
+    pytest.importorskip("mpi4py")
+    assert_trains(*MPIRUN)
