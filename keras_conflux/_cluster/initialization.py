@@ -51,8 +51,9 @@ def initialize(
 
     Raises:
         ClusterError: If what names the processes is wrong or incomplete.
-        ProcessError: If the others do not come in time, if the port is in use,
-            or if TensorFlow has started already.
+        ProcessError: If the others do not come in time or were told of another
+            number of processes, if the port is in use, or if TensorFlow has
+            started already.
 
     Example:
         ```python
