@@ -21,7 +21,10 @@ def runs(*command):
     """Returns whether a command is there, and succeeds."""
     if shutil.which(command[0]) is None:
         return False
-    result = subprocess.run(command, capture_output=True, timeout=30)
+    try:
+        result = subprocess.run(command, capture_output=True, timeout=10)
+    except subprocess.TimeoutExpired:  # its controller does not answer
+        return False
     return result.returncode == 0
 
 
