@@ -12,12 +12,13 @@ import sys
 import time
 
 import keras
+import ml_dtypes
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
-from test_run import LAUNCHER
-from test_run import PACKAGE
+from test_run import COMMAND
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
@@ -505,26 +506,77 @@ esac
 # --- all commands --------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "run", "env", "check", "bench"])
-def test_help_does_not_import_tensorflow(name):
-    before, _, last = LAUNCHER.rpartition("sys.exit(main())")
-    script = f"""{before}
-try:
-    main()
-except SystemExit as exit:
-    assert not exit.code
-assert "tensorflow" not in sys.modules
-assert "keras" not in sys.modules
-{last}"""
-    words = [word for word in (name, "--help") if word]
+@pytest.fixture
+def without_tensorflow():
+    """Returns a function that types the command where TensorFlow is missing."""
+    script = """
+import runpy
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = None
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-c", script, COMMAND, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        *((name,) for name in ("run", "env", "check", "resume", "bench")),
+    ],
+)
+def test_help_needs_no_tensorflow(words, without_tensorflow):
+    ended = without_tensorflow(*words, "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert "usage: conflux" in ended.stdout
+
+
+def test_the_list_of_checkpoints_needs_no_tensorflow(
+    tmp_path, without_tensorflow
+):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    # bfloat16 is no type of NumPy's own.
+    state = {"best": np.ones(2, ml_dtypes.bfloat16)}
+    kc.save(model, tmp_path, step=3, state=state)
+    ended = without_tensorflow("resume", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"step-0+3-0+ .* whole", ended.stdout)
+
+
+def test_env_where_tensorflow_is_missing(without_tensorflow):
+    ended = without_tensorflow("env")
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"TensorFlow +\| cannot be imported", ended.stdout)
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("tensorflow", "compiled programs on disk"),
+        ("numpy", r"keras_conflux +\| cannot be imported"),
+    ],
+)
+def test_env_runs_what_the_command_leaves_out(backend, expected):
     ended = subprocess.run(
-        [sys.executable, "-c", script, PACKAGE, *words],
+        [sys.executable, COMMAND, "env"],
+        env=os.environ | {"KERAS_BACKEND": backend},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "usage: conflux" in ended.stdout
+    assert re.search(expected, ended.stdout)
 
 
 def test_a_signal_has_a_name():

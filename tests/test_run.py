@@ -20,15 +20,7 @@ from keras_conflux.cli.__main__ import main
 
 PACKAGE = pathlib.Path(keras_conflux.__file__).parent
 
-# The package's own __init__ imports TensorFlow, which takes seconds.
-LAUNCHER = """
-import sys, types
-package = types.ModuleType("keras_conflux")
-package.__path__ = [sys.argv.pop(1)]
-sys.modules["keras_conflux"] = package
-from keras_conflux.cli.__main__ import main
-sys.exit(main())
-"""
+COMMAND = PACKAGE.parent / "conflux_command.py"
 BEGIN = """
 import json, os, pathlib, signal, subprocess, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -62,7 +54,7 @@ def launch(tmp_path):
             options = (*options, "script.py")
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, PACKAGE, "run", *options],
+                [sys.executable, COMMAND, "run", *options],
                 cwd=tmp_path,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
                 | (environ or {}),
@@ -511,13 +503,14 @@ def test_systems_that_cannot_do_it(tmp_path, monkeypatch, capsys):
 
 def test_the_installed_command():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
-    module, _, name = project["project"]["scripts"]["conflux"].partition(":")
-    assert getattr(sys.modules[module], name) is main
+    scripts = project["project"]["scripts"]
+    assert scripts["conflux"] == f"{COMMAND.stem}:main"
 
 
-def test_python_m_keras_conflux(tmp_path):
+@pytest.mark.parametrize("module", ["keras_conflux", COMMAND.stem])
+def test_python_m(module, tmp_path):
     (tmp_path / "script.py").write_text("print('there')")
-    command = [sys.executable, "-m", "keras_conflux", "run"]
+    command = [sys.executable, "-m", module, "run"]
     result = subprocess.run(
         [*command, "--processes", "2", "script.py"],
         cwd=tmp_path,

@@ -5,11 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-Arrays = dict[str, np.ndarray]
+from keras_conflux._common.stored_arrays import Arrays
 
 
 def encode(value: Any, arrays: Arrays) -> Any:
@@ -99,32 +98,3 @@ def are_equal(one: Any, other: Any) -> bool:
         and here[name].tobytes() == there[name].tobytes()
         for name in here
     )
-
-
-def without_special_dtypes(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
-    """Returns arrays that NumPy's files can hold, and which were others.
-
-    NumPy reads bfloat16 and float8 back as bytes without a meaning.
-    """
-    special = {
-        name: array.dtype.name
-        for name, array in arrays.items()
-        if array.dtype.kind == "V"
-    }
-    stored = {
-        name: array.view(f"u{array.dtype.itemsize}")
-        if name in special
-        else array
-        for name, array in arrays.items()
-    }
-    return stored, special
-
-
-def with_special_dtypes(arrays: Arrays, special: dict[str, str]) -> Arrays:
-    """Undoes `without_special_dtypes`."""
-    return {
-        name: array.view(getattr(ml_dtypes, special[name]))
-        if name in special
-        else array
-        for name, array in arrays.items()
-    }

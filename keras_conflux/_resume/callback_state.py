@@ -8,7 +8,7 @@ from keras.callbacks import CSVLogger
 from keras.callbacks import TensorBoard
 
 from keras_conflux._common import plain_values
-from keras_conflux._common.plain_values import Arrays
+from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._compat import keras_internals
 
 _SET_ANEW = {"params", "min_delta"}

@@ -14,7 +14,6 @@ from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import side_effects
 from keras_conflux._replication import data_contract
 from keras_conflux._resume import callback_state
-from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume.callback_list import ResumableCallbacks
 from keras_conflux._resume.checkpoint_files import Saved
@@ -130,9 +129,7 @@ def _saved(
     resume: Resume, callbacks: list[Any], given: dict[str, Any]
 ) -> Saved | None:
     """Finds where to go on, and takes back what was written since."""
-    saved = from_first_process.read(
-        lambda: checkpoint_files.read_newest(resume.directory)
-    )
+    saved = from_first_process.read_newest(resume.directory)
     resume.resumed_at = None
     if saved is None:
         return None

@@ -2,8 +2,8 @@
 
 import io
 import json
+import os
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 
@@ -12,26 +12,43 @@ from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
-from keras_conflux._common.plain_values import with_special_dtypes
-from keras_conflux._common.plain_values import without_special_dtypes
+from keras_conflux._common.stored_arrays import with_special_dtypes
+from keras_conflux._common.stored_arrays import without_special_dtypes
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume.checkpoint_files import Saved
 
 
-def read(function: Callable[[], Saved | None]) -> Saved | None:
-    """Calls a function in the first process, and returns its result in all.
+def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
+    """Returns the newest checkpoint that is whole; warns of those that are not.
 
-    The other processes may have no access to its files.
+    The first process reads it. The others may have no access to its files.
+
+    Raises:
+        ValueError: If a newer version of this package wrote it.
     """
     if process_count() == 1:
-        return function()
+        return _newest(directory)
     with told_to_all("reading a checkpoint"):
-        saved = function() if process_index() == 0 else None
+        saved = _newest(directory) if process_index() == 0 else None
         content = b"" if saved is None else _packed(saved)
         lengths = told_by_all("reading a checkpoint", len(content))
         content = given_by(0, content, lengths[0])
     if process_index() == 0 or not content:
         return saved
     return _unpacked(content)
+
+
+def _newest(directory: str | os.PathLike[str]) -> Saved | None:
+    for path in checkpoint_files.folders(directory):
+        try:
+            return checkpoint_files.read(path)
+        except checkpoint_files.Damage as error:
+            warn(
+                f"The checkpoint {path} is not used: {error}. The one before "
+                "it is."
+            )
+    return None
 
 
 def _packed(saved: Saved) -> bytes:

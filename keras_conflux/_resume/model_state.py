@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._common.plain_values import Arrays
+from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import weight_files
 from keras_conflux._replication import accumulated

@@ -9,8 +9,10 @@ from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import plain_values
+from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._fit.input import random_generators
 from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import checkpoint_writing
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume import model_state
 from keras_conflux._resume.model_state import ModelState
@@ -56,14 +58,14 @@ def save(
         raise ValueError(
             f"At least 1 checkpoint is kept. Received: keep={keep}"
         )
-    arrays: plain_values.Arrays = {}
+    arrays: Arrays = {}
     encoded = plain_values.encode(state, arrays)
     generators = plain_values.encode(random_generators.states(), arrays)
     with told_to_all("saving a checkpoint"):
         model_state.gather(model)
         if process_index() == 0:
             copies = ModelState.of(model)
-            checkpoint_files.write(
+            checkpoint_writing.write(
                 directory,
                 (step, 0),
                 copies.weights,
@@ -103,9 +105,7 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         state = kc.load(model, "runs/loop") or {"best": 1.0}
         ```
     """
-    saved = from_first_process.read(
-        lambda: checkpoint_files.read_newest(directory)
-    )
+    saved = from_first_process.read_newest(directory)
     if saved is None:
         return None
     if "loop" not in saved.state:

@@ -20,6 +20,7 @@ from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import AgreedExit
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import plain_values
+from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._compat import keras_internals
 from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import random_generators
@@ -265,7 +266,7 @@ class _Taken:
     """By which training is to end; 0 if it is not."""
 
 
-def _encoded(place: Place, arrays: plain_values.Arrays) -> dict[str, Any]:
+def _encoded(place: Place, arrays: Arrays) -> dict[str, Any]:
     return {
         field.name: plain_values.encode(getattr(place, field.name), arrays)
         for field in dataclasses.fields(place)

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from keras_conflux._cluster.processes import process_index
-from keras_conflux._common.plain_values import Arrays
+from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import weight_files
-from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import checkpoint_writing
 
 
 class CheckpointWriter:
@@ -47,7 +47,7 @@ class CheckpointWriter:
             _locked(self._directory),
             ThreadPoolExecutor(1, "conflux-checkpoint") as self._thread,
         ):
-            checkpoint_files.remove_unfinished(self._directory)
+            checkpoint_writing.remove_unfinished(self._directory)
             try:
                 yield
             finally:
@@ -60,10 +60,10 @@ class CheckpointWriter:
         state: dict[str, Any],
         arrays: Arrays,
     ) -> None:
-        """Writes a checkpoint, in the thread. See `checkpoint_files.write`."""
+        """Lets the thread write. See `checkpoint_writing.write`."""
         assert self._thread is not None
         self._writing = self._thread.submit(
-            checkpoint_files.write,
+            checkpoint_writing.write,
             self._directory,
             position,
             weights,

@@ -204,7 +204,7 @@ def command(
     if options.directory:
         module.append(f"--directory={options.directory}")
     if name == "processes":
-        run = ["-m", "keras_conflux", "run", "--processes"]
+        run = ["-m", "conflux_command", "run", "--processes"]
         run += [str(options.processes), "--grace", "5"]
         return [sys.executable, *run, *module]
     return [sys.executable, *module]

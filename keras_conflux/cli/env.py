@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
@@ -173,6 +174,10 @@ def _tensorflow() -> dict[str, str]:
         import tensorflow as tf
     except ImportError as error:
         return {"TensorFlow": f"cannot be imported: {error}"}
+    try:
+        _run_the_package()
+    except ImportError as error:
+        return {"keras_conflux": f"cannot be imported: {error}"}
     from keras_conflux._program_cache import setup
 
     kept = setup.describe()
@@ -188,6 +193,15 @@ def _tensorflow() -> dict[str, str]:
         ),
         "compiled programs on disk": kept,
     }
+
+
+def _run_the_package() -> None:
+    """Does what `import keras_conflux` does, if the command has not."""
+    package = sys.modules["keras_conflux"]
+    if not hasattr(package, "__all__"):
+        assert package.__spec__ is not None
+        assert package.__spec__.loader is not None
+        package.__spec__.loader.exec_module(package)
 
 
 def _settings(environ: Mapping[str, str]) -> str:

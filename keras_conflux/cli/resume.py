@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from keras_conflux._resume.checkpoint_files import checkpoints
 from keras_conflux.cli.options import add_json
 
 
@@ -42,8 +43,6 @@ def main(options: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    from keras_conflux._resume.checkpoint_files import checkpoints
-
     found = [
         {
             "path": str(each.path),

@@ -1,0 +1,35 @@
+"""Arrays as NumPy's files hold them."""
+
+import ml_dtypes
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+def without_special_dtypes(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
+    """Returns arrays that NumPy's files can hold, and which were others.
+
+    NumPy reads bfloat16 and float8 back as bytes without a meaning.
+    """
+    special = {
+        name: array.dtype.name
+        for name, array in arrays.items()
+        if array.dtype.kind == "V"
+    }
+    stored = {
+        name: array.view(f"u{array.dtype.itemsize}")
+        if name in special
+        else array
+        for name, array in arrays.items()
+    }
+    return stored, special
+
+
+def with_special_dtypes(arrays: Arrays, special: dict[str, str]) -> Arrays:
+    """Undoes `without_special_dtypes`."""
+    return {
+        name: array.view(getattr(ml_dtypes, special[name]))
+        if name in special
+        else array
+        for name, array in arrays.items()
+    }
