@@ -21,6 +21,7 @@ import resume_cases
 import keras_conflux as kc
 from keras_conflux._fit.input import random_generators
 from keras_conflux._resume import callback_state
+from keras_conflux._resume import model_state
 from keras_conflux._resume.callback_state import CallbackStates
 
 
@@ -59,6 +60,8 @@ class Training:
     dropout: bool
     validation: bool
     callbacks: tuple[str, ...]
+    parts: bool = False
+    """Whether each process draws other samples, with `data="local"`."""
 
 
 MOMENTS = (
@@ -201,7 +204,8 @@ def train(training, devices, folder, end=None, resume=True):
         ]
     )
     if devices:
-        kc.replicate(kc.synchronize_batch_norm(model), devices)
+        data = "local" if training.parts else None
+        kc.replicate(kc.synchronize_batch_norm(model), devices, data=data)
     count = training.accumulation
     optimizer = keras.optimizers.Adam(
         0.01,
@@ -220,6 +224,8 @@ def train(training, devices, folder, end=None, resume=True):
     )
     callbacks = [CALLBACKS[name](folder) for name in training.callbacks]
     x, y = resume_cases.X[:8], resume_cases.Y[:8]
+    if training.parts:
+        keras.utils.set_random_seed(kc.process_index())
     if resume:
         again = kc.Resume(folder / "resume", every=training.every)
         callbacks = [ending, *callbacks[:1], again, *callbacks[1:]]
@@ -236,6 +242,8 @@ def train(training, devices, folder, end=None, resume=True):
         for name, values in history.history.items()
         if name in ("loss", "mae", "val_loss", "val_mae", "learning_rate")
     }
+    if not resume:
+        model_state.gather(model)  # as for the last checkpoint
     variables = [*model.variables, *optimizer.variables]
     found = {f"{i} {v.path}": v.numpy() for i, v in enumerate(variables)}
     found |= {f"history of {name}": values for name, values in logs.items()}

@@ -7,7 +7,8 @@
 Each case is a training that is ended several times, by `kill -9` or by
 `SIGTERM`, and then runs to its end. In one process and on the same devices it
 leaves what a training without `kc.Resume` leaves, bit by bit; elsewhere what
-one device leaves, to rounding. A failure prints the command that repeats it.
+one device leaves, to rounding. Where processes draw parts of their own, it is
+what so many processes leave. A failure prints the command that repeats it.
 """
 
 import argparse
@@ -84,6 +85,9 @@ def drawn(seed: int, number: int) -> Case:
     if not one and data == OF_UNKNOWN_LENGTH:
         # Without replicas, Keras counts one step more in each of its epochs.
         layouts.remove((1, 0))
+    parts = not one and draw.random() < 0.3
+    if parts:
+        layouts = [draw.choice(TOGETHER)]
     attempts = []
     for _ in range(draw.randint(1, 4)):
         processes, devices = draw.choice(layouts)
@@ -107,6 +111,7 @@ def drawn(seed: int, number: int) -> Case:
         dropout=one,
         validation=draw.random() < 0.5,
         callbacks=tuple(draw.sample(names, draw.randint(0, len(names)))),
+        parts=parts,
     )
     return Case(f"--seed {seed} --only {number}", training, tuple(attempts))
 
@@ -183,6 +188,8 @@ class Judge:
             self._run(case, attempt, killed, number, True)
         *_, last = case.attempts
         layout = Attempt(1, last.devices if case.is_exact else 1)
+        if case.training.parts:
+            layout = last
         plain = folder / "plain"
         plain.mkdir()
         self._run(case, layout, plain, 0, False)

@@ -391,6 +391,64 @@ def trainings_are_resumed(directory):
         assert len((directory / "resumed.csv").read_text().split()) == 1 + 3
 
 
+def parts_are_resumed(directory):
+    """Each process draws its own part again, which may have ended before."""
+    index = kc.process_index()
+
+    def trained(*callbacks, data="local"):
+        model = dense(keras.optimizers.Adam(0.01))
+        np.random.seed(index)
+        kc.replicate(model, data=data)
+        options = {"epochs": 3, "verbose": 0, "callbacks": [*callbacks]}
+        history = model.fit(Noisy(batches=4 + 2 * index), **options)
+        return outcome(model, history)
+
+    resume = kc.Resume(directory / f"parts-{index}", every="1h")
+    expected = trained()
+    # The part of the first process has 4 batches, and the third stop is in the
+    # epoch after.
+    for stops_at, step in ((1, 2), (2, 5), (3, 3)):
+        try:
+            trained(resume, Stopped(stops_at if index == 1 else None))
+        except SystemExit as stopped:
+            assert stopped.code == 143  # noqa: PT017
+        else:
+            raise AssertionError
+        if index == 0:
+            newest = kc.checkpoints(resume.directory)[0]
+            assert newest.step == 6 * newest.epoch + step
+    got = trained(resume, Stopped(None))
+    assert resume.resumed_at == (1, 3)
+    # Names of layers count the models before.
+    for (name, found), value in zip(
+        got.items(), expected.values(), strict=True
+    ):
+        assert found.tobytes() == value.tobytes(), name
+    try:
+        trained(resume, Stopped(None), data="global")
+    except ValueError as error:
+        assert 'data="local" and' in str(error)  # noqa: PT017
+    else:
+        raise AssertionError
+
+
+class Noisy(keras.utils.PyDataset):
+    """Batches of samples with noise from NumPy's own generator."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, position):
+        rows = slice(5 * position, 5 * position + 4 + position % 2)
+        x = X[rows]
+        noise = np.random.normal(size=x.shape).astype("float32")
+        return x + noise, Y[rows]
+
+
 class Stopped(keras.callbacks.Callback):
     """Sends its process a signal in a step of the call."""
 
@@ -452,6 +510,7 @@ CHECKS = {
         executions_have_one_length,
         parts_of_data,
         trainings_are_resumed,
+        parts_are_resumed,
         plain_variables_are_warned_of,
     )
 }

@@ -26,6 +26,8 @@ from tensorflow.python.eager import context
 
 import keras_conflux as kc
 from keras_conflux._fit.input import sketches
+from keras_conflux._resume import fingerprint
+from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.signals import Preemption
 
 EPOCHS = 3
@@ -284,6 +286,26 @@ def test_other_samples_are_noticed(tmp_path, samples, steps):
             trained(None, X[::-1])
     else:  # as another processor prepares them
         trained(None, X * np.float32(1 + 1e-5))
+
+
+def test_data_that_ends_earlier_now(tmp_path):
+    def data(samples):
+        found = tf.data.Dataset.from_tensor_slices((X[:samples], Y[:samples]))
+        # Its length is not known, so it cannot be compared.
+        return {"x": found.filter(lambda x, y: True).batch(BATCH)}
+
+    with pytest.raises(Killed):
+        linear(kc.Resume(tmp_path, every=1), Kill(5), data=data(SAMPLES))
+    with pytest.raises(ValueError, match="ends after 2 batches, and 4 had"):
+        linear(kc.Resume(tmp_path), Kill(), data=data(2 * BATCH))
+
+
+def test_parts_go_on_in_as_many_processes():
+    saved = Saved(pathlib.Path("a"), {"parts": [{}, {}]}, {})
+    fingerprint.assert_as_many_parts(saved, 2)
+    for count, here in ((1, "reading the same data"), (3, "3 processes")):
+        with pytest.raises(ValueError, match=f"2 processes; here .*{here}"):
+            fingerprint.assert_as_many_parts(saved, count)
 
 
 def test_a_batch_is_known_again():

@@ -1,5 +1,9 @@
 """Arrays as NumPy's files hold them."""
 
+import io
+import json
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -33,3 +37,20 @@ def with_special_dtypes(arrays: Arrays, special: dict[str, str]) -> Arrays:
         else array
         for name, array in arrays.items()
     }
+
+
+def to_bytes(document: Any, arrays: Arrays) -> bytes:
+    """Returns what JSON can hold and some arrays as one string of bytes."""
+    stored, special = without_special_dtypes(arrays)
+    text = np.array(json.dumps([document, special]))
+    file = io.BytesIO()
+    np.savez(file, text=text, **stored)  # pyright: ignore
+    return file.getvalue()
+
+
+def from_bytes(content: bytes) -> tuple[Any, Arrays]:
+    """Undoes `to_bytes`."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        arrays = dict(stored)
+    document, special = json.loads(str(arrays.pop("text")))
+    return document, with_special_dtypes(arrays, special)

@@ -61,10 +61,15 @@ def follow(model: keras.Model) -> None:
     """Drops functions of a model that were made for the other contract."""
     if process_count() == 1:
         return
-    data = _chosen.get(model) or _of_distribution()
+    data = of(model)
     if _followed.setdefault(model, data) != data:
         traced_functions.forget(model)
         _followed[model] = data
+
+
+def of(model: keras.Model) -> str:
+    """Returns what the next call of `fit` will follow."""
+    return _chosen.get(model) or _of_distribution()
 
 
 def is_local(model: keras.Model) -> bool:

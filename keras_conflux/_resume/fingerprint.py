@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_internals
 from keras_conflux._resume import varying_data
@@ -42,6 +43,40 @@ def of_data(iterator: Any) -> dict[str, Any]:
     }
 
 
+def assert_as_many_parts(saved: Saved, count: int) -> None:
+    """Raises if the data lay in more or fewer parts.
+
+    Args:
+        saved: The checkpoint.
+        count: How many processes draw a part of their own; 1 if all draw the
+            same batches.
+
+    Raises:
+        ValueError: If there were others.
+    """
+    there = len(saved.state["parts"])
+    if there == count:
+        return
+    texts = [
+        "all processes reading the same data"
+        if each == 1
+        else f'data="local" and {each} processes'
+        for each in (there, count)
+    ]
+    raise ValueError(
+        f"The checkpoint {saved.path} was saved with {texts[0]}; here it is "
+        f"{texts[1]}. Where each process draws a part of its own, only as many "
+        "processes can go on in their parts. Start the training as it was "
+        "started, or pass `Resume` another directory."
+    )
+
+
+def own_part(saved: Saved) -> dict[str, Any]:
+    """Returns what a checkpoint has of the data that this process draws."""
+    parts = saved.state["parts"]
+    return parts[process_index() if len(parts) > 1 else 0]
+
+
 def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
     """Raises if a checkpoint was saved of another training.
 
@@ -53,7 +88,8 @@ def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
     Raises:
         ValueError: If the model, its optimizer or the data are others.
     """
-    there, here = saved.state["fingerprint"], of_model(model) | data
+    there = saved.state["fingerprint"] | own_part(saved)["data"]
+    here = of_model(model) | data
     if not model.optimizer.built:
         here["optimizer"][1:] = there["optimizer"][1:]
     for what, name in (
@@ -68,7 +104,7 @@ def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
                 f"{_shortened(here[what])}. Train with what it was saved with, "
                 "or pass `Resume` another directory."
             )
-    steps, step = here["steps_per_execution"], saved.state["place"]["step"]
+    steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:
         raise ValueError(
             f"The checkpoint {saved.path} was saved before step {step}, with "

@@ -14,6 +14,7 @@ from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import side_effects
 from keras_conflux._replication import data_contract
 from keras_conflux._resume import callback_state
+from keras_conflux._resume import fingerprint
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume.callback_list import ResumableCallbacks
 from keras_conflux._resume.checkpoint_files import Saved
@@ -44,17 +45,13 @@ def fit(
     resume = _resume_among(given["callbacks"])
     if resume is None:
         return original(model, *args, **kwargs)
-    if process_count() > 1 and data_contract.is_local(model):
-        raise NotImplementedError(
-            "`Resume` does not know yet where each of several processes stands "
-            "in data of its own. Let all processes read the same data: "
-            'replicate(model, data="global").'
-        )
     callbacks = keras.tree.flatten(given["callbacks"])
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses
+    is_local = process_count() > 1 and data_contract.of(model) == "local"
+    parts = process_count() if is_local else 1
     with writer.open():
-        saved = _saved(resume, callbacks, given)
+        saved = _saved(resume, callbacks, given, parts)
         given["callbacks"] = ResumableCallbacks(
             _called_here(callbacks, given["verbose"]),
             model,
@@ -64,6 +61,7 @@ def fit(
             model,
             _with_state(callbacks, given["callbacks"].callbacks),
             saved,
+            parts,
             SavingInterval(resume.every),
             writer,
             Preemption(resume.signals),
@@ -126,16 +124,17 @@ def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
 
 
 def _saved(
-    resume: Resume, callbacks: list[Any], given: dict[str, Any]
+    resume: Resume, callbacks: list[Any], given: dict[str, Any], parts: int
 ) -> Saved | None:
     """Finds where to go on, and takes back what was written since."""
     saved = from_first_process.read_newest(resume.directory)
     resume.resumed_at = None
     if saved is None:
         return None
+    fingerprint.assert_as_many_parts(saved, parts)
     if process_index() == 0:
         callback_state.cut_files(callbacks, saved.state["files"])
-    epoch, step = saved.state["epoch"], saved.state["place"]["step"]
+    epoch, step = saved.state["epoch"], saved.state["step"]
     resume.resumed_at = epoch, step
     over = saved.state["stopped"] or epoch >= given["epochs"]
     given["initial_epoch"] = given["epochs"] if over else epoch

@@ -1,19 +1,15 @@
 """What the first process has read, given to all."""
 
-import io
-import json
 import os
 import pathlib
-
-import numpy as np
 
 from keras_conflux._cluster.agreement import given_by
 from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
-from keras_conflux._common.stored_arrays import with_special_dtypes
-from keras_conflux._common.stored_arrays import without_special_dtypes
+from keras_conflux._common.stored_arrays import from_bytes
+from keras_conflux._common.stored_arrays import to_bytes
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume.checkpoint_files import Saved
@@ -31,12 +27,16 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
         return _newest(directory)
     with told_to_all("reading a checkpoint"):
         saved = _newest(directory) if process_index() == 0 else None
-        content = b"" if saved is None else _packed(saved)
+        content = b""
+        if saved is not None:
+            document = str(saved.path), saved.state
+            content = to_bytes(document, saved.arrays)
         lengths = told_by_all("reading a checkpoint", len(content))
         content = given_by(0, content, lengths[0])
     if process_index() == 0 or not content:
         return saved
-    return _unpacked(content)
+    (path, state), arrays = from_bytes(content)
+    return Saved(pathlib.Path(path), state, arrays)
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
@@ -49,20 +49,3 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
                 "it is."
             )
     return None
-
-
-def _packed(saved: Saved) -> bytes:
-    arrays, special = without_special_dtypes(saved.arrays)
-    text = json.dumps([str(saved.path), saved.state, special])
-    file = io.BytesIO()
-    np.savez(file, text=np.array(text), **arrays)  # pyright: ignore
-    return file.getvalue()
-
-
-def _unpacked(content: bytes) -> Saved:
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        arrays = dict(stored)
-    path, state, special = json.loads(str(arrays.pop("text")))
-    return Saved(
-        pathlib.Path(path), state, with_special_dtypes(arrays, special)
-    )

@@ -20,7 +20,6 @@ from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import AgreedExit
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import plain_values
-from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._compat import keras_internals
 from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import random_generators
@@ -31,6 +30,7 @@ from keras_conflux._resume import fingerprint
 from keras_conflux._resume import model_state
 from keras_conflux._resume.callback_state import CallbackStates
 from keras_conflux._resume.checkpoint_files import Saved
+from keras_conflux._resume.from_all_processes import gathered
 from keras_conflux._resume.model_state import ModelState
 from keras_conflux._resume.saving_interval import SavingInterval
 from keras_conflux._resume.signals import Preemption
@@ -46,6 +46,8 @@ class ResumableFit:
         model: The model that is trained.
         callbacks: Those whose state belongs to the training.
         saved: Where to go on; `None` to begin.
+        parts: How many processes draw a part of the data of their own; 1 if all
+            draw the same.
         interval: When a checkpoint is due.
         writer: Writes the checkpoints.
         preemption: Notes signals.
@@ -58,6 +60,7 @@ class ResumableFit:
         model: keras.Model,
         callbacks: list[Any],
         saved: Saved | None,
+        parts: int,
         interval: SavingInterval,
         writer: CheckpointWriter,
         preemption: Preemption,
@@ -67,6 +70,7 @@ class ResumableFit:
         self._model = model
         self._callbacks = callbacks
         self._saved = saved
+        self._parts = parts
         self._interval = interval
         self._writer = writer
         self._preemption = preemption
@@ -80,7 +84,9 @@ class ResumableFit:
         self._epoch = 0
         self._ended = 0
         """How many steps of this epoch have ended."""
-        self._position = InputPosition(None if saved is None else _place(saved))
+        self._position = InputPosition(
+            None if saved is None else _place(saved), is_part=parts > 1
+        )
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -122,14 +128,10 @@ class ResumableFit:
         state = self._saved.state
         self._done = state["done"]
         self._epoch = state["epoch"]
-        self._interval.begin(self._done + state["place"]["step"])
+        self._interval.begin(self._done + state["step"])
         self._restore(self._saved)
         if not self._position.skipped:
-            random_generators.set_states(
-                plain_values.decode(
-                    state["place"]["generators"], self._saved.arrays
-                )
-            )
+            random_generators.set_states(_place(self._saved).generators)
 
     def begin_epoch(self, epoch: int) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
@@ -204,11 +206,22 @@ class ResumableFit:
         began = time.monotonic()
         self._writer.wait()
         model_state.gather(self._model)
-        write = self._copied(step) if process_index() == 0 else None
+        parts = self._of_all_parts(step)
+        write = self._copied(step, parts) if process_index() == 0 else None
         self._writer.note_pause(time.monotonic() - began)
         return _Taken(self._done + step, write, signal)
 
-    def _copied(self, step: int) -> Callable[[], None]:
+    def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
+        """Returns where each process stands in its data, and what that is."""
+        place = self._position.at(step)
+        own = {"place": dict(vars(place)), "data": self._data}
+        if self._parts == 1:
+            return [own]
+        return gathered(f"the place in the data before step {step}", own)
+
+    def _copied(
+        self, step: int, parts: list[dict[str, Any]]
+    ) -> Callable[[], None]:
         """Returns what writes a checkpoint of this moment."""
         assert self._states is not None
         model = ModelState.of(self._model)
@@ -217,11 +230,15 @@ class ResumableFit:
             "epoch": self._epoch,
             "done": self._done,
             "stopped": bool(self._model.stop_training),
-            "place": _encoded(self._position.at(step), arrays),
+            "step": step,
+            "parts": [
+                part | {"place": plain_values.encode(part["place"], arrays)}
+                for part in parts
+            ],
             "callbacks": self._states.changed(arrays),
             "files": callback_state.file_lengths(self._callbacks),
             "variables": model.variables,
-            "fingerprint": fingerprint.of_model(self._model) | self._data,
+            "fingerprint": fingerprint.of_model(self._model),
         }
         position = self._done + step, self._epoch
         return functools.partial(
@@ -266,17 +283,6 @@ class _Taken:
     """By which training is to end; 0 if it is not."""
 
 
-def _encoded(place: Place, arrays: Arrays) -> dict[str, Any]:
-    return {
-        field.name: plain_values.encode(getattr(place, field.name), arrays)
-        for field in dataclasses.fields(place)
-    }
-
-
 def _place(saved: Saved) -> Place:
-    return Place(
-        **{
-            name: plain_values.decode(value, saved.arrays)
-            for name, value in saved.state["place"].items()
-        }
-    )
+    place = fingerprint.own_part(saved)["place"]
+    return Place(**plain_values.decode(place, saved.arrays))

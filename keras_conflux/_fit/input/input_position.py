@@ -9,6 +9,7 @@ batches are drawn once more, and dropped.
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import logging
 import time
 import weakref
@@ -26,6 +27,11 @@ from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input import sketches
 
 _log = logging.getLogger("keras_conflux")
+_WHAT_TO_DO = (
+    "Give the training the data that it had, or begin another one in another "
+    "directory; `model.load_weights` reads the `model.weights.h5` of the "
+    "checkpoint."
+)
 _LARGEST_ATTRIBUTE = 8 * 2**20
 """How many bytes an array may have that a `PyDataset` holds, to be saved."""
 
@@ -67,10 +73,13 @@ class InputPosition:
 
     Args:
         start: Where to begin, if not at the beginning.
+        is_part: Whether other processes draw other parts of the batches. This
+            one may then end before the last step of an epoch.
     """
 
-    def __init__(self, start: Place | None) -> None:
+    def __init__(self, start: Place | None, is_part: bool = False) -> None:
         self._start = start
+        self._is_part = is_part
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
@@ -181,9 +190,16 @@ class InputPosition:
         if not start.begun:
             return
         began = time.monotonic()
-        batch = None
-        for _ in range(start.drawn):
-            batch = next(source)
+        batches = itertools.islice(source, start.drawn)
+        count, batch = 0, None
+        for count, batch in enumerate(batches, 1):  # noqa: B007
+            pass
+        had_ended = self._is_part and start.last is None
+        if count < start.drawn and not had_ended:
+            raise ValueError(
+                f"The data ends after {count} batches, and {start.drawn} had "
+                f"been trained when the checkpoint was saved. {_WHAT_TO_DO}"
+            )
         self._assert_same(start, batch)
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
@@ -207,10 +223,8 @@ class InputPosition:
                 "The data is another than when the checkpoint was saved: batch "
                 f"{start.drawn}, the last one that had been trained, has other "
                 "samples now. Its files or the program that reads them have "
-                "changed, or it draws random numbers without a seed. Give the "
-                "training the data that it had, or begin another one in "
-                "another directory; `model.load_weights` reads the "
-                "`model.weights.h5` of the checkpoint."
+                "changed, or it draws random numbers without a seed. "
+                f"{_WHAT_TO_DO}"
             )
 
 
