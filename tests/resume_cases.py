@@ -62,6 +62,18 @@ def noisy():
     return dataset().map(lambda x, y: (x + tf.random.normal([5]), y))
 
 
+def with_noise(sample, generator):
+    x, y = sample
+    return x + generator.normal(size=5).astype("float32"), y
+
+
+def grain_dataset():
+    import grain  # which few machines have
+
+    samples = grain.MapDataset.source(list(zip(X, Y, strict=True)))
+    return samples.seed(3).shuffle().random_map(with_noise)
+
+
 DATA = {
     "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True},
     "tf.data": lambda: {"x": dataset().batch(BATCH).prefetch(2)},
@@ -76,4 +88,11 @@ DATA = {
     },
     "PyDataset": lambda: {"x": Shuffled()},
     "generator": lambda: {"x": generated(), "steps_per_epoch": 4},
+}
+GRAIN = {
+    "Grain": lambda: {"x": grain_dataset().batch(BATCH)},
+    "Grain, repeated": lambda: {
+        "x": grain_dataset().repeat().batch(BATCH).to_iter_dataset(),
+        "steps_per_epoch": 4,
+    },
 }

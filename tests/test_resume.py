@@ -16,6 +16,7 @@ from conftest import MANY
 from conftest import ON_GPU
 from resume_cases import BATCH
 from resume_cases import DATA
+from resume_cases import GRAIN
 from resume_cases import RANDOM
 from resume_cases import SAMPLES
 from resume_cases import STEPS
@@ -108,7 +109,7 @@ def train(
         options = {"every": 1, **options}
         callbacks.insert(2, kc.Resume(folder / "resume", **options))
     history = model.fit(
-        **DATA[data](),
+        **(DATA | GRAIN)[data](),
         epochs=epochs,
         validation_data=(X[:8], Y[:8]),
         callbacks=callbacks,
@@ -161,6 +162,13 @@ def test_killed_again_and_again(tmp_path, data, devices):
         with pytest.raises(Killed):
             train(folder, data, devices, after=after, every=1 + after % 2)
     assert_same(train(folder, data, devices), expected)
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("data", GRAIN)
+def test_killed_again_and_again_with_grain(tmp_path, data, devices):
+    pytest.importorskip("grain", exc_type=ImportError)
+    test_killed_again_and_again(tmp_path, data, devices)
 
 
 @pytest.mark.parametrize("before", [2, None])
