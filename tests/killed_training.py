@@ -198,7 +198,7 @@ def train(training, devices, folder, end=None, resume=True):
             keras.Input((5,)),
             Traced(ending),
             layers.Dense(6, "tanh"),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(epsilon=0.1),
             layers.Dropout(0.3 if training.dropout else 0),
             layers.Dense(1),
         ]
