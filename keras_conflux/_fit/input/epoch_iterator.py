@@ -85,13 +85,15 @@ class _Drawn:
     error: Any
     """Why there are no more, if something was raised."""
     last: Tree = None
-    """The last of them, as it was drawn; `None` if there is none."""
+    """The last of them, as it was drawn, if somebody follows the data."""
 
 
 @dataclasses.dataclass
 class _Epoch:
     """What a thread that draws may still hold when the epoch has ended."""
 
+    is_followed: bool = False
+    """Whether somebody wants to know which batches are trained."""
     waiting: list[Any] = dataclasses.field(default_factory=list)
     """The batches that are drawn and not moved yet."""
     has_ended: bool = False
@@ -145,7 +147,7 @@ class StepGroups:
         requested = self._steps.requested
         left = -(-number // requested) * requested if number else sys.maxsize
         following = source = None
-        epoch = self._epoch = _Epoch()
+        epoch = self._epoch = _Epoch(position is not None)
         # The first batches of an epoch are waited for.
         ending = self._plan.is_ending()
         maximum = requested if ending else self._steps.grown(requested)
@@ -226,7 +228,7 @@ class StepGroups:
         sharded = self._shard(batches, spec)
         if budget is not NO_DEADLINE:
             self._steps.timings.note_move(count, time.monotonic() - began)
-        last = batches[-1] if batches else None
+        last = batches[-1] if batches and epoch.is_followed else None
         return _Drawn(sharded, count, error, last)
 
     def _joined(self, drawn: _Drawn) -> _Drawn:
