@@ -74,8 +74,15 @@ def grain_dataset():
     return samples.seed(3).shuffle().random_map(with_noise)
 
 
+def gathered():
+    rows = tf.data.Dataset.range(SAMPLES).shuffle(SAMPLES, seed=7)
+    x, y = tf.constant(X), tf.constant(Y)
+    return rows.batch(BATCH).map(lambda i: (tf.gather(x, i), tf.gather(y, i)))
+
+
 DATA = {
     "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH, "shuffle": True},
+    "arrays, in another order each epoch": lambda: {"x": gathered()},
     "tf.data": lambda: {"x": dataset().batch(BATCH).prefetch(2)},
     "tf.data, random map": lambda: {"x": noisy().batch(BATCH)},
     "tf.data, repeated": lambda: {
