@@ -131,7 +131,11 @@ def main(options: argparse.Namespace) -> int:
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
         checks = [dataclasses.asdict(result) for result in results]
-        print(json.dumps({"sentence": said, "checks": checks}, indent=1))
+        typed = "conflux check"
+        if options.directory:
+            typed += f" --directory {options.directory}"
+        document = {"typed": typed, "sentence": said, "checks": checks}
+        print(json.dumps(document, indent=1))
     return exit_status(results, options.strict)
 
 
@@ -349,7 +353,7 @@ def _draw(source: Path, image: Path) -> None:
             force_terminal=True,
             highlight=False,
         )
-        console.print("$ conflux check", style="dim")
+        console.print(f"$ {document['typed']}", style="dim")
         for result in document["checks"]:
             console.print(_line(Result(**result)))
         console.print(f"\n{document['sentence']}", style="bold")
