@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import keras
@@ -19,6 +20,8 @@ import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
 from test_run import COMMAND
+from test_run import is_alive
+from test_run import wait_until
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
@@ -444,6 +447,27 @@ sys.exit(main(sys.argv[1:]))
     monkeypatch.setattr(check, "command", command)
     assert main(["check", "--only", "compute"]) == 1
     assert re.search("wrong +compute +CPU:0 computes", capsys.readouterr().out)
+
+
+def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
+    sleeps = "import os, sys, time; os.mkdir(f'{sys.argv[1]}/{os.getpid()}'); "
+    sleeps += "time.sleep(60)"
+
+    def command(*arguments):
+        return [sys.executable, "-c", sleeps, str(tmp_path)]
+
+    def interrupt():
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    monkeypatch.setattr(check, "command", command)
+    monkeypatch.setattr(check, "visible_gpus", lambda environ: [])
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        main(["check"])
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    wait_until(lambda: not any(map(is_alive, pids)))
+    assert len(list(tmp_path.iterdir())) == 2  # no other one began
 
 
 # --- conflux env ---------------------------------------------------------

@@ -18,6 +18,8 @@ class Check:
     """After so many seconds it counts as hanging."""
     if_it_hangs: str
     """What to type then."""
+    is_timed: bool = False
+    """Whether nothing else may run meanwhile."""
 
 
 _PEER_ACCESS = (
@@ -33,7 +35,7 @@ CHECKS = (
     Check("equal", 120, _PEER_ACCESS),
     Check("compiled", 120, "compile your models with `jit_compile=False`"),
     Check("faster", 120, _PEER_ACCESS),
-    Check("disk", 60, "choose another directory"),
+    Check("disk", 60, "choose another directory", is_timed=True),
     Check("resume", 120, "choose another directory"),
     Check(
         "processes",

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,19 +124,21 @@ def main(options: argparse.Namespace) -> int:
     gpus = len(visible_gpus(os.environ))
     devices = options.devices or gpus or _CPU_DEVICES
     console = Console(quiet=options.json, highlight=False)
+    checks = _chosen(options, several_gpus=gpus > 0 and devices > 1)
+    running = _run_all(checks, options, devices, gpus)
     results = []
-    for check in _chosen(options, several_gpus=gpus > 0 and devices > 1):
+    for check in checks:
         with _saying(console, check.name):
-            results.append(_run(check, options, devices, gpus))
+            results.append(next(running))
         console.print(_line(results[-1]), soft_wrap=True)
     said = sentence(results, devices, gpus)
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
-        checks = [dataclasses.asdict(result) for result in results]
+        found = [dataclasses.asdict(result) for result in results]
         typed = "conflux check"
         if options.directory:
             typed += f" --directory {options.directory}"
-        document = {"typed": typed, "sentence": said, "checks": checks}
+        document = {"typed": typed, "sentence": said, "checks": found}
         print(json.dumps(document, indent=1))
     return exit_status(results, options.strict)
 
@@ -214,10 +218,35 @@ def command(
     return [sys.executable, *module]
 
 
+def _run_all(
+    checks: list[Check], options: argparse.Namespace, devices: int, gpus: int
+) -> Iterator[Result]:
+    """Runs checks, in their order; on CPUs, two that are not timed at once."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(check: Check) -> Result:
+        return _run(check, options, devices, gpus, started)
+
+    # Most of a check is the import of TensorFlow, which keeps one core busy.
+    at_once = 1 if gpus else 2
+    for is_timed, group in itertools.groupby(checks, lambda x: x.is_timed):
+        pool = ThreadPoolExecutor(1 if is_timed else at_once)
+        try:
+            yield from pool.map(run, group)
+        finally:  # also after an interrupt, which comes in this thread
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in started:
+                _end(process)
+
+
 def _run(
-    check: Check, options: argparse.Namespace, devices: int, gpus: int
+    check: Check,
+    options: argparse.Namespace,
+    devices: int,
+    gpus: int,
+    started: list["subprocess.Popen[str]"],
 ) -> Result:
-    """Runs a check in a process of its own."""
+    """Runs a check in a process of its own, and notes the process."""
     began = time.monotonic()
     # Its own group, so that all end that it starts.
     process = subprocess.Popen(
@@ -230,6 +259,7 @@ def _run(
         env=_environment(os.environ),
         process_group=0,
     )
+    started.append(process)
     try:
         out, err = process.communicate(timeout=check.limit)
         is_late = False
