@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import keras
 import pytest
 from conftest import ON_GPU
 
@@ -78,3 +79,26 @@ def test_training_is_the_same_bit_by_bit(how):
     without = train("without", how)
     assert len(without) > 1000
     assert train("with", how) == without
+
+
+class Momentum(keras.optimizers.Optimizer):
+    """Names its variables by position, as Keras allows."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.speeds = [
+            self.add_variable_from_reference(variable, "speed")
+            for variable in variables
+        ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        speed = self.speeds[self._get_variable_index(variable)]
+        self.assign(speed, 0.9 * speed - learning_rate * gradient)
+        self.assign_add(variable, speed)
+
+
+def test_an_optimizer_may_name_variables_by_position():
+    optimizer = Momentum(0.1)
+    optimizer.build([keras.Variable(1.0)])
+    (speed,) = optimizer.speeds
+    assert speed.name.endswith("speed")

@@ -118,7 +118,11 @@ def _is_sum(value: Any) -> bool:
 
 
 def add_optimizer_variable(
-    original: Callable, optimizer: Any, reference_variable: Any, **kwargs: Any
+    original: Callable,
+    optimizer: Any,
+    reference_variable: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Makes an optimizer's variable where the variable it is for lives."""
     value = reference_variable
@@ -133,10 +137,10 @@ def add_optimizer_variable(
                 "it is to update, for one. Call `keras_conflux.replicate` on "
                 "the model first."
             )
-        return original(optimizer, reference_variable, **kwargs)
+        return original(optimizer, reference_variable, *args, **kwargs)
     strategy = value.distribute_strategy
     keras_internals.set_optimizer_strategy(optimizer, strategy)
     if tf.distribute.get_strategy() is strategy:
-        return original(optimizer, reference_variable, **kwargs)
+        return original(optimizer, reference_variable, *args, **kwargs)
     with strategy.scope():
-        return original(optimizer, reference_variable, **kwargs)
+        return original(optimizer, reference_variable, *args, **kwargs)
