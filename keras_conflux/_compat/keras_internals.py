@@ -176,11 +176,20 @@ def with_this_threads_state(fn: Callable) -> Callable:
     return run
 
 
-def symbolic_build(model: keras.Model, spec: Any) -> None:
-    """Builds a model, its metrics and its optimizer for batches like `spec`."""
+def symbolic_build(
+    model: keras.Model, spec: Any, at_once: bool = False
+) -> None:
+    """Builds a model, its metrics and its optimizer for batches like `spec`.
+
+    Args:
+        model: What is built.
+        spec: Of a batch.
+        at_once: Whether metrics and losses are built also where a step of the
+            user's own may give them something else than the data.
+    """
     # Public `model.build` builds neither metrics nor the optimizer.
     try:
-        with _without_optimizer(model):
+        with _without_what_steps_tell(model, at_once):
             model._symbolic_build(data_batch=spec)
     except Exception as error:
         # Keras cannot trace some models by shapes alone. And a step of the
@@ -192,22 +201,40 @@ def symbolic_build(model: keras.Model, spec: Any) -> None:
 
 
 @contextlib.contextmanager
-def _without_optimizer(model: keras.Model) -> Iterator[None]:
-    """Leaves the optimizer to the first step if that builds layers as well.
+def _without_what_steps_tell(
+    model: keras.Model, at_once: bool
+) -> Iterator[None]:
+    """Leaves to the first step what it may build otherwise than from data.
 
-    An optimizer refuses variables that are made after it was built.
+    A step of the user's own may give metrics and losses something else than
+    the data, and by its shape Keras chooses what "accuracy" means. It may
+    build layers, and an optimizer refuses variables that are made after it
+    was built.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizer.built or not has_own_step(model):
-        yield
-        return
-    optimizer.built = True
+    names = ["optimizer"]
+    if not at_once:
+        names += ["_compile_metrics", "_compile_loss"]
+    parts = [getattr(model, name, None) for name in names]
+    left = [part for part in parts if part is not None and not part.built]
+    if not has_own_step(model):
+        left = []
+    for part in left:
+        part.built = True
     try:
         yield
     finally:
-        optimizer.built = False
-    if all(layer.built for layer in all_layers(model)[1:]):
-        optimizer.build(model.trainable_variables)
+        for part in left:
+            part.built = False
+    if any(part is model.optimizer for part in left) and all(
+        layer.built for layer in all_layers(model)[1:]
+    ):
+        model.optimizer.build(model.trainable_variables)
+
+
+def metrics_are_built(model: keras.Model) -> bool:
+    """Whether the metrics that `compile` was given have their variables."""
+    metrics = getattr(model, "_compile_metrics", None)
+    return metrics is None or metrics.built
 
 
 def all_layers(model: keras.Model) -> list[Any]:

@@ -238,7 +238,11 @@ READ = (
     PrivateName(f"{_OPTIMIZER}.build", None, ("_accumulated_gradients",)),
     PrivateName(f"{_TF_OPTIMIZER}.__init__", None, ("_distribution_strategy",)),
     PrivateName(f"{_TF_TRAINER}.__init__", None, ("_distribute_strategy",)),
-    PrivateName(f"{_TF_TRAINER}._symbolic_build", "self, iterator, data_batch"),
+    PrivateName(
+        f"{_TF_TRAINER}._symbolic_build",
+        "self, iterator, data_batch",
+        ("_compile_loss", "_compile_metrics"),
+    ),
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
     PrivateName(
         "keras.src.layers.layer:Layer._flatten_layers",

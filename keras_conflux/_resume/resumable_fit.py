@@ -123,8 +123,8 @@ class ResumableFit:
             return
         fingerprint.assert_same(self._saved, self._model, self._data)
         keras_internals.symbolic_build(
-            self._model, keras_internals.batch_spec(iterator)
-        )
+            self._model, keras_internals.batch_spec(iterator), at_once=True
+        )  # all that a checkpoint has values for
         state = self._saved.state
         self._done = state["done"]
         self._epoch = state["epoch"]
