@@ -34,6 +34,15 @@ def shard_of(
     return trees.map_leaves(shard, batch)
 
 
+def sample_counts(batch: Tree) -> dict[str, int]:
+    """Returns the number of samples of each leaf that has any, by its path."""
+    return {
+        path: int(length_of(leaf))
+        for path, leaf in trees.with_paths(batch)
+        if _has_samples(leaf)
+    }
+
+
 def sample_count(batch: Tree, shards: int | None = None) -> int:
     """Returns the number of samples that a batch has.
 
@@ -46,11 +55,7 @@ def sample_count(batch: Tree, shards: int | None = None) -> int:
     Raises:
         ValueError: If leaves disagree, or there are scalars only.
     """
-    lengths = {
-        path: int(length_of(leaf))
-        for path, leaf in trees.with_paths(batch)
-        if _has_samples(leaf)
-    }
+    lengths = sample_counts(batch)
     if not lengths:
         raise ValueError(
             "A batch needs at least one array of shape (batch, ...). Received: "

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._data import rows
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input.batches import Batch
@@ -31,6 +32,7 @@ class BatchSharder:
     def __init__(self, strategy: ReplicatedStrategy, stacks: bool) -> None:
         self._strategy = strategy
         self._stacks = stacks
+        self._has_warned = False
         self._specs = Specs()
         self._placement = self._placed()
 
@@ -136,10 +138,27 @@ class BatchSharder:
     ) -> tuple[tuple[int, ...], list[Tree]]:
         count = self._placement.count
         total = rows.sample_count(batch, count)
+        if count > 1:
+            self._warn_of_lengths(rows.sample_counts(batch))
         limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)
         sizes = tuple(end - begin for begin, end in limits)
         return sizes, [shard] * len(self._strategy.devices)
+
+    def _warn_of_lengths(self, lengths: dict[str, int]) -> None:
+        if self._has_warned or len(set(lengths.values())) == 1:
+            return
+        self._has_warned = True
+        listed = ", ".join(f"{n} at {path}" for path, n in lengths.items())
+        warn(
+            "The leaves of a batch have different numbers of rows: "
+            f"{listed}. Each replica gets its part of each leaf, as is right "
+            "where the rows of one leaf meet those of another in no more than "
+            "sums and means. Where every sample is to meet all rows of a leaf, "
+            "as candidates, or the nodes of a graph by their numbers, keep "
+            "that leaf in the model, repeat it for each sample, or make it a "
+            "ragged tensor with one row a sample."
+        )
 
 
 def _is_distributed(batch: Tree) -> bool:
