@@ -22,6 +22,7 @@ from keras_conflux._fit.global_batch.kinds import Role
 
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 BRANCHES = frozenset(("If", "StatelessIf"))
+CASES = frozenset(("Case", "StatelessCase"))
 LOOPS = frozenset(("While", "StatelessWhile"))
 
 _KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
@@ -147,7 +148,8 @@ def _either(one: Kind, other: Kind) -> Kind:
     if roles == {Role.MEAN, Role.EQUAL}:
         return MEAN
     if roles == {Role.ROWS} and one.axis == other.axis:
-        return dataclasses.replace(one, mixed=True, regular=False)
+        regular = one.regular and other.regular and one.blocks == other.blocks
+        return dataclasses.replace(one, mixed=True, regular=regular)
     return DERIVED if None not in (_axis(one), _axis(other)) else OPAQUE
 
 

@@ -18,6 +18,8 @@ def _tile(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     known = tf.get_static_value(operation.inputs[1], partial=True)
     if kind.role in LINEAR_ROLES and times == EQUAL:
         return kind
+    if kind == EQUAL and times.role is Role.SHAPE:
+        return rows(times.axis, times.regular)
     if kind.role is not Role.ROWS or times != EQUAL:
         return recomputed(operation, inputs)
     if kind.axis is None or known is None or known[kind.axis] != 1:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch.constants import static_value
 from keras_conflux._fit.global_batch.defaults import LINEAR_ROLES
 from keras_conflux._fit.global_batch.defaults import Rule
 from keras_conflux._fit.global_batch.defaults import of_any
@@ -32,7 +33,7 @@ def _strided_slice(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 
 def _slice_of_shape(operation: tf.Operation, kind: Kind) -> Kind:
     begin, end, step = (
-        tf.get_static_value(tensor) for tensor in operation.inputs[1:4]
+        static_value(tensor) for tensor in operation.inputs[1:4]
     )
     length = operation.inputs[0].shape.num_elements()
     if begin is None or end is None or step is None or length is None:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._communication import dtypes
+from keras_conflux._fit.global_batch import strings
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -70,7 +71,13 @@ def of_sources(
         return collectives.all_reduce("sum", mine)
 
     def gather(rows: list[tf.Tensor]) -> list[tf.Tensor]:
-        return [each.all for each in gathered(rows, context)]
+        numbers = [_as_numbers(each, context) for each in rows]
+        return [
+            strings.decoded(found.all) if each.dtype == tf.string else found.all
+            for each, found in zip(
+                rows, gathered(numbers, context), strict=True
+            )
+        ]
 
     def counts(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if context.in_xla:  # shards are even, and XLA has to know shapes
@@ -88,6 +95,14 @@ def of_sources(
             at = tf.range(tf.size(sources[key])) == kind.axis
             values[key] = tf.where(at, counts([sources[key]])[0], sources[key])
     return values
+
+
+def _as_numbers(rows: tf.Tensor, context: StepContext) -> tf.Tensor:
+    if rows.dtype != tf.string:
+        return rows
+    codes = strings.encoded(rows)
+    context.kinds.mark(codes, context.kinds.of(rows))
+    return codes
 
 
 class GatheredRows:

@@ -1,0 +1,31 @@
+"""The numbers in a graph that are known while it is traced."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_ARITHMETIC = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+}
+
+
+def static_value(tensor: tf.Tensor) -> Any:
+    """Returns a tensor's value, also if it is computed from known ones.
+
+    `tf.get_static_value` does no arithmetic, as in `tf.shape(x)[tf.rank(x) -
+    1]`.
+    """
+    value = tf.get_static_value(tensor)
+    operation = tensor.op
+    if value is not None or operation.type not in (*_ARITHMETIC, "Pack"):
+        return value
+    parts = [static_value(part) for part in operation.inputs]
+    if any(part is None for part in parts):
+        return None
+    if operation.type == "Pack":
+        return np.stack(parts, operation.get_attr("axis"))
+    return _ARITHMETIC[operation.type](*parts)
