@@ -769,7 +769,19 @@ def _of_code_in_a_branch(model, x, y, p):
     )
 
 
-@pytest.mark.parametrize("loss", [_of_code, _of_code_in_a_branch])
+def _of_code_by_a_sum(model, x, y, p):
+    """A ratio of sums, one of which the graph does not show."""
+    return _of_code(model, x, y, p) / tf.reduce_sum(tf.abs(y))
+
+
+def _of_code_by_a_number(model, x, y, p):
+    return _of_code(model, x, y, p) / 10.0
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [_of_code, _of_code_in_a_branch, _of_code_by_a_sum, _of_code_by_a_number],
+)
 def test_what_the_graph_does_not_show_warns(loss):
     with pytest.warns(kc.ConfluxWarning, match="a sum or a mean over samples"):
         train(lambda: OwnStep(loss), MANY)
@@ -807,6 +819,87 @@ def test_a_layer_that_mixes_samples_warns():
     kc.replicate(model, MANY)
     with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
         model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
+
+
+class Adaptive(keras.layers.Layer):
+    """Goes on in steps that the largest value of the batch decides."""
+
+    def call(self, x):
+        def step(time, x):
+            size = 1 / (2 + tf.reduce_max(tf.abs(x)))
+            return time + size, x * (1 - size)
+
+        return tf.while_loop(lambda time, _: time < 1, step, (0.0, x))[1]
+
+
+def test_a_layer_that_mixes_samples_in_a_loop_warns():
+    body = [keras.layers.Dense(4), Adaptive(name="adaptive")]
+    model = keras.Sequential([keras.Input((6,)), *body, keras.layers.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, MANY)
+    with pytest.warns(kc.ConfluxWarning, match="'adaptive' computes of a sam"):
+        model.fit(X, Y, **FIT)
+
+
+def _for_each(model, x, y, gradients):
+    """Returns the losses after a step that each sample takes alone."""
+
+    def of_one(sample):
+        x, y = sample
+        kernel = model.dense.kernel.value
+        (slope,) = gradients(lambda k: tf.reduce_sum((x @ k - y) ** 2), kernel)
+        return tf.reduce_sum((x @ (kernel - 0.01 * slope) - y) ** 2)
+
+    return tf.vectorized_map(of_one, (x[:, None], y[:, None]))
+
+
+def _by_tape(loss, kernel):
+    with tf.GradientTape() as tape:
+        tape.watch(kernel)
+        value = loss(kernel)
+    return tape.gradient(value, [kernel])
+
+
+def _by_graph(loss, kernel):
+    return tf.gradients(loss(kernel), [kernel])
+
+
+def _tasks(model, x, y, p):
+    return 0.1 * ops.mean(_for_each(model, x, y, _by_graph)) + ops.mean(p**2)
+
+
+def _tasks_by_tape(model, x, y, p):
+    return 0.1 * ops.mean(_for_each(model, x, y, _by_tape)) + ops.mean(p**2)
+
+
+def test_a_tape_in_a_loop_says_what_to_write():
+    """And what it says is equal to one device."""
+    with pytest.raises(NotImplementedError, match=r"write `tf.gradients\("):
+        train(lambda: OwnStep(_tasks_by_tape), MANY)
+    assert_equal(lambda: OwnStep(_tasks))
+
+
+class Cautious(OwnStep):
+    """Updates in a branch that it chooses by what the graph does not show."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        total = tf.py_function(lambda z: z + 0.0, [loss], tf.float32)
+        tf.cond(
+            tf.reshape(total, []) < 1e9,
+            lambda: self.optimizer.apply(gradients, weights),
+            lambda: None,
+        )
+        return {"loss": loss}
+
+
+def test_an_update_that_replicas_may_not_share_warns():
+    with pytest.warns(kc.ConfluxWarning, match="applies the optimizer 'sgd"):
+        train(lambda: Cautious(None), MANY)
 
 
 class OfRagged(keras.Model):

@@ -566,7 +566,313 @@ def masked_words():
     return model, batches(words[0], rng.random((22, 5)) < 0.4, words[1])
 
 
+class TwoTowers(keras.Model):
+    """Ranks the items of the batch for each user, by ids that are strings."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        users, items = (
+            [f"{kind}{i}" for i in range(9)] for kind in ("user", "item")
+        )
+        self.user = keras.Sequential(
+            [layers.StringLookup(vocabulary=users), layers.Embedding(10, 4)]
+        )
+        self.item = keras.Sequential(
+            [layers.StringLookup(vocabulary=items), layers.Embedding(10, 4)]
+        )
+        self.top = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")
+
+    def call(self, ids):
+        return self.user(ids["user"]), self.item(ids["item"])
+
+    def train_step(self, ids):
+        with tf.GradientTape() as tape:
+            users, items = self(ids, training=True)
+            scores = ops.matmul(users, ops.transpose(items))
+            own = tf.range(tf.shape(scores)[0])
+            same = tf.equal(ids["item"][:, None], ids["item"][None])
+            hits = tf.cast(same, "float32") - tf.eye(tf.shape(scores)[0])
+            scores -= 1e9 * hits
+            loss = ops.mean(
+                ops.sparse_categorical_crossentropy(own, scores, True)
+            )
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.top.update_state(own, scores)
+        return {"loss": loss, "top": self.top.result()}
+
+
+def two_towers():
+    model = TwoTowers()
+    model.compile(keras.optimizers.SGD(1.0))
+    rng = np.random.default_rng(1)
+    users, items = rng.integers(0, 9, (2, 22))
+    ids = {
+        "user": np.array([f"user{i}" for i in users]),
+        "item": np.array([f"item{i}" for i in items]),
+    }
+    return model, batches(ids)
+
+
+def multibox(labels, outputs):
+    """Takes the hardest of all boxes of the batch, three for each object."""
+    classes = tf.cast(labels[..., 0], "int32")
+    errors = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        classes, outputs[..., :3]
+    )
+    objects = tf.cast(classes > 0, "float32")
+    count = tf.reduce_sum(objects)
+    wanted = tf.minimum(3 * count, tf.reduce_sum(1 - objects))
+    others = tf.reshape(errors * (1 - objects), [-1])
+    hardest = tf.math.top_k(others, tf.cast(wanted, "int32")).values
+    apart = tf.reduce_sum(tf.abs(labels[..., 1:] - outputs[..., 3:]), -1)
+    total = tf.reduce_sum(objects * (errors + apart))
+    return (total + tf.reduce_sum(hardest)) / tf.maximum(count, 1.0)
+
+
+def detector():
+    body = mlp(6, 8, 5 * 4)
+    model = keras.Sequential([keras.Input((6,)), body, layers.Reshape((5, 4))])
+    model.compile(sgd(), multibox)
+    rng = np.random.default_rng(1)
+    classes = rng.integers(0, 3, (22, 5, 1)) * (rng.random((22, 5, 1)) < 0.3)
+    boxes = rng.normal(size=(22, 5, 1))
+    return model, batches(X, np.concatenate([classes, boxes], -1))
+
+
+class ClippedPolicy(keras.Model):
+    """Updates only while the policy is near the one that has acted (PPO)."""
+
+    def __init__(self):
+        super().__init__()
+        self.policy, self.value = mlp(6, 8, 3), mlp(6, 4, 1)
+
+    def train_step(self, data):
+        states, actions, rewards, before = data
+        with tf.GradientTape() as tape:
+            values = self.value(states)[:, 0]
+            gains = rewards - tf.stop_gradient(values)
+            gains -= tf.reduce_mean(gains)
+            gains /= tf.math.reduce_std(gains) + 1e-8
+            each = tf.nn.log_softmax(self.policy(states))
+            chosen = tf.reduce_sum(each * tf.one_hot(actions, 3), 1)
+            ratio = tf.exp(chosen - before)
+            clipped = tf.clip_by_value(ratio, 0.8, 1.2)
+            loss = tf.reduce_mean((rewards - values) ** 2) - tf.reduce_mean(
+                tf.minimum(ratio * gains, clipped * gains)
+            )
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        gone = tf.reduce_mean(before - chosen)
+        tf.cond(
+            gone < 0.1,
+            lambda: self.optimizer.apply(gradients, weights),
+            lambda: None,
+        )
+        return {"loss": loss, "gone": gone}
+
+
+def clipped_policy():
+    model = ClippedPolicy()
+    model.compile(sgd())
+    model.optimizer.build(model.trainable_weights)
+    rng = np.random.default_rng(2)
+    rewards = rng.normal(size=22).astype("float32")
+    before = np.float32(-1 + 0.6 * rng.normal(size=22))
+    return model, batches(X, LABELS, rewards, before)
+
+
+class PrivateSteps(keras.Model):
+    """Clips the gradient of each sample, and adds noise to their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(6, 1)
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_weights
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum((self.body(x) - y) ** 2, 1)
+        each = tape.jacobian(errors, [weight.value for weight in weights])
+        size = tf.shape(x)[0]
+        norms = tf.sqrt(
+            sum(tf.reduce_sum(tf.reshape(g, [size, -1]) ** 2, 1) for g in each)
+        )
+        scales = tf.minimum(1.0, 1.0 / norms)
+        seed = tf.stack([tf.cast(self.optimizer.iterations, "int32"), 1])
+        gradients = [
+            tf.einsum("b,b...->...", scales, g) / tf.cast(size, "float32")
+            + 0.1 * tf.random.stateless_normal(weight.shape, seed)
+            for g, weight in zip(each, weights, strict=True)
+        ]
+        self.optimizer.apply(gradients, weights)
+        return {"loss": tf.reduce_mean(errors), "norm": tf.reduce_max(norms)}
+
+
+def private_steps():
+    model = PrivateSteps()
+    model.compile(sgd())
+    return model, batches(X, X[:, :1] * X[:, 1:2])
+
+
+class FastWeights(keras.Model):
+    """Learns weights from which one step learns each of many tasks (MAML)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(1, 6, 1)
+
+    def train_step(self, data):
+        x, y, new_x, new_y = data
+        weights = self.trainable_weights
+
+        def predict(w, x):
+            hidden = tf.tanh(x @ w[0] + w[1][:, None])
+            return hidden @ w[2] + w[3][:, None]
+
+        with tf.GradientTape() as tape:
+            fast = [
+                tf.tile(w[None], [tf.shape(x)[0]] + [1] * len(w.shape))
+                for w in weights
+            ]
+            with tf.GradientTape() as inner:
+                inner.watch(fast)
+                loss = tf.reduce_sum(
+                    tf.reduce_mean((predict(fast, x) - y) ** 2, [1, 2])
+                )
+            steps = inner.gradient(loss, fast)
+            fast = [w - 0.1 * g for w, g in zip(fast, steps, strict=True)]
+            loss = tf.reduce_mean((predict(fast, new_x) - new_y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def fast_weights():
+    model = FastWeights()
+    model.compile(sgd())
+    data = np.random.default_rng(1).normal(size=(4, 22, 3, 1))
+    return model, batches(*data.astype("float32"))
+
+
+class MixUp(keras.Model):
+    """Mixes samples with others of the batch, and labels, which get one-hot."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(6, 8, 3)
+
+    def call(self, x):
+        return self.body(x)
+
+    def train_step(self, data):
+        x, y, share = data
+        share, y = share[:, None], tf.one_hot(y, 3)
+        x = share * x + (1 - share) * tf.reverse(x, [0])
+        y = share * y + (1 - share) * y[::-1]
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.compute_metrics(x, y, outputs)
+
+
+def mix_up():
+    model = MixUp()
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(sgd(), loss, metrics=["accuracy"])
+    share = np.random.default_rng(1).random(22).astype("float32")
+    return model, batches(X, LABELS, share)
+
+
+class SharpnessAware(keras.Model):
+    """Takes the gradient where the loss is highest nearby (SAM)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(6, 8, 3)
+
+    def call(self, x):
+        return self.body(x)
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_weights
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, weights)
+        norm = tf.linalg.global_norm(gradients)
+        steps = [0.2 * gradient / norm for gradient in gradients]
+        for weight, step in zip(weights, steps, strict=True):
+            weight.assign_add(step)
+        with tf.GradientTape() as tape:
+            highest = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(highest, weights)
+        for weight, step in zip(weights, steps, strict=True):
+            weight.assign_sub(step)
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss, "norm": norm}
+
+
+def sharpness_aware():
+    model = SharpnessAware()
+    model.compile(sgd(), keras.losses.SparseCategoricalCrossentropy(True))
+    return model, batches(X, LABELS)
+
+
+class Prototypes(keras.Model):
+    """Shares the samples of a batch out evenly among prototypes (SwAV)."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(6, 8, 4)
+        self.prototypes = layers.Dense(3, use_bias=False)
+        self.prototypes.build((None, 4))
+
+    def scores(self, x):
+        return self.prototypes(tf.nn.l2_normalize(self.body(x), -1))
+
+    def shares(self, scores):
+        shares = tf.transpose(tf.exp(scores / 0.3))
+        for _ in range(3):
+            shares /= tf.reduce_sum(shares, 1, keepdims=True)
+            shares /= tf.reduce_sum(shares, 0, keepdims=True)
+        return tf.stop_gradient(tf.transpose(shares))
+
+    def train_step(self, data):
+        one, other = data
+        kernel = self.prototypes.kernel
+        kernel.assign(tf.nn.l2_normalize(kernel, 0))
+        with tf.GradientTape() as tape:
+            first, second = self.scores(one), self.scores(other)
+            losses = tf.nn.softmax_cross_entropy_with_logits(
+                self.shares(first), second / 0.1
+            ) + tf.nn.softmax_cross_entropy_with_logits(
+                self.shares(second), first / 0.1
+            )
+            loss = tf.reduce_mean(losses)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def prototypes():
+    model = Prototypes()
+    model.compile(sgd())
+    return model, batches(X, X + 0.1 * X[::-1])
+
+
 PROGRAMS = {
+    "two towers of strings": two_towers,
+    "detector with hard negatives": detector,
+    "clipped policy gradient": clipped_policy,
+    "private gradients": private_steps,
+    "fast weights of tasks": fast_weights,
+    "mixed samples": mix_up,
+    "sharpness-aware steps": sharpness_aware,
+    "prototypes shared evenly": prototypes,
     "flow with scales of the first batch": flow,
     "text and image with a clipped temperature": text_and_image,
     "masked words": masked_words,
@@ -606,8 +912,16 @@ def test_a_step_that_fails_where_it_makes_weights_says_why():
         model.fit(masked_words()[1], verbose=0)
 
 
-@pytest.mark.parametrize("count", [c for c in COUNTS if c in (2, 3)])
-@pytest.mark.parametrize("name", PROGRAMS)
+def runs():
+    """Returns programs and numbers of replicas, of which some run in CI."""
+    for place, name in enumerate(PROGRAMS):
+        for count in [c for c in COUNTS if c in (2, 3)]:
+            is_long = place < 8 and count == (2, 3)[place % 2]
+            marks = pytest.mark.long if is_long else ()
+            yield pytest.param(name, count, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "count"), runs())
 def test_a_program_trains_what_one_device_does(name, count):
     one, data = PROGRAMS[name]()
     one_logs = one.fit(data, epochs=2, verbose=0)

@@ -317,10 +317,11 @@ class Communicator:
     ) -> tf.Tensor:
         if tensorflow_internals.in_replica_loop():
             raise NotImplementedError(
-                "A collective inside a `tf.while_loop` (or a Python loop over "
-                "tensors) of the replica's program would wait forever: "
-                "TensorFlow does not match the loops of different replicas. "
-                "Put the loop around the step, or reduce after the loop."
+                "A collective inside a `tf.while_loop`, `tf.map_fn` or "
+                "`tf.vectorized_map` (or a Python loop over tensors) of the "
+                "replica's program would wait forever: TensorFlow does not "
+                "match the loops of different replicas. Put the loop around "
+                "the step, or reduce after the loop."
             )
         call = self._next_call(index)
         with tf.device(self.devices[index]):

@@ -52,6 +52,16 @@ TAPE_GRADIENT = PrivateName(
     "tensorflow:GradientTape.gradient",
     "self, target, sources, output_gradients, unconnected_gradients",
 )
+TAPE_JACOBIAN = PrivateName(
+    "tensorflow:GradientTape.jacobian",
+    "self, target, sources, unconnected_gradients, parallel_iterations, "
+    "experimental_use_pfor",
+)
+TAPE_BATCH_JACOBIAN = PrivateName(
+    "tensorflow:GradientTape.batch_jacobian",
+    "self, target, source, unconnected_gradients, parallel_iterations, "
+    "experimental_use_pfor",
+)
 AVERAGE_LOSS = PrivateName(
     "tensorflow:nn.compute_average_loss",
     "per_example_loss, sample_weight, global_batch_size",
@@ -65,13 +75,19 @@ TO_TENSOR = PrivateName(
 SEQUENCE_MASK = PrivateName(
     "tensorflow:sequence_mask", "lengths, maxlen, dtype, name"
 )
+CONDITION = PrivateName(
+    "tensorflow.python.ops.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
+)
 UID = PrivateName("tensorflow.python.framework.ops:uid", "")
 PATCHED = (
     TAPE_GRADIENT,
+    TAPE_JACOBIAN,
+    TAPE_BATCH_JACOBIAN,
     AVERAGE_LOSS,
     SCALE_REGULARIZATION,
     TO_TENSOR,
     SEQUENCE_MASK,
+    CONDITION,
     UID,
 )
 """What is replaced."""

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -31,15 +32,20 @@ from tensorflow.python.ops import summary_ops_v2
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import private_tensorflow_names
 
+_VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
+"""The name scope of what `pfor` vectorizes."""
+
 
 def in_replica_loop() -> bool:
-    """Whether a `tf.while_loop` inside the running replica is being traced.
+    """Whether a loop inside the running replica is being traced.
+
+    That is a `tf.while_loop`, or what `tf.vectorized_map` runs for each row.
 
     TensorFlow tells collectives of one step apart by the loop they are in.
     Each replica has its own copy of the loop, so they would wait for each
     other forever. A loop around `strategy.run` is fine.
     """
-    return any(
+    return _is_vectorized() or any(
         isinstance(graph, func_graphs.WhileBodyFuncGraph)
         for graph in _graphs_inside_replica()
     )
@@ -52,7 +58,13 @@ def in_branch_or_loop() -> bool:
         func_graphs.WhileBodyFuncGraph,
         func_graphs.WhileCondFuncGraph,
     )
-    return any(isinstance(graph, kinds) for graph in _graphs_inside_replica())
+    return _is_vectorized() or any(
+        isinstance(graph, kinds) for graph in _graphs_inside_replica()
+    )
+
+
+def _is_vectorized() -> bool:
+    return bool(_VECTORIZED.search(tf.get_current_name_scope()))
 
 
 def _graphs_inside_replica() -> Iterator[Any]:

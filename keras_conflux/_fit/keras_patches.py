@@ -18,6 +18,7 @@ from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.numerics import attention
+from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import integer_seeds
 from keras_conflux._fit.numerics import layer_outputs
@@ -118,6 +119,9 @@ def install() -> None:
         keras_distribution.list_devices,
     )
     patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
+    patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
+    patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
+    patch(private_tensorflow_names.CONDITION, branches.cond)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
     patch(
         private_tensorflow_names.SCALE_REGULARIZATION,

@@ -88,6 +88,13 @@ class StepContext:
     of the step's write them."""
     to_exchange_inside: set[int] = dataclasses.field(default_factory=set)
     """The ids of those of which the trace has shown that they have to be."""
+    shares_conditions: bool = False
+    """Whether replicas compute the conditions of branches together."""
+    to_share_conditions: bool = False
+    """Whether the trace has shown that they have to."""
+    updates_inside: list[Any] = dataclasses.field(default_factory=list)
+    """Optimizers that have changed weights in a graph inside of the step's, by
+    name, and these graphs."""
     counts_rows: str | None = None
     """What it does with a number that may be that of its samples, which is
     known while tracing."""

@@ -18,6 +18,7 @@ from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.input import specs
+from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import logs
 from keras_conflux._fit.numerics import metric_sums
@@ -88,6 +89,7 @@ class _ModelStep:
         self._model = model
         self._contexts: dict[int, StepContext] = {}
         self._exchanged_inside: frozenset[int] = frozenset()
+        self._shares_conditions = False
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
@@ -123,6 +125,7 @@ class _ModelStep:
                 is_blind=specs.sizes_are_known(shard),
             ),
             exchanged_inside=self._exchanged_inside,
+            shares_conditions=self._shares_conditions,
             counters=functools.cache(
                 functools.partial(_counters_of_keras, self._model)
             ),
@@ -132,6 +135,7 @@ class _ModelStep:
             output = self._run(shard, size, context)
             context.internal = True
             layer_state.reduce_states(self._model, context)
+            branches.assert_chosen_together(context)
             plain_variables.warn_of_plain_variables(self._model, context)
         return output
 
@@ -139,6 +143,7 @@ class _ModelStep:
         """See `ReplicaStep`."""
         for context in self._contexts.values():
             self._exchanged_inside |= context.to_exchange_inside
+            self._shares_conditions |= context.to_share_conditions
         trace_findings.assert_final(self._contexts.values())
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:

@@ -14,6 +14,7 @@ from keras_conflux._custom_loops import spmd
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import promotion
@@ -59,6 +60,7 @@ def apply(
         grads = replica_collectives().all_reduce("sum", grads)
     elif context.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
+        branches.note_update(optimizer, context)
         layer_state.settle(given or [], context)
         grads = _of_fit(_repeatable(grads), given, context, accumulating)
     else:

@@ -14,11 +14,11 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import branches
 from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_index
@@ -66,7 +66,7 @@ def become_right(
     """
     if id(variable) in context.statistics:  # of a replica's own samples
         return True
-    everywhere = all(_is_everywhere(x.graph, context) for x in values)
+    everywhere = all(branches.is_everywhere(x.graph, context) for x in values)
     if (
         everywhere
         and _are_reduced_well(variable, values, context)
@@ -76,7 +76,7 @@ def become_right(
     if everywhere and id(variable) not in context.exchanged_inside:
         context.to_exchange_inside.add(id(variable))
         return True  # by the next trace
-    return False
+    return not everywhere and branches.may_become_so(context)
 
 
 def _are_reduced_well(
@@ -127,26 +127,3 @@ def _is_used_after_write(handle: Any, graph: Any) -> bool:
         for use in tensorflow_internals.in_order(uses, graph)
     ]
     return not all(writes[writes.index(True) :])
-
-
-def _is_everywhere(graph: Any, context: StepContext) -> bool:
-    """Whether all replicas run a graph inside of the step's, or none, once."""
-    while graph is not context.graph:
-        outer = getattr(graph, "outer_graph", None)
-        call = None if outer is None else _call_of(graph, outer)
-        if call is None or call.type in control_flow.LOOPS:
-            return False
-        if call.type in control_flow.BRANCHES:
-            context.kinds.notice(outer)
-            if context.kinds.of(call.inputs[0]) != EQUAL:
-                return False
-        graph = outer
-    return True
-
-
-def _call_of(graph: Any, outer: Any) -> tf.Operation | None:
-    """Returns the operation of an outer graph that runs an inner one."""
-    for operation in reversed(outer.get_operations()):
-        if graph in tensorflow_internals.graphs_of(operation):
-            return operation
-    return None

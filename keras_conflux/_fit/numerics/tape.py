@@ -12,11 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
+from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
+from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import gathered
@@ -25,6 +28,7 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import replica_collectives
 
 _Seeded = list[tuple[Any, Any]]
 
@@ -52,6 +56,7 @@ def gradient(
     if output_gradients is not None:
         given = tf.nest.flatten(output_gradients)
     flat = tf.nest.flatten(sources)
+    _refuse_in_loops(flat, context)
     context.in_gradient = True
     try:
         seeded = [
@@ -73,6 +78,67 @@ def gradient(
     finally:
         context.in_gradient = False
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def jacobian(
+    original: Callable,
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Leaves the derivatives of each entry what they are, and says what.
+
+    Those of rows of samples are rows, and those of a mean are a mean.
+    """
+    context = step_context.current_fit_step()
+    if context is None or context.in_gradient or not in_replica():
+        return original(tape, target, sources, *args, **kwargs)
+    context.in_gradient = True
+    try:
+        found = original(tape, target, sources, *args, **kwargs)
+    finally:
+        context.in_gradient = False
+    kind = _kind_of_derivatives(context.kinds.of(target))
+    for one, source in zip(
+        tf.nest.flatten(found), tf.nest.flatten(sources), strict=True
+    ):
+        if isinstance(one, tf.Tensor):
+            shared = _is_shared(source, context)
+            context.kinds.mark(one, kind if shared else OPAQUE)
+    return found
+
+
+def batch_jacobian(
+    original: Callable,
+    tape: tf.GradientTape,
+    target: Any,
+    source: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Leaves the derivatives of each sample's entries by its own what they are.
+
+    They are rows of samples.
+    """
+    context = step_context.current_fit_step()
+    if context is None or context.in_gradient or not in_replica():
+        return original(tape, target, source, *args, **kwargs)
+    context.in_gradient = True
+    try:
+        found = original(tape, target, source, *args, **kwargs)
+    finally:
+        context.in_gradient = False
+    if isinstance(found, tf.Tensor):
+        context.kinds.mark(found, context.kinds.of(target))
+    return found
+
+
+def _kind_of_derivatives(kind: Kind) -> Kind:
+    """Returns the kind of a target's derivatives by what all replicas share."""
+    linear = kind.role in (Role.EQUAL, Role.ROWS, Role.TOTAL, Role.MEAN)
+    return OPAQUE if kind.is_entangled or not linear else kind
 
 
 def _seeded(target: Any, seed: Any, context: StepContext) -> _Seeded:
@@ -153,6 +219,25 @@ def _reduced(
     for i, each in zip(shared, total, strict=True):
         found[i] = each
     return found
+
+
+def _refuse_in_loops(sources: list[Any], context: StepContext) -> None:
+    """Raises where gradients would have to be summed, and cannot be."""
+    has_others = replica_collectives().count > 1
+    if (
+        has_others
+        and tensorflow_internals.in_replica_loop()
+        and any(_is_shared(source, context) for source in sources)
+    ):
+        raise NotImplementedError(
+            f"{context.name}: a GradientTape in a loop, such as that of "
+            "`tf.while_loop`, `tf.map_fn` or `tf.vectorized_map`, "
+            "differentiates by what all replicas share, and in a loop the "
+            "replicas' gradients cannot be added up. If each turn has a loss "
+            "of its own, as the tasks of meta-learning do, write "
+            "`tf.gradients(loss, sources)` there, which is left as it is. "
+            "Otherwise write the loop in Python, or around the step."
+        )
 
 
 def _is_shared(source: Any, context: StepContext) -> bool:
