@@ -92,6 +92,7 @@ def wait_while_all_live(call: DaemonCall, seconds: float) -> bool:
             return False
         error = tensorflow_processes.failure_of_any(process_count())
         if error is not None and not call.wait(_PERIOD):
+            call.abandon()
             raise error
     return True
 

@@ -1,8 +1,11 @@
 """Waits for calls that may hang, up to a time limit."""
 
+import atexit
 import contextvars
 import functools
+import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -47,8 +50,30 @@ class DaemonCall:
             seconds = min(seconds, threading.TIMEOUT_MAX)
         return self._ended.wait(seconds)
 
+    def abandon(self) -> None:
+        """Says that nobody waits for it any more.
+
+        If it still runs when Python ends, the process ends with status 1 and
+        without TensorFlow's own end, which would wait for its GPUs.
+        """
+        _abandoned.append(self)
+
     def result(self) -> Any:
         """Returns what the call has returned, or raises what it has raised."""
         if "error" in self._outcome:
             raise self._outcome["error"]
         return self._outcome["result"]
+
+
+_abandoned: list[DaemonCall] = []
+
+
+@atexit.register
+def _end_without_waiting() -> None:
+    # Of what is registered at exit, the latest comes first.
+    if all(call.wait(0) for call in _abandoned):
+        return
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -104,7 +104,7 @@ class Communicator:
             min(map(tuple, capabilities)) if all(capabilities) else None
         )
         """The lowest of all devices, as `(9, 0)`, if all are CUDA GPUs."""
-        if self.on_gpu and self.spans_processes:
+        if self.on_gpu and self.spans_processes and self.size > 2:
             warn(
                 "GPUs of several processes: few programs have been compared "
                 "with one device so far, see docs/guarantees.md. Compare a "

@@ -90,6 +90,7 @@ class StepWatchdog:
             self._end_after_interrupt(call, before)
             raise
         if not ended:
+            call.abandon()
             raise StepTimeoutError(
                 f"{self.name}: a call has not ended after {seconds:g} s. "
                 f"{self._who_waits(before)} If your steps are that long, set "
@@ -109,6 +110,7 @@ class StepWatchdog:
         try:
             call.wait()
         except KeyboardInterrupt:
+            call.abandon()
             raise StepAbandoned(
                 f"{self.name}: interrupted twice, while a call was running, "
                 f"which cannot be stopped. {self._who_waits(before)}"
