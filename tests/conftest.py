@@ -4,6 +4,7 @@ There are three CPU devices, and four with CONFLUX_ALL_TESTS=1.
 """
 
 import os
+import signal
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -97,6 +98,14 @@ def deterministic():
 def _seed():
     keras.utils.set_random_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture
+def interruptible():
+    """Interrupts are heard, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_report_header() -> str:

@@ -449,6 +449,7 @@ sys.exit(main(sys.argv[1:]))
     assert re.search("wrong +compute +CPU:0 computes", capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
     sleeps = "import os, sys, time; os.mkdir(f'{sys.argv[1]}/{os.getpid()}'); "
     sleeps += "time.sleep(60)"

@@ -359,15 +359,7 @@ def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
     model.fit(X[:8], Y[:8], **FIT)
 
 
-@pytest.fixture
-def _heard():
-    """Interrupts are heard, also where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_heard")
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_ends_the_wait():
     ended = threading.Event()
     watch = StepWatchdog(kc.devices(2), "some step")
@@ -378,7 +370,7 @@ def test_a_second_interrupt_ends_the_wait():
     assert watch.call(lambda: 1) == 1
 
 
-@pytest.mark.usefixtures("_heard")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_call_comes_to_its_end():
     ended = threading.Event()
     watch = StepWatchdog(kc.devices(2), "some step")

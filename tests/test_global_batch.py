@@ -832,6 +832,23 @@ class Adaptive(keras.layers.Layer):
         return tf.while_loop(lambda time, _: time < 1, step, (0.0, x))[1]
 
 
+class PerSample(keras.layers.Layer):
+    """Divides by the number of samples."""
+
+    def call(self, x):
+        return x / keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+
+
+def test_a_layer_that_divides_by_the_number_of_samples_warns():
+    x, y = regression(16)
+    body = [keras.layers.Dense(4), PerSample(name="per_sample")]
+    model = keras.Sequential([keras.Input((8,)), *body, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, MANY)
+    with pytest.warns(kc.ConfluxWarning, match="'per_sample' computes of a sa"):
+        model.fit(x, y, batch_size=16, verbose=0)
+
+
 def test_a_layer_that_mixes_samples_in_a_loop_warns():
     body = [keras.layers.Dense(4), Adaptive(name="adaptive")]
     model = keras.Sequential([keras.Input((6,)), *body, keras.layers.Dense(3)])

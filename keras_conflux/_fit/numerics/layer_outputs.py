@@ -47,8 +47,12 @@ def _warn_if_mixed(layer: Any, kind: Kind, context: StepContext) -> None:
     Layers of Keras that do so are documented.
     """
     # Rows that are chosen by their place, as by `x[::2]`, are not regular.
-    mixes = kind.role is Role.ROWS and kind.mixed and kind.regular
-    if not mixes or keras_internals.is_of_keras(layer):
+    mixes = (kind.mixed and kind.regular) or kind.divided
+    if (
+        kind.role is not Role.ROWS
+        or not mixes
+        or keras_internals.is_of_keras(layer)
+    ):
         return
     context.warn_once(
         f"layer {layer.name}",
