@@ -81,7 +81,35 @@ def test_a_step_that_needs_the_number_of_samples(loss, data):
         return model
 
     given, options = data(6)
-    assert_same_training(*both(build, given, 3, epochs=2, **options))
+    with pytest.warns(kc.ConfluxWarning, match="own_step.*x.shape.0.*with -1"):
+        models = both(build, given, 3, epochs=2, **options)
+    assert_same_training(*models)
+
+
+def _contrast(y, p):
+    apart = 1 - tf.eye(p.shape[0])
+    return tf.reduce_mean(tf.nn.softplus(p @ tf.transpose(p)) * apart)
+
+
+class Reshapes(keras.layers.Layer):
+    def call(self, x):
+        return tf.reshape(x, x.shape)
+
+
+@pytest.mark.parametrize(
+    ("loss", "layers", "named"),
+    [
+        (_contrast, [], "the loss _contrast"),
+        ("dice", [Reshapes(name="reshapes")], "reshapes, the loss dice"),
+    ],
+)
+def test_a_loss_that_needs_the_number_of_samples_warns(loss, layers, named):
+    model = keras.Sequential([*layers, keras.layers.Dense(4)])
+    model.compile("sgd", loss)
+    kc.replicate(model, 3)
+    (data,), _ = whole_batches(6)
+    with pytest.warns(kc.ConfluxWarning, match=named):
+        model.fit(data, verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
@@ -24,6 +25,7 @@ from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.numerics.trace_findings import TraceAgain
+from keras_conflux._fit.numerics.unread_code import warn_of_known_sizes
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
@@ -50,6 +52,7 @@ class StepExecutor:
         self._calls = 0
         self._is_first = True
         self._needs_sizes: Exception | None = None
+        self._has_told_of_sizes = False
         self._compiled: set[Any] = set()
         self._compile_seconds = 0.0
         self._graph_seconds: dict[Any, float] = collections.defaultdict(float)
@@ -82,7 +85,9 @@ class StepExecutor:
         while True:
             try:
                 known = self._needs_sizes is not None
-                return self._run(batch if known else batch.opened(), limit)
+                result = self._run(batch if known else batch.opened(), limit)
+                self._tell_of_sizes()
+                return result
             except TraceAgain as again:
                 if again.counted is not None:
                     self._refuse(again.counted)
@@ -95,6 +100,17 @@ class StepExecutor:
                     self._note_sizes(error, batch.sizes)
                     raise
                 self._needs_sizes = error
+
+    def _tell_of_sizes(self) -> None:
+        """Warns, once, of a step whose graph does not tell enough."""
+        needs = self._needs_sizes
+        is_alone = self._strategy.communicator.size == 1
+        if needs is None or self._has_told_of_sizes or is_alone:
+            return
+        if isinstance(needs, ConfluxError):
+            return  # as with `merge_call`, by which users compute globally
+        self._has_told_of_sizes = True
+        warn_of_known_sizes(self._model, needs)
 
     def _refuse(self, counted: str) -> None:
         raise StrategyError(

@@ -15,7 +15,7 @@ from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import runs_eagerly
-from keras_conflux._fit.numerics.eager_code import warn_of_eager_code
+from keras_conflux._fit.numerics.unread_code import warn_of_eager_code
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
