@@ -129,5 +129,5 @@ def _longest(lengths: tf.Tensor, context: StepContext) -> tf.Tensor:
     present = tf.cast(context.batch_fraction > 0, tf.int64)
     own = tf.cast(lengths, tf.int64) * present
     longest = replica_collectives().all_reduce("max", [own])[0]
-    context.kinds.mark(longest, ragged.EQUAL)
+    context.kinds.mark_equal([longest])
     return tf.cast(longest, lengths.dtype)
