@@ -5,9 +5,9 @@ their memory would disturb each other.
 """
 
 import argparse
-import json
 import os
-import subprocess
+import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -15,11 +15,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from keras_conflux._program_cache import flags
+from keras_conflux.bench import measured
 from keras_conflux.bench import plot
 from keras_conflux.bench import report
+from keras_conflux.bench.cases import CASES
+from keras_conflux.bench.runs import Run
+from keras_conflux.bench.runs import Runner
 
 _console = Console(stderr=True)  # what is no result
+_ON_KERAS = ("keras", "stock", "conflux")
+_ON_TORCH = ("torch", "torch-eager")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -38,27 +43,59 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="*",
         default=["small"],
-        choices=["resnet", "gpt", "small"],
+        choices=list(CASES),
     )
     parser.add_argument(
         "--how",
         nargs="+",
         default=["keras", "stock", "conflux"],
-        choices=["keras", "stock", "conflux", "jax"],
-        help="jax: the same Keras models on JAX, which has to be installed",
+        choices=[*_ON_KERAS, "jax", *_ON_TORCH],
+        help="jax: the same Keras models on JAX; torch: the same layers in "
+        "PyTorch, compiled; torch-eager: not compiled. Both have to be "
+        "installed",
+    )
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        default=[],
+        metavar="PEER=COMMAND",
+        help="what starts the Python that has JAX or PyTorch, such as "
+        "torch=/opt/torch/bin/python or jax='env -u XLA_FLAGS python3'",
     )
     parser.add_argument(
         "--jit", nargs="+", default=["auto"], choices=["auto", "on", "off"]
     )
-    parser.add_argument("--batch", type=int, help="samples per device")
-    parser.add_argument("--steps", type=int, default=64, help="per epoch")
-    parser.add_argument("--epochs", type=int, default=4, help="that are timed")
+    measured.add_sizes(parser)
     parser.add_argument(
         "--breakdown", action="store_true", help="where a step's time goes"
     )
     parser.add_argument("--kib", type=int, nargs="*", default=[4, 65536])
     parser.add_argument("--ops", nargs="+", default=["sum", "mean", "max"])
     parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument(
+        "--go-on",
+        action="store_true",
+        help="keep the runs that an earlier call has finished in --out",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=1800,
+        metavar="SECONDS",
+        help="end a process that takes longer",
+    )
+    parser.add_argument(
+        "--second-start",
+        action="store_true",
+        help="start each training again, with what it has cached",
+    )
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        default=[],
+        metavar="GPU",
+        help="deal these out, so that runs of few devices go side by side",
+    )
     parser.add_argument(
         "--draw",
         type=Path,
@@ -94,39 +131,89 @@ def measure(options: argparse.Namespace) -> int:
     if options.draw:
         plot.draw_file(*options.draw)
         return 0
-    training = [_run("train", *each) for each in _training(options)]
-    training += [_run("keras_jax", *each) for each in _on_jax(options)]
-    collectives = [_run("collectives", *each) for each in _collectives(options)]
-    measured = [line for done in training for line in _lines(done)]
-    report.write(
-        options.out,
-        measured,
-        [line for done in collectives for line in _lines(done)],
-        as_json=options.json,
+    if 0 < len(options.gpus) < max(options.devices):
+        raise SystemExit(
+            "Expected with --gpus as many GPUs as the largest number of "
+            f"--devices, {max(options.devices)}. Received: "
+            f"{' '.join(options.gpus)}"
+        )
+    runs = [*_training(options), *_peers(options), *_collectives(options)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    runner = Runner(
+        options.out / "runs",
+        _pythons(options.python),
+        options.limit,
+        options.second_start,
+        options.gpus,
     )
-    if measured:
+    found: dict[Run, list[dict]] = {}
+    try:
+        for run, lines in runner.measure(runs, options.go_on):
+            found[run] = lines
+    finally:
+        _report(options, [run for run in runs if run in found], found)
+    return int(not all(found.values()))
+
+
+def _report(
+    options: argparse.Namespace, runs: list[Run], found: dict[Run, list[dict]]
+) -> None:
+    """Shows what has been measured, and writes it."""
+    training, collectives = (
+        [
+            line
+            for run in runs
+            if run.is_training is which
+            for line in found[run]
+        ]
+        for which in (True, False)
+    )
+    report.write(options.out, training, collectives, as_json=options.json)
+    if training:
         _draw(options.out)
-    return int(any(done.returncode for done in training + collectives))
 
 
-def _training(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Yields the arguments of each run of `bench.train`."""
+def _pythons(texts: list[str]) -> dict[str, list[str]]:
+    """Returns the commands that start the Python of peers."""
+    commands = {}
+    for text in texts:
+        peer, _, command = text.partition("=")
+        if peer not in ("jax", "torch") or not command:
+            raise SystemExit(
+                "Expected --python jax=COMMAND or torch=COMMAND. Received: "
+                f"{text}"
+            )
+        first, *others = shlex.split(command)
+        if os.sep in first:  # it is started in another folder
+            first = os.path.abspath(first)
+        commands[peer] = [first, *others]
+    return commands
+
+
+def _training(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs of `bench.train`."""
     extra = _sizes(options) + ["--breakdown"] * options.breakdown
-    hows = [how for how in options.how if how != "jax"]
+    hows = [how for how in options.how if how in _ON_KERAS]
     for model, count, how, jit in product(
         options.models, options.devices, hows, options.jit
     ):
         # Plain Keras is for one device, the stock strategy for several.
         if (how == "keras" and count > 1) or (how == "stock" and count == 1):
             continue
-        yield [model, how, str(count), f"--jit={jit}", *extra]
+        arguments = model, how, str(count), f"--jit={jit}", *extra
+        yield Run("train", count, arguments)
 
 
-def _on_jax(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Yields the arguments of each run of `bench.keras_jax`."""
-    if "jax" in options.how:
-        for model, count in product(options.models, options.devices):
-            yield [model, str(count), *_sizes(options)]
+def _peers(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs that need not have what this package imports."""
+    for model, count, how in product(
+        options.models, options.devices, options.how
+    ):
+        sizes = _sizes(options)
+        if how == "jax":
+            yield Run("keras_jax", count, (model, str(count), *sizes))
+        elif how in _ON_TORCH:
+            yield Run("pytorch", count, (model, how, str(count), *sizes))
 
 
 def _sizes(options: argparse.Namespace) -> list[str]:
@@ -134,12 +221,13 @@ def _sizes(options: argparse.Namespace) -> list[str]:
     return sizes + [f"--batch={options.batch}"] * bool(options.batch)
 
 
-def _collectives(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Yields the arguments of each run of `bench.collectives`."""
+def _collectives(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs of `bench.collectives`."""
     sizes = [str(size) for size in options.kib]
     for count in options.devices:
         if count > 1 and sizes:
-            yield [str(count), "--kib", *sizes, "--ops", *options.ops]
+            arguments = str(count), "--kib", *sizes, "--ops", *options.ops
+            yield Run("collectives", count, arguments, is_training=False)
 
 
 def _draw(folder: Path) -> None:
@@ -149,41 +237,6 @@ def _draw(folder: Path) -> None:
         if error.name != "matplotlib":
             raise
         _console.print("There is no plot, as matplotlib is not installed.")
-
-
-def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Measures in a process of its own, and says if that failed."""
-    _console.print(f"[dim]{module} {' '.join(arguments)}[/dim]")
-    environ = {
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-        **os.environ,
-    }
-    flags.remove(environ)  # other programs may not know them
-    package, folder = "keras_conflux.bench", None
-    if module == "keras_jax":  # which cannot import this package
-        package, folder = "bench", Path(__file__).parent.parent
-        environ["KERAS_BACKEND"] = "jax"
-    done = subprocess.run(
-        [sys.executable, "-m", f"{package}.{module}", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=environ,
-    )
-    if done.returncode != 0:
-        _console.print(f"[red]failed[/red]: {done.stderr.strip()[-500:]}")
-    return done
-
-
-def _lines(done: subprocess.CompletedProcess[str]) -> list[dict]:
-    """Returns the measurements that a process printed, one per line."""
-    return [
-        json.loads(line)
-        for line in done.stdout.splitlines()
-        if line.startswith("{")
-    ]
 
 
 if __name__ == "__main__":

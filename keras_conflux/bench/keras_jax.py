@@ -16,7 +16,9 @@ import jax
 import keras
 
 from . import measured
-from .models import CASES
+from . import models
+from .cases import CASES
+from .epoch_clock import EpochClock
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -24,9 +26,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m bench.keras_jax")
     parser.add_argument("model", choices=list(CASES))
     parser.add_argument("devices", type=int)
-    parser.add_argument("--batch", type=int, help="samples per device")
-    parser.add_argument("--steps", type=int, default=64, help="per epoch")
-    parser.add_argument("--epochs", type=int, default=4, help="that are timed")
+    measured.add_options(parser)
     # JAX compiles each step, and runs one at a time.
     parser.set_defaults(how="jax", jit="auto", execution=1)
     return parser.parse_args(arguments)
@@ -65,20 +65,23 @@ def measure(options: argparse.Namespace) -> dict:
     case = CASES[options.model]
     keras.config.set_dtype_policy(case.dtype)
     keras.utils.set_random_seed(0)
-    model = case.build()
+    model = models.build(options.model)
     batch = case.data((options.batch or case.batch_size) * options.devices)
-    clock = measured.Clock()
+    clock = EpochClock()
     history = model.fit(
         Repeated(batch, options.steps),
         epochs=options.epochs + 2,
         verbose=0,  # pyright: ignore[reportArgumentType]
         callbacks=[clock],
     )
-    del clock.seconds[1]
     devices = jax.local_devices()[: options.devices]
     known = [device.memory_stats() for device in devices]
     peaks = [each["peak_bytes_in_use"] for each in known if each]
-    return measured.result(options, clock, history.history["loss"], peaks)
+    versions = {"jax": jax.__version__, "keras": keras.__version__}
+    losses = history.history["loss"]
+    first = devices[0]
+    gpu = first.device_kind if first.platform == "gpu" else None
+    return measured.result(options, clock.clock, losses, peaks, gpu, versions)
 
 
 if __name__ == "__main__":

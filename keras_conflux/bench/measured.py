@@ -1,30 +1,51 @@
-"""The clock of a run of `fit`, and what is reported of the run.
+"""What is reported of a run: its times, speed and memory.
 
-Peers that cannot import this package import this file, so it needs Keras only.
+All that is measured imports this file, also what has no Keras.
 """
 
 import argparse
+import statistics
 import time
 
-import keras
+from .cases import CASES
 
-from .models import CASES
+_imported = time.time()
 
 
-class Clock(keras.callbacks.Callback):
+class Clock:
     """Takes the time of each epoch."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.seconds: list[float] = []
+        self.ends: list[float] = []
+        """When each epoch ended, in seconds since 1970."""
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts the clock."""
+    def start(self) -> None:
+        """An epoch begins."""
         self._began = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Stops it."""
+    def stop(self) -> None:
+        """It ends."""
         self.seconds.append(time.perf_counter() - self._began)
+        self.ends.append(time.time())
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Adds how much is trained."""
+    parser.add_argument("--batch", type=int, help="samples per device")
+    parser.add_argument("--steps", type=int, default=64, help="per epoch")
+    parser.add_argument("--epochs", type=int, default=4, help="that are timed")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what all that is measured can be told."""
+    add_sizes(parser)
+    parser.add_argument(
+        "--began",
+        type=float,
+        default=_imported,
+        help="when the process was started, in seconds since 1970",
+    )
 
 
 def result(
@@ -32,18 +53,24 @@ def result(
     clock: Clock,
     losses: list[float],
     peak_bytes: list[int],
+    gpu: str | None,
+    versions: dict[str, str],
     processes: int = 1,
 ) -> dict:
     """Returns what one run reports.
 
     Args:
         options: The command line of the run.
-        clock: Of its epochs, of which the first is not timed.
+        clock: Of its epochs. All but the last `options.epochs` are not timed.
         losses: Of its epochs.
         peak_bytes: Per device of this process; empty where it is not known.
+        gpu: What its GPUs are called, if it has any.
+        versions: Of the packages that have trained.
         processes: How many processes have trained together.
     """
-    first, *timed = clock.seconds
+    untimed = len(clock.seconds) - options.epochs
+    timed = clock.seconds[untimed:]
+    usual = untimed * statistics.median(timed)
     case = CASES[options.model]
     batch = options.batch or case.batch_size
     return {
@@ -54,10 +81,13 @@ def result(
         "batch": batch,
         "jit": options.jit,
         "execution": options.execution,
-        "first_epoch_s": round(first, 2),
+        "start_s": round(clock.ends[untimed - 1] - options.began - usual, 2),
+        "first_epoch_s": round(clock.seconds[0], 2),
         "ms_a_step": [round(s / options.steps * 1e3, 3) for s in timed],
         "unit": case.unit,
         "units_a_step": batch * options.devices * processes * case.units,
         "peak_bytes": peak_bytes,
         "loss": [float(loss) for loss in losses],
+        "gpu": gpu,
+        "versions": versions,
     }

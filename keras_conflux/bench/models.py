@@ -1,30 +1,20 @@
-"""The models that are timed, each with data of its kind."""
+"""The Keras models that are timed."""
 
-import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import keras
-import numpy as np
 from keras import layers
+from keras import ops
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model to train and how much a step of it does."""
+def build(name: str) -> keras.Model:
+    """Makes a model, compiled but for `jit_compile`.
 
-    build: Callable[[], keras.Model]
-    """Makes the model, compiled but for `jit_compile`."""
-    data: Callable[[int], tuple[np.ndarray, np.ndarray]]
-    """Makes a batch of so many samples."""
-    batch_size: int
-    """Samples per device."""
-    unit: str
-    """What throughput counts."""
-    units: int = 1
-    """How many of them a sample has."""
-    dtype: str = "mixed_bfloat16"
-    """The dtype policy."""
+    Args:
+        name: One of `keras_conflux.bench.cases`.
+    """
+    return _BUILDERS[name]()
 
 
 def resnet() -> keras.Model:
@@ -44,20 +34,81 @@ def gpt(
     heads: int = 12,
     length: int = 512,
     vocabulary: int = 32_000,
+    head_dtype: str | None = "float32",
 ) -> keras.Model:
-    """A decoder of the size of GPT-2 small (Radford et al. 2019)."""
+    """A decoder of the size of GPT-2 small (Radford et al. 2019).
+
+    Args:
+        depth: How many blocks it has.
+        width: Of each token.
+        heads: Of each attention.
+        length: Of each sequence.
+        vocabulary: How many tokens there are.
+        head_dtype: What the last layer computes in; `None` means as the others
+            do. The loss is computed in float32 in any case.
+    """
     tokens = layers.Input((length,), dtype="int32")
     x = layers.Embedding(vocabulary, width)(tokens)
     for _ in range(depth):
         h = layers.LayerNormalization()(x)
         attention = layers.MultiHeadAttention(heads, width // heads)
         x = x + attention(h, h, use_causal_mask=True)
-        h = layers.LayerNormalization()(x)
-        h = layers.Dense(4 * width, activation="gelu")(h)
-        x = x + layers.Dense(width)(h)
+        x = x + _perceptron(layers.LayerNormalization()(x), width)
     x = layers.LayerNormalization()(x)
-    model = keras.Model(tokens, layers.Dense(vocabulary, dtype="float32")(x))
+    head = layers.Dense(vocabulary, dtype=head_dtype)
+    model = keras.Model(tokens, head(x))
     model.compile(keras.optimizers.AdamW(1e-4), _cross_entropy())
+    return model
+
+
+def vit(
+    depth: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    size: int = 224,
+    patch: int = 16,
+    classes: int = 1000,
+) -> keras.Model:
+    """ViT-B/16 (Dosovitskiy et al. 2021, arXiv 2010.11929), no dropout."""
+    images = layers.Input((size, size, 3))
+    x = layers.Conv2D(width, patch, strides=patch)(images)
+    x = ClassToken()(layers.Reshape((-1, width))(x))
+    x = Positions()(x)
+    for _ in range(depth):
+        h = layers.LayerNormalization(epsilon=1e-6)(x)
+        x = x + layers.MultiHeadAttention(heads, width // heads)(h, h)
+        h = layers.LayerNormalization(epsilon=1e-6)(x)
+        x = x + _perceptron(h, width)
+    x = layers.LayerNormalization(epsilon=1e-6)(x)
+    model = keras.Model(images, layers.Dense(classes)(x[:, 0]))
+    model.compile(keras.optimizers.AdamW(1e-4), _cross_entropy())
+    return model
+
+
+def bert(
+    depth: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    length: int = 512,
+    vocabulary: int = 30_522,
+) -> keras.Model:
+    """BERT base, told to sort texts (Devlin et al. 2019, arXiv 1810.04805).
+
+    The texts are padded with zeros, which no attention sees. A text is one
+    segment, so there is no embedding of segments. There is no dropout.
+    """
+    tokens = layers.Input((length,), dtype="int32")
+    # Given to each attention, as Keras takes the mask of `mask_zero=True` from
+    # `x` when `x` is attended to, so `x + attended` and what follows lose it.
+    seen = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)
+    x = _normalised(Positions()(layers.Embedding(vocabulary, width)(tokens)))
+    for _ in range(depth):
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        x = _normalised(x + attention(x, x, attention_mask=seen))
+        x = _normalised(x + _perceptron(x, width))
+    first = layers.Dense(width, activation="tanh")(x[:, 0])
+    model = keras.Model(tokens, layers.Dense(2)(first))
+    model.compile(keras.optimizers.AdamW(1e-5), _cross_entropy())
     return model
 
 
@@ -75,34 +126,53 @@ def small() -> keras.Model:
     return model
 
 
+class ClassToken(layers.Layer):
+    """Puts one learned token before the others."""
+
+    def build(self, shape: tuple) -> None:
+        """Makes the token."""
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
+
+    def call(self, x: Any) -> Any:
+        """Returns one token more."""
+        token = ops.zeros_like(x[:, :1]) + self.token
+        return ops.concatenate([token, x], axis=1)
+
+
+class Positions(layers.Layer):
+    """Adds what is learned of each place in a sequence."""
+
+    def build(self, shape: tuple) -> None:
+        """Makes a vector for each place."""
+        self.table = self.add_weight(
+            shape=shape[1:],
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            name="table",
+        )
+
+    def call(self, x: Any) -> Any:
+        """Returns the sum."""
+        return x + self.table
+
+
+def _perceptron(x: Any, width: int) -> Any:
+    hidden = layers.Dense(4 * width, activation="gelu")(x)
+    return layers.Dense(width)(hidden)
+
+
+def _normalised(x: Any) -> Any:
+    return layers.LayerNormalization(epsilon=1e-12)(x)
+
+
 def _cross_entropy() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def _images(
-    size: int, classes: int
-) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-    def data(count: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng(0)
-        images = rng.integers(0, 256, (count, size, size, 3), dtype="uint8")
-        return images, rng.integers(0, classes, count, dtype="int32")
-
-    return data
-
-
-def _text(
-    length: int, vocabulary: int
-) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-    def data(count: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng(0)
-        tokens = rng.integers(0, vocabulary, (count, length + 1), dtype="int32")
-        return tokens[:, :-1], tokens[:, 1:]
-
-    return data
-
-
-CASES = {
-    "resnet": Case(resnet, _images(224, 1000), 256, "images"),
-    "gpt": Case(gpt, _text(512, 32_000), 32, "tokens", units=512),
-    "small": Case(small, _images(16, 10), 32, "images", dtype="float32"),
+_BUILDERS = {
+    "resnet": resnet,
+    "gpt": gpt,
+    "gpt-bf16": functools.partial(gpt, head_dtype=None),
+    "vit": vit,
+    "bert": bert,
+    "small": small,
 }

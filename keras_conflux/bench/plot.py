@@ -5,7 +5,9 @@
 This makes the picture of the documents; the benchmark draws its own results.
 """
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,26 @@ NAMES = {
     "keras": "Keras + XLA",
     "stock": "MirroredStrategy",
     "jax": "Keras on JAX",
+    "torch": "PyTorch, torch.compile",
+    "torch-eager": "PyTorch, eager",
 }
 TITLES = {  # in the order of the panels
     "resnet": "ResNet-50, 224x224 images",
-    "gpt": "GPT of 12 layers, 512 tokens",
+    "gpt": "GPT, float32 head",
+    "gpt-bf16": "GPT, bfloat16 head",
+    "vit": "ViT-B/16, 224x224 images",
+    "bert": "BERT base, padded texts",
 }
+LIBRARIES = {
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "jax": "JAX",
+    "torch": "PyTorch",
+}
+COLUMNS = 3
 GAP = 0.4  # between groups, in rows
-INK, FAINT, BAR, HIGHLIGHT = "#1f2933", "#5f6b76", "#c3cad2", "#2f6fde"
+FULL = 1.38  # width of a panel, in longest bars
+INK, FAINT, BAR, HIGHLIGHT = "#1f2933", "#5f6b76", "#d6dce3", "#8db7f5"
 
 
 def draw_file(source: Path, image: Path) -> None:
@@ -37,7 +52,10 @@ def draw_file(source: Path, image: Path) -> None:
     runs = document["training"] + document.get("peers", [])
     shown = [run for run in runs if run.get("shown")] or runs
     image.parent.mkdir(parents=True, exist_ok=True)
-    draw(image, shown, document["machine"])
+    machine = document["machine"]
+    # Runs that are kept may have been made on another machine than the last.
+    names = [run["gpu"] for run in shown if run.get("gpu")]
+    draw(image, shown, machine | {"gpus": names or machine["gpus"]})
 
 
 def draw(image: Path, runs: list[dict], machine: dict) -> None:
@@ -52,19 +70,24 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
     from matplotlib.figure import Figure
 
     panels = _panels(runs)
+    lines = math.ceil(len(panels) / COLUMNS)
+    columns = math.ceil(len(panels) / lines)
     rows = max(map(_height, panels))
-    inches = 0.26 * rows + 1.2
+    inches = (0.24 * rows + 0.9) * lines + 0.5
     # Text stays text, and the same runs give the same file.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "conflux"}
     metadata: Any = {"Date": None} if image.suffix == ".svg" else None
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(5.2 * len(panels), inches), facecolor="white")
-        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, panel in zip(all_axes, panels, strict=True):
-            _draw_panel(axes, panel, rows, _kind(machine))
-        note = _footnote(machine)
+        figure = Figure(figsize=(3.7 * columns, inches), facecolor="white")
+        places = figure.subplots(lines, columns, squeeze=False).flat
+        for place, panel in itertools.zip_longest(places, panels):
+            if panel:
+                _draw_panel(place, panel, rows, _kind(machine))
+            else:
+                place.set_axis_off()
+        note = _footnote(machine, shown=runs)
         figure.text(0.01, 0.1 / inches, note, fontsize=8, color=FAINT)
-        figure.tight_layout(rect=(0, 0.45 / inches, 1, 1), w_pad=3)
+        figure.tight_layout(rect=(0, 0.45 / inches, 1, 1), w_pad=2, h_pad=2)
         figure.savefig(image, dpi=120, metadata=metadata)
 
 
@@ -96,7 +119,7 @@ def _draw_panel(axes: Any, runs: list[dict], rows: float, device: str) -> None:
             _draw_bar(axes, row, run, runs, fastest)
         row += 1 + GAP
     axes.set(
-        xlim=(0, fastest * 1.32), ylim=(rows - 0.5, -0.5), xticks=[], yticks=[]
+        xlim=(0, fastest * FULL), ylim=(rows - 0.5, -0.5), xticks=[], yticks=[]
     )
     axes.spines[:].set_visible(False)
     title = TITLES.get(runs[0]["model"], runs[0]["model"])
@@ -115,11 +138,11 @@ def _draw_bar(
     axes.barh(row, speed, height=0.78, color=HIGHLIGHT if ours else BAR)
     weight = "bold" if ours else "normal"
     style: Any = {"va": "center", "color": INK, "size": 9, "weight": weight}
-    axes.text(-0.015 * fastest, row, _name(run), ha="right", **style)
+    axes.text(0.015 * fastest, row, _name(run), **style)
     scaling = _scaling(run, runs)
-    of_linear = "" if scaling is None else f"  ({scaling:.0%})"
-    text = f"{_short(speed)}{of_linear}"
-    axes.text(speed + 0.015 * fastest, row, text, **style)
+    of_linear = "" if scaling is None else f"({scaling:.0%}) "
+    text = f"{of_linear}{_short(speed)}"
+    axes.text(fastest * FULL, row, text, ha="right", **style)
 
 
 def _name(run: dict) -> str:
@@ -154,10 +177,13 @@ def _kind(machine: dict) -> str:
     return "GPU" if machine["gpus"] else "device"
 
 
-def _footnote(machine: dict) -> str:
+def _footnote(machine: dict, shown: list[dict]) -> str:
     names = ", ".join(dict.fromkeys(machine["gpus"])) or machine["cpu"]
+    versions = {key: machine[key] for key in ("tensorflow", "keras")}
+    for run in shown:
+        versions |= run.get("versions", {})
+    listed = ", ".join(f"{LIBRARIES[key]} {versions[key]}" for key in versions)
     return (
-        f"{names}; TensorFlow {machine['tensorflow']}, Keras "
-        f"{machine['keras']}.\n(90%) means 90% of linear scaling: of the speed "
+        f"{names}; {listed}.\n(90%) means 90% of linear scaling: of the speed "
         f"with one {_kind(machine)} times their number."
     )

@@ -3,10 +3,14 @@
 import json
 import platform
 import statistics
+import sys
 from pathlib import Path
 
-import rich
+from rich.console import Console
 from rich.table import Table
+
+WIDTH = 140
+"""Of tables that are written to a file, in characters."""
 
 
 def machine() -> dict:
@@ -14,18 +18,23 @@ def machine() -> dict:
     import keras
     import tensorflow as tf
 
-    gpus = tf.config.list_physical_devices("GPU")
-    names = [
-        tf.config.experimental.get_device_details(gpu).get("device_name")
-        for gpu in gpus
-    ]
     return {
-        "gpus": names,
+        "gpus": gpus(),
         "cpu": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
+
+
+def gpus() -> list[str]:
+    """Returns what the GPUs of this machine are called."""
+    import tensorflow as tf
+
+    return [
+        tf.config.experimental.get_device_details(gpu).get("device_name")
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
 
 
 def milliseconds(result: dict) -> float:
@@ -66,7 +75,8 @@ def training_table(results: list[dict]) -> Table:
         "per second",
         "efficiency",
         "peak GB",
-        "first epoch s",
+        "first start s",
+        "second start s",
     ):
         table.add_column(name, justify="right")
     for result in results:
@@ -84,9 +94,13 @@ def training_table(results: list[dict]) -> Table:
             f"{throughput(result):,.0f} {result['unit']}",
             "" if share is None else f"{share:.1%}",
             f"{peak:.1f}" if peak else "",
-            f"{result['first_epoch_s']:.1f}",
+            *(_seconds(result, key) for key in ("start_s", "second_start_s")),
         )
     return table
+
+
+def _seconds(result: dict, key: str) -> str:
+    return f"{result[key]:.1f}" if key in result else ""
 
 
 def breakdown_table(results: list[dict]) -> Table:
@@ -161,10 +175,11 @@ def write(
     if as_json:
         print(text)
         return
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     if training:
-        rich.print(training_table(training))
+        console.print(training_table(training))
         broken_down = [result for result in training if "breakdown" in result]
         if broken_down:
-            rich.print(breakdown_table(broken_down))
+            console.print(breakdown_table(broken_down))
     if collectives:
-        rich.print(collectives_table(collectives))
+        console.print(collectives_table(collectives))

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import keras_conflux as kc
-from keras_conflux.bench.measured import Clock
+from keras_conflux.bench.epoch_clock import EpochClock
 
 _WIDTH = 4096
 _SAVES = 5
@@ -76,14 +76,16 @@ def undisturbed(devices: Any, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.rounds):
         for name, taken in times.items():
             with tempfile.TemporaryDirectory() as folder:
-                clock = Clock()
+                clock = EpochClock()
                 resume = [kc.Resume(folder)] if name == "with" else []
                 model.fit(
                     *(x, x, 64, options.epochs),
                     callbacks=[clock, *resume],
                     **_SILENT,
                 )
-                taken += clock.seconds[1:-1]  # without tracing and the end
+                taken += clock.clock.seconds[
+                    1:-1
+                ]  # without tracing and the end
     step = {
         name: 1e3 * min(taken) / options.steps for name, taken in times.items()
     }

@@ -18,7 +18,10 @@ import tensorflow as tf
 import keras_conflux as kc
 from keras_conflux.bench import breakdown
 from keras_conflux.bench import measured
-from keras_conflux.bench.models import CASES
+from keras_conflux.bench import models
+from keras_conflux.bench import report
+from keras_conflux.bench.cases import CASES
+from keras_conflux.bench.epoch_clock import EpochClock
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -27,10 +30,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model")
     parser.add_argument("how", choices=["keras", "stock", "conflux"])
     parser.add_argument("devices", type=int)
-    parser.add_argument("--batch", type=int, help="samples per device")
+    measured.add_options(parser)
     parser.add_argument("--jit", choices=["auto", "on", "off"], default="auto")
-    parser.add_argument("--steps", type=int, default=64, help="per epoch")
-    parser.add_argument("--epochs", type=int, default=4, help="that are timed")
     parser.add_argument("--execution", type=int, default=1)
     parser.add_argument("--profile", help="a folder for a trace of 24 steps")
     parser.add_argument(
@@ -52,7 +53,7 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
         else tf.distribute.get_strategy()
     )
     with strategy.scope():
-        model = case.build()
+        model = models.build(options.model)
     model.compile(
         model.optimizer,
         model.loss,
@@ -69,7 +70,7 @@ def measure(options: argparse.Namespace) -> dict:
     """Trains for one epoch that is not timed and some that are."""
     model, data = prepare(options)
     dataset = tf.data.Dataset.from_tensors(data).repeat(options.steps)
-    clock = measured.Clock()
+    clock = EpochClock()
     history = model.fit(
         dataset,
         epochs=options.epochs + 1,
@@ -87,7 +88,14 @@ def measure(options: argparse.Namespace) -> dict:
         if on_gpu
     ]
     losses = history.history["loss"]
-    result = measured.result(options, clock, losses, peaks, kc.process_count())
+    versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    names = report.gpus()
+    result = measured.result(
+        *(options, clock.clock, losses, peaks),
+        names[0] if names else None,
+        versions,
+        kc.process_count(),
+    )
     if options.breakdown and options.how == "conflux":
         result["breakdown"] = breakdown.of_program(model, data)
     return result
