@@ -29,6 +29,8 @@ class Own(keras.callbacks.Callback):
 class Shuffled(keras.utils.PyDataset):
     """Shuffles its samples after each epoch, and adds noise."""
 
+    random = np.random
+
     def __init__(self):
         super().__init__()
         self.order = np.arange(SAMPLES)
@@ -38,11 +40,27 @@ class Shuffled(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         rows = self.order[index * BATCH : (index + 1) * BATCH]
-        noise = np.random.normal(size=(len(rows), 5)).astype("float32")
+        noise = self.random.normal(size=(len(rows), 5)).astype("float32")
         return X[rows] + noise, Y[rows]
 
     def on_epoch_end(self):
-        np.random.shuffle(self.order)
+        self.random.shuffle(self.order)
+
+
+class Stateful(Shuffled):
+    """Draws from a generator of its own, which is no plain value."""
+
+    def __init__(self):
+        super().__init__()
+        self.random = np.random.default_rng(3)
+        self.order = self.random.permutation(SAMPLES)
+
+    def state_dict(self):
+        return {"random": self.random.bit_generator.state, "order": self.order}
+
+    def load_state_dict(self, state):
+        self.random.bit_generator.state = state["random"]
+        self.order = state["order"]
 
 
 def generated():
@@ -94,6 +112,7 @@ DATA = {
         "x": dataset().filter(lambda x, y: True).batch(BATCH)
     },
     "PyDataset": lambda: {"x": Shuffled()},
+    "PyDataset with a state": lambda: {"x": Stateful()},
     "generator": lambda: {"x": generated(), "steps_per_epoch": 4},
 }
 GRAIN = {

@@ -21,6 +21,7 @@ from resume_cases import RANDOM
 from resume_cases import SAMPLES
 from resume_cases import STEPS
 from resume_cases import Own
+from resume_cases import Stateful
 from resume_cases import X
 from resume_cases import Y
 from tensorflow.python.eager import context
@@ -162,6 +163,23 @@ def test_killed_again_and_again(tmp_path, data, devices):
         with pytest.raises(Killed):
             train(folder, data, devices, after=after, every=1 + after % 2)
     assert_same(train(folder, data, devices), expected)
+
+
+def test_a_pydataset_tells_its_state(tmp_path):
+    data = "PyDataset with a state"
+    expected = train(new(tmp_path, "plain"), data, None, resume=False)
+    folder = new(tmp_path, "killed")
+    with pytest.raises(Killed):
+        train(folder, data, None, after=STEPS + 3, every=1)
+    assert_same(train(folder, data, None), expected)
+
+
+def test_a_state_of_a_pydataset_that_cannot_be_saved(tmp_path, monkeypatch):
+    state = {"random": np.random.default_rng(3)}
+    monkeypatch.setattr(Stateful, "state_dict", lambda _: state)
+    expected = r"`Stateful.state_dict\(\)` .* 'random' .* a Generator\. Of a"
+    with pytest.raises(TypeError, match=expected):
+        train(tmp_path, "PyDataset with a state", None)
 
 
 @pytest.mark.parametrize("devices", [None, 2])

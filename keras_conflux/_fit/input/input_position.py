@@ -8,6 +8,7 @@ batches are drawn once more, and dropped.
 
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import itertools
 import logging
@@ -50,8 +51,8 @@ class Place:
         generators_at_begin: Where random generators stood when it was made.
         generators: Where they stood at this place.
         number: How many batches an epoch has, if it is known by now.
-        attributes: Those of a `PyDataset`, when it was made, or now if it has
-            not begun.
+        attributes: Those of a `PyDataset`, or what its `state_dict` returned,
+            when it was made, or now if it has not begun.
         last: The sketch of the last batch that has been trained, if it is
             known. The batch that is drawn again in its place must have it.
     """
@@ -167,8 +168,8 @@ class InputPosition:
             iter(dataset)
         self._here.iterators = start.iterators - start.begun
         owner = keras_internals.py_dataset_of(self.iterator)
-        if owner is not None and start.attributes and not start.begun:
-            vars(owner).update(start.attributes)
+        if owner is not None and not start.begun:
+            _set_attributes(owner, start.attributes)
 
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
@@ -178,8 +179,8 @@ class InputPosition:
         owner = keras_internals.py_dataset_of(self.iterator)
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin)
-            if owner is not None and start.attributes:
-                vars(owner).update(start.attributes)
+            if owner is not None:
+                _set_attributes(owner, start.attributes)
         here.generators_at_begin = random_generators.states()
         if owner is not None:
             here.attributes = _attributes(owner)
@@ -228,9 +229,45 @@ class InputPosition:
             )
 
 
+_STATE = "state_dict()"  # no attribute has such a name
+
+
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Returns copies of what a `PyDataset` holds."""
-    return plain_values.attributes(owner, _LARGEST_ATTRIBUTE)
+    """Returns copies of what a `PyDataset` holds, or says that it holds."""
+    if not _tells_its_state(owner):
+        return plain_values.attributes(owner, _LARGEST_ATTRIBUTE)
+    state = copy.deepcopy(dict(owner.state_dict()))
+    for name, value in state.items():
+        if not plain_values.is_plain(value):
+            raise TypeError(
+                f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
+                "what cannot be saved. Expected: numbers, strings, arrays, and "
+                "lists, tuples and dicts of them. Received: a "
+                f"{type(value).__name__}. Of a NumPy generator, return "
+                "`generator.bit_generator.state`."
+            )
+    return {_STATE: state}
+
+
+def _set_attributes(owner: Any, attributes: dict[str, Any] | None) -> None:
+    """Gives a `PyDataset` what it held."""
+    if attributes is None:
+        return
+    if _tells_its_state(owner) != (_STATE in attributes):
+        raise ValueError(
+            f"`{type(owner).__name__}` has got or lost the methods "
+            "`state_dict` and `load_state_dict` since the checkpoint was "
+            f"saved. {_WHAT_TO_DO}"
+        )
+    attributes = copy.deepcopy(attributes)
+    if _STATE in attributes:
+        owner.load_state_dict(attributes[_STATE])
+    else:
+        vars(owner).update(attributes)
+
+
+def _tells_its_state(owner: Any) -> bool:
+    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
 
 
 _positions: Any = weakref.WeakKeyDictionary()
