@@ -3,6 +3,7 @@
 There are three CPU devices, and four with CONFLUX_ALL_TESTS=1.
 """
 
+import gc
 import os
 import signal
 
@@ -61,6 +62,16 @@ def pytest_configure(config) -> None:
     config.addinivalue_line(
         "filterwarnings", "error::keras_conflux.ConfluxWarning"
     )
+
+
+def pytest_collection_finish() -> None:
+    """Looks for unused objects less often, and not among those of imports.
+
+    Traced graphs are full of circles, and a process of tests makes many.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items) -> None:

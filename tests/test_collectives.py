@@ -660,7 +660,7 @@ def reductions(text):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_collectives_of_programs_that_differ_are_in_order(in_order):
-    transport = XlaNccl(DEVICES[:1], [0], 2, group_key=1, in_order=in_order)
+    transport = XlaNccl(DEVICES[:1], int, 2, group_key=1, in_order=in_order)
     call = functools.partial(transport.all_reduce, index=0, call="")
 
     @tf.function

@@ -19,6 +19,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._cluster import failures
 from keras_conflux._common import daemons
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
@@ -380,6 +381,32 @@ def test_an_interrupted_call_comes_to_its_end():
     assert done == [1]
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_a_process_that_dies_after_an_interrupt_ends_the_wait(monkeypatch):
+    ended, interrupted = threading.Event(), threading.Event()
+    died = tf.errors.UnavailableError(None, None, "process 1 has died")
+
+    def failure_of_any(count):
+        return died if interrupted.is_set() else None
+
+    def program():
+        time.sleep(0.3)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        interrupted.set()
+        ended.wait(10)
+
+    monkeypatch.setattr(failures, "process_count", lambda: 2)
+    monkeypatch.setattr(failures, "_PERIOD", 0.1)
+    monkeypatch.setattr(
+        failures.tensorflow_processes, "failure_of_any", failure_of_any
+    )
+    watch = StepWatchdog(kc.devices(2), "some step")
+    with pytest.raises((type(died), KeyboardInterrupt)) as raised:
+        watch.call(program)
+    ended.set()
+    assert raised.value is died
+
+
 def interrupting(ended, times, then=lambda: None):
     """Returns a program that interrupts whoever waits for it, as Ctrl-C."""
 
@@ -489,6 +516,34 @@ def test_training_ends_while_its_data_block(how):
     go_on.set()
     thread.join()
     assert in_time
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_ends_the_wait_for_data():
+    go_on = threading.Event()
+    interrupted_at = []
+
+    def generate():
+        for _ in range(2):  # training is a batch behind
+            yield X[:8], Y[:8]
+        go_on.wait(60)
+
+    def interrupt():
+        interrupted_at.append(time.monotonic())
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def trained(batch, logs=None):
+        threading.Timer(0.5, interrupt).start()
+
+    model = kc.replicate(dense("sgd"), MANY)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=trained)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(generate(), callbacks=[callback], verbose=0)
+        assert time.monotonic() - interrupted_at[0] < 20
+    finally:
+        go_on.set()
+    model.fit(X[:16], Y[:16], batch_size=8, verbose=0)
 
 
 def test_a_source_is_free_when_training_has_stopped():

@@ -72,6 +72,18 @@ def test_a_step_asks_another_model_for_predictions():
     assert_same_training(one, many, fit(one), fit(many))
 
 
+@pytest.mark.filterwarnings("ignore:.*run_eagerly")
+def test_an_eager_step_asks_another_model_for_predictions():
+    """Plain Keras cannot: one device is asked in a step that it has traced."""
+
+    def ask(teacher, x):
+        return teacher.predict(x, verbose=0)
+
+    one, many = pair(ask)
+    many.compile("sgd", "mse", run_eagerly=True)
+    assert_same_training(one, many, fit(one), fit(many))
+
+
 def test_a_step_that_trains_another_model_is_told_so():
     def ask(teacher, x):
         teacher.train_on_batch(x, x[:, :1])
@@ -81,6 +93,7 @@ def test_a_step_that_trains_another_model_is_told_so():
     with pytest.raises(tf.errors.OpError, match="predict` exchanges nothing"):
         fit(many)
     many.ask = lambda x: np.zeros((len(x), 1), "float32")
+    many.make_train_function(force=True)
     fit(many)  # nothing is left behind
 
 

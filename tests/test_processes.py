@@ -7,6 +7,7 @@ run all cases one after another.
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 
@@ -27,6 +28,8 @@ from process_cases import CHECKS
 from process_cases import X
 from process_cases import Y
 from started import start
+
+from keras_conflux._cluster import roll_call
 
 HERE = pathlib.Path(__file__).parent
 SECONDS = 900 if ON_GPU else 300
@@ -242,3 +245,29 @@ def test_a_process_whose_others_do_not_come_says_so():
         f"come in 2 s as process 1 at {addresses[1]}."
     )
     assert expected in ended.stdout, ended.stderr[-2000:]
+
+
+LEFT_BEHIND = """
+import keras_conflux as kc
+kc.initialize({addresses!r}, 0, timeout=2)
+"""
+
+
+def test_a_process_whose_other_dies_while_they_connect_ends():
+    addresses = free_addresses(2)
+    program = LEFT_BEHIND.format(addresses=addresses)
+    left = subprocess.Popen(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        # This one answers the roll call, is seen to listen, and is gone.
+        assert roll_call.call_roll(addresses, 1, 60) is None
+        port = int(addresses[1].rpartition(":")[2])
+        with socket.create_server(("", port)) as server:
+            server.accept()[0].close()
+        _, printed = left.communicate(timeout=60)
+    finally:
+        left.kill()
+    assert "Timeout (0:00:07)!" in printed
+    assert "tensorflow_processes.py" in printed
+    assert left.returncode == 1

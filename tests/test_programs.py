@@ -756,15 +756,17 @@ def fast_weights():
     return model, batches(*data.astype("float32"))
 
 
-class MixUp(keras.Model):
-    """Mixes samples with others of the batch, and labels, which get one-hot."""
-
+class Classifier(keras.Model):
     def __init__(self):
         super().__init__()
         self.body = mlp(6, 8, 3)
 
     def call(self, x):
         return self.body(x)
+
+
+class MixUp(Classifier):
+    """Mixes samples with others of the batch, and labels, which get one-hot."""
 
     def train_step(self, data):
         x, y, share = data
@@ -787,15 +789,8 @@ def mix_up():
     return model, batches(X, LABELS, share)
 
 
-class SharpnessAware(keras.Model):
+class SharpnessAware(Classifier):
     """Takes the gradient where the loss is highest nearby (SAM)."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = mlp(6, 8, 3)
-
-    def call(self, x):
-        return self.body(x)
 
     def train_step(self, data):
         x, y = data
@@ -888,6 +883,18 @@ PROGRAMS = {
     "CTC endpoint": captcha,
 }
 
+LONG_ON = {
+    "two towers of strings": (2,),
+    "detector with hard negatives": (3,),
+    "clipped policy gradient": (2,),
+    "private gradients": (3,),
+    "fast weights of tasks": (2,),
+    "mixed samples": (3,),
+    "sharpness-aware steps": (2,),
+    "prototypes shared evenly": (3,),
+}
+"""The numbers of replicas on which a program runs with all tests only."""
+
 HAVE_TEST_STEPS = (
     "distillation",
     "DDIM with an EMA network",
@@ -914,9 +921,9 @@ def test_a_step_that_fails_where_it_makes_weights_says_why():
 
 def runs():
     """Returns programs and numbers of replicas, of which some run in CI."""
-    for place, name in enumerate(PROGRAMS):
+    for name in PROGRAMS:
         for count in [c for c in COUNTS if c in (2, 3)]:
-            is_long = place < 8 and count == (2, 3)[place % 2]
+            is_long = count in LONG_ON.get(name, ())
             marks = pytest.mark.long if is_long else ()
             yield pytest.param(name, count, marks=marks)
 

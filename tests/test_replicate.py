@@ -18,6 +18,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._replication import state
+from keras_conflux._replication.strategy import replica_index
 
 
 def test_nothing_gives_a_strategy(count):
@@ -296,3 +297,17 @@ def test_in_one_process_local_data_are_all_data():
     np.testing.assert_allclose(
         plain.predict(x, verbose=0), local.predict(x, verbose=0), rtol=1e-5
     )
+
+
+def test_asking_for_the_index_adds_nothing_to_a_graph():
+    added = []
+
+    @tf.function
+    def step():
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        index = replica_index()
+        added.append((index, len(graph.get_operations()) - before))
+
+    kc.replicate(devices=MANY).run(step)
+    assert added == [(index, 0) for index in range(MANY)]

@@ -86,14 +86,45 @@ def test_a_step_that_needs_the_number_of_samples(loss, data):
     assert_same_training(*models)
 
 
+class Reshapes(keras.layers.Layer):
+    def call(self, x):
+        return tf.reshape(x, x.shape)
+
+
 def _contrast(y, p):
     apart = 1 - tf.eye(p.shape[0])
     return tf.reduce_mean(tf.nn.softplus(p @ tf.transpose(p)) * apart)
 
 
-class Reshapes(keras.layers.Layer):
-    def call(self, x):
-        return tf.reshape(x, x.shape)
+@pytest.mark.filterwarnings("ignore:.*any number of samples")
+@pytest.mark.parametrize(
+    "call",
+    ["predict", "train_on_batch", "test_on_batch", "predict_on_batch"],
+)
+def test_all_calls_trace_for_the_number_of_samples(call):
+    """No more than `fit`, whose data tell how large their batches are."""
+    data = (X[:6],) if call.startswith("predict") else (X[:6], Y[:6])
+    results = []
+    for replicas in (None, 3):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([Reshapes(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        if replicas:
+            kc.replicate(model, replicas)
+        results.append(getattr(model, call)(*data))
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def test_a_batch_that_does_not_divide_says_what_to_write():
+    class Divides(keras.layers.Layer):
+        def call(self, x):
+            return x / (1.0 * x.shape[0])
+
+    model = keras.Sequential([Divides(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError) as caught:
+        kc.replicate(model, 3).train_on_batch(X[:7], Y[:7])
+    assert "3, 2, 2 of 7 samples" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,17 @@ def test_a_short_share_of_a_long_time_is_not_told(monkeypatch, caplog):
     assert "for 21 of 102 s" in caplog.text
 
 
+def test_the_waits_of_all_epochs_are_told(monkeypatch, caplog):
+    monkeypatch.setattr(slow_input, "_has_told", False)
+    measured = Measurements()
+    for _ in range(2):
+        measured.reset()  # as `kc.Throughput` does when an epoch begins
+        measured.waited = 6.0
+        measured.other.add(1.0, 1, 1)
+    slow_input.tell("model", measured)
+    assert "for 12 of 14 s" in caplog.text
+
+
 RECIPES = pathlib.Path(__file__).parent.parent / "docs" / "recipes.md"
 LOGGERS = {
     "wandb": """

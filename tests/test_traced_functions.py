@@ -110,6 +110,79 @@ def test_a_teacher_that_is_only_in_the_loss_is_noticed():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+class Teacher(keras.layers.Layer):
+    """Its answer is in the loss of a model that does not hold it."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = self.add_weight(shape=(), initializer="ones")
+
+    def distance(self, y, predicted):
+        return keras.ops.mean((predicted - self.answer) ** 2)
+
+
+def test_the_loop_reads_what_a_teacher_in_the_loss_has_learned():
+    def losses(student, *moves):
+        teacher, waiting = Teacher(), list(moves)
+
+        def learn(epoch, logs=None):
+            for move in waiting[:1]:
+                waiting.remove(move)
+                move(teacher)
+            teacher.answer.assign(10.0 * epoch)
+
+        learns = keras.callbacks.LambdaCallback(on_epoch_begin=learn)
+        student.compile("sgd", teacher.distance, jit_compile=False)
+        return student.fit(X, Y, callbacks=[learns], **FIT).history["loss"]
+
+    def replicate(teacher):
+        kc.replicate(teacher, MANY)
+
+    expected = losses(dense())
+    many = kc.replicate(dense(), MANY)
+    got = losses(many, lambda _: None, replicate, kc.unreplicate)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_a_teacher_stays_where_it_is_while_a_plain_model_trains():
+    teacher, student = Teacher(), dense()
+    student.compile("sgd", teacher.distance, jit_compile=False)
+    replicates = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: kc.replicate(teacher, MANY)
+    )
+    with pytest.raises(kc.StrategyError, match=f"{student.name!r} is in `fit`"):
+        student.fit(X, Y, callbacks=[replicates], **FIT)
+    assert len(np.atleast_1d(teacher.answer.numpy())) == 1
+    kc.replicate(teacher, MANY)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [(kc.replicate, kc.unreplicate), (kc.unreplicate, kc.replicate)],
+)
+def test_a_model_keeps_its_devices_while_it_runs(call, before, change):
+    model = before(dense("sgd"))
+    names = {"fit": "train", "evaluate": "test", "predict": "predict"}
+    ends = f"on_{names[call]}_batch_end"
+    changes = keras.callbacks.LambdaCallback()
+    setattr(changes, ends, lambda batch, logs=None: change(model))
+    data = (X,) if call == "predict" else (X, Y)
+    message = f"{change.__name__}.*{model.name}.* in `{call}`.*before or after"
+    with pytest.raises(kc.StrategyError, match=message):
+        getattr(model, call)(*data, callbacks=[changes], verbose=0)
+    change(model).fit(X, Y, verbose=0)
+
+
+def test_a_part_of_a_model_keeps_its_devices_while_it_trains():
+    model = kc.replicate(dense(), MANY)
+    moves = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: kc.unreplicate(model.layers[0])
+    )
+    with pytest.raises(kc.StrategyError, match=f"{model.name!r} is in `fit`"):
+        model.fit(X, Y, callbacks=[moves], **FIT)
+
+
 def test_another_model_on_other_devices_trains_in_a_callback():
     other = kc.replicate(dense("sgd"), 1)
 
@@ -169,19 +242,70 @@ def test_models_on_different_devices_take_turns():
     assert [traced() for _ in range(3)] == [before] * 3
 
 
-def test_the_common_seed_goes_on_where_models_take_turns():
-    def noise():
-        inputs = keras.Input((X.shape[1],))
-        outputs = keras.layers.Lambda(
-            lambda x: keras.random.normal(keras.ops.shape(x)),
-            output_shape=lambda shape: shape,
-        )(inputs)
-        return keras.Model(inputs, outputs)
+@pytest.mark.parametrize("replicated", [True, False])
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda: keras.utils.set_random_seed(7),
+        lambda: kc.replicate(keras.metrics.Mean(), MANY),
+        lambda: kc.replicate(dense("sgd"), MANY).train_on_batch(X, Y),
+        lambda: kc.unreplicate(kc.replicate(trained(), MANY)),
+    ],
+    ids=["set_random_seed", "metric", "training", "moving"],
+)
+def test_what_a_model_does_not_read_does_not_trace_it_again(
+    replicated, meanwhile
+):
+    model = Counting()
+    model.compile("sgd", "mse", jit_compile=False)
+    if replicated:
+        kc.replicate(model, MANY)
 
-    one = [noise(), noise()]
+    def run():
+        model.train_on_batch(X, Y)
+        model.predict(X, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+        return model.traced
+
+    run()
+    before = run()
+    meanwhile()
+    assert run() == before
+
+
+def trained():
+    model = dense("sgd")
+    model.train_on_batch(X, Y)
+    return model
+
+
+def test_a_new_seed_is_that_of_what_is_traced_from_then_on():
+    def noise(model):
+        numbers = []
+        for _ in range(2):
+            keras.utils.set_random_seed(0)
+            numbers.append(model.predict(X, verbose=0))
+        return numbers
+
+    expected = noise(drawing())
+    np.testing.assert_array_equal(noise(kc.replicate(drawing(), 1)), expected)
+    assert (expected[0] != expected[1]).any()
+
+
+def drawing():
+    inputs = keras.Input((X.shape[1],))
+    outputs = keras.layers.Lambda(
+        lambda x: keras.random.normal(keras.ops.shape(x)),
+        output_shape=lambda shape: shape,
+    )(inputs)
+    return keras.Model(inputs, outputs)
+
+
+def test_the_common_seed_goes_on_where_models_take_turns():
+    one = [drawing(), drawing()]
     keras.utils.set_random_seed(0)
     expected = [model.predict(X, verbose=0) for model in one * 3]
-    many = [kc.replicate(noise(), [0]), kc.replicate(noise(), [1])]
+    many = [kc.replicate(drawing(), [0]), kc.replicate(drawing(), [1])]
     keras.utils.set_random_seed(0)
     got = [model.predict(X, verbose=0) for model in many * 3]
     np.testing.assert_array_equal(got, expected)

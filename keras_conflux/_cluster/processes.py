@@ -1,10 +1,14 @@
 """Which processes train together, and which of them this one is."""
 
+import contextlib
 import dataclasses
+import faulthandler
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterable
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -16,7 +20,10 @@ from keras_conflux._compat import tensorflow_processes
 
 DEFAULT_HEARTBEAT_SECONDS = 10.0
 DEFAULT_CONNECT_SECONDS = 300.0
+_LATE_SECONDS = 5.0
+"""How much later than TensorFlow this ends what waits for a process."""
 _SEED = "conflux/seed"
+_STDERR = 2
 
 
 @dataclasses.dataclass
@@ -116,10 +123,30 @@ def _connected(
     if silent:
         return f"Nobody answers at: {', '.join(silent)}."
     try:
-        tensorflow_processes.connect(addresses, index, heartbeat, timeout)
+        with _ending_after(timeout + _LATE_SECONDS, index == 0):
+            tensorflow_processes.connect(addresses, index, heartbeat, timeout)
     except (tf.errors.OpError, RuntimeError) as error:
         return f"TensorFlow says: {getattr(error, 'message', error)}."
     return None
+
+
+@contextlib.contextmanager
+def _ending_after(seconds: float, is_first: bool) -> Iterator[None]:
+    """Ends the first process, with a traceback, if something takes longer.
+
+    TensorFlow's first process waits without an end for one that has died since
+    it was there, and holds Python's lock meanwhile. A timer of `faulthandler`
+    does not need that.
+    """
+    if not is_first:
+        yield
+        return
+    seconds = min(seconds, threading.TIMEOUT_MAX)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _silent(addresses: Iterable[str], seconds: float) -> list[str]:

@@ -34,6 +34,7 @@ from keras_conflux._communication.transports.nccl_between_processes import (
     NcclBetweenProcesses,
 )
 from keras_conflux._communication.transports.xla import XlaNccl
+from keras_conflux._compat import shared_trace
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import compute_capability
@@ -117,7 +118,7 @@ class Communicator:
         with tf.init_scope():
             self._in_xla = XlaNccl(
                 self.devices,
-                [self.rank(index) for index, _ in enumerate(self.devices)],
+                self.noted_rank,
                 self.size,
                 group_key,
                 in_order=self.on_gpu and self.spans_processes,
@@ -140,6 +141,16 @@ class Communicator:
     def rank(self, index: int) -> int:
         """Returns the position of a replica of this process among all."""
         return process_index() * len(self.devices) + index
+
+    def noted_rank(self, index: int) -> int:
+        """The same, where what is traced with it is for that replica alone."""
+        shared_trace.note_rank()
+        return self.rank(index)
+
+    def repeat_calls(self, index: int) -> None:
+        """Counts for a replica the calls of replica 0, whose trace it runs."""
+        trace = self._present_trace()
+        trace.calls[index] = trace.calls[0]
 
     @property
     def supports_xla(self) -> bool:
@@ -323,6 +334,7 @@ class Communicator:
                 "match the loops of different replicas. Put the loop around "
                 "the step, or reduce after the loop."
             )
+        shared_trace.note_rank()  # it runs on the device of this replica
         call = self._next_call(index)
         with tf.device(self.devices[index]):
             if tensor.shape.is_fully_defined():

@@ -44,8 +44,11 @@ class ReplicaCollectives:
     ) -> None:
         self._communicator = communicator
         self._index = index
-        self._rank = communicator.rank(index)
         self._in_xla = in_xla
+
+    @property
+    def _rank(self) -> int:
+        return self._communicator.noted_rank(self._index)
 
     @property
     def count(self) -> int:

@@ -34,9 +34,13 @@ def reason_of(error: tf.errors.OpError) -> str:
 
 def is_of_sizes(error: Exception) -> bool:
     """Whether an error of a step may come from the number of its samples."""
-    if not isinstance(error, tf.errors.InvalidArgumentError | ValueError):
+    kinds = tf.errors.InvalidArgumentError | TypeError | ValueError
+    if not isinstance(error, kinds):
         return False
-    words = r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|values)\b"
+    words = (
+        r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|values|"
+        r"NoneType)\b"
+    )
     return re.search(words, str(error)) is not None
 
 

@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -130,6 +131,26 @@ def set_strategy(model: keras.Model, strategy: Any) -> None:
     model._distribute_strategy = strategy
 
 
+def functions_of(model: keras.Model) -> list[Any]:
+    """Returns what a model trains, evaluates and predicts with, or `None`s."""
+    return [model.train_function, model.test_function, model.predict_function]
+
+
+def tf_functions_in(function: Any) -> Iterator[Any]:
+    """Yields what a function of Keras' own trainer is traced as."""
+    # trainer.py makes them in closures.
+    waiting, seen = [function], set()
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tf.types.experimental.PolymorphicFunction):
+            yield item
+        elif inspect.isfunction(item) and item not in seen:
+            seen.add(item)
+            for cell in item.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty one
+                    waiting.append(cell.cell_contents)
+
+
 def optimizer_strategy(optimizer: Any) -> tf.distribute.Strategy:
     """Returns the strategy that an optimizer makes its variables under."""
     return optimizer._distribution_strategy
@@ -177,7 +198,10 @@ def with_this_threads_state(fn: Callable) -> Callable:
 
 
 def symbolic_build(
-    model: keras.Model, spec: Any, at_once: bool = False
+    model: keras.Model,
+    spec: Any,
+    at_once: bool = False,
+    layers_alone: bool = False,
 ) -> None:
     """Builds a model, its metrics and its optimizer for batches like `spec`.
 
@@ -186,17 +210,23 @@ def symbolic_build(
         spec: Of a batch.
         at_once: Whether metrics and losses are built also where a step of the
             user's own may give them something else than the data.
+        layers_alone: Whether nothing but layers is built, as for `predict`.
     """
     # Public `model.build` builds neither metrics nor the optimizer.
     try:
-        with _without_what_steps_tell(model, at_once):
+        with (
+            _without_compiled(model)
+            if layers_alone
+            else _without_what_steps_tell(model, at_once)
+        ):
             model._symbolic_build(data_batch=spec)
     except Exception as error:
         # Keras cannot trace some models by shapes alone. And a step of the
         # user's own may do without `call`, or take what `call` does not. Both
         # are built by their first step on one device, so they shall be here.
         untraceable = error_texts.is_untraceable_by_shapes(error)
-        if not untraceable and not has_own_step(model):
+        left_to_step = untraceable or layers_alone or has_own_step(model)
+        if not left_to_step:
             raise
 
 
@@ -211,24 +241,40 @@ def _without_what_steps_tell(
     build layers, and an optimizer refuses variables that are made after it
     was built.
     """
-    names = ["optimizer"]
-    if not at_once:
-        names += ["_compile_metrics", "_compile_loss"]
-    parts = [getattr(model, name, None) for name in names]
-    left = [part for part in parts if part is not None and not part.built]
     if not has_own_step(model):
-        left = []
-    for part in left:
-        part.built = True
-    try:
         yield
-    finally:
-        for part in left:
-            part.built = False
+        return
+    names = ("optimizer",) if at_once else _COMPILED
+    with _without_compiled(model, names) as left:
+        yield
     if any(part is model.optimizer for part in left) and all(
         layer.built for layer in all_layers(model)[1:]
     ):
         model.optimizer.build(model.trainable_variables)
+
+
+_COMPILED = ("optimizer", "_compile_metrics", "_compile_loss")
+
+
+@contextlib.contextmanager
+def _without_compiled(
+    model: keras.Model, names: Sequence[str] = _COMPILED
+) -> Iterator[list[Any]]:
+    """Leaves out what `compile` has given a model; yields what is unbuilt."""
+    parts = [getattr(model, name, None) for name in names]
+    left = [part for part in parts if part is not None and not part.built]
+    for part in left:
+        part.built = True
+    try:
+        yield left
+    finally:
+        for part in left:
+            part.built = False
+
+
+def layers_are_built(model: keras.Model) -> bool:
+    """Whether all layers of a model have their variables."""
+    return all(layer.built for layer in all_layers(model))
 
 
 def metrics_are_built(model: keras.Model) -> bool:

@@ -75,6 +75,10 @@ TO_TENSOR = PrivateName(
 SEQUENCE_MASK = PrivateName(
     "tensorflow:sequence_mask", "lengths, maxlen, dtype, name"
 )
+MERGE_CALL = PrivateName(
+    "tensorflow:distribute.ReplicaContext.merge_call",
+    "self, merge_fn, args, kwargs",
+)
 CONDITION = PrivateName(
     "tensorflow.python.ops.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
 )
@@ -87,6 +91,7 @@ PATCHED = (
     SCALE_REGULARIZATION,
     TO_TENSOR,
     SEQUENCE_MASK,
+    MERGE_CALL,
     CONDITION,
     UID,
 )
@@ -190,6 +195,11 @@ READ = (
     ),
     PrivateName(f"{_FUNCTION}._clone", "self, python_function"),
     PrivateName(
+        f"{_FUNCTION}._list_all_concrete_functions",
+        "self",
+        ("_function_cache",),
+    ),
+    PrivateName(
         f"{_FUNCTION}.__call__", None, ("_omit_frequent_tracing_warning",)
     ),
     PrivateName(f"{_GRAPH}.capture", "self, tensor, name, shape"),
@@ -254,6 +264,30 @@ READ = (
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
         "self",
+    ),
+    PrivateName(
+        f"{_DISTRIBUTE}.values:DistributedVariable.__init__",
+        None,
+        ("_distributed_container",),
+    ),
+    PrivateName(f"{_DISTRIBUTE}.values_util:get_current_replica_id_as_int", ""),
+    PrivateName(
+        "tensorflow.python.eager.polymorphic_function.concrete_function:"
+        "ConcreteFunction.__init__",
+        None,
+        ("_inference_function",),
+    ),
+    PrivateName(
+        "tensorflow.python.eager.polymorphic_function.atomic_function:"
+        "AtomicFunction.call_with_captures",
+        "self, args, kwargs, captures",
+    ),
+    PrivateName(
+        "tensorflow.python.eager.polymorphic_function.atomic_function:"
+        "AtomicFunction.graph",
+    ),
+    PrivateName(
+        "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
     ),
     PrivateName(
         f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__",

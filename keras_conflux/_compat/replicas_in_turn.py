@@ -16,6 +16,8 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import shared_variable_creator
 from tensorflow.python.training import coordinator
 
+from keras_conflux._compat.shared_trace import note_rank
+
 
 def run_in_turn(
     strategy: tf.distribute.Strategy, fn: Callable, args: Any, kwargs: Any
@@ -154,6 +156,16 @@ class _ReplicaHere(tf.distribute.ReplicaContext):
         self.graph = replicas.graph
         self._conflux_index = index
         self._conflux_replicas = replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        note_rank()
+        return super().replica_id_in_sync_group
+
+    @property
+    def devices(self) -> Any:
+        note_rank()
+        return super().devices
 
     def _merge_call(self, merge_fn: Callable, args: Any, kwargs: Any) -> Any:
         replicas = self._conflux_replicas

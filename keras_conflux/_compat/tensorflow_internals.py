@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.client import device_lib
 from tensorflow.python.distribute import mirrored_run
+from tensorflow.python.distribute import values_util
 from tensorflow.python.eager import context
 from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
@@ -125,6 +126,20 @@ def concrete_function(function: Callable, signature: Any) -> Callable:
 
     call.graph = concrete.graph
     return call
+
+
+def traces_of(function: Any) -> list[Any]:
+    """Returns the graphs that have been traced of a function.
+
+    Args:
+        function: What `concrete_function` has returned, or a `tf.function`.
+    """
+    graph = getattr(function, "graph", None)
+    if graph is not None:
+        return [graph]
+    # The method that lists them would trace for an input signature.
+    cache = getattr(function, "_function_cache", None)
+    return [] if cache is None else [each.graph for each in cache.values()]
 
 
 def in_python_op_of(program: Any) -> bool:
@@ -457,6 +472,15 @@ def _called(
     # To the graph, TensorFlow adds what it needs for derivatives.
     outputs = body.outputs[: len(operation.outputs)]
     return [known[x.name] for x in outputs]
+
+
+def replica_index() -> int:
+    """Returns the index of the running replica in this process.
+
+    `replica_id_in_sync_group` would add a constant to the graph at each call.
+    """
+    found: Any = values_util.get_current_replica_id_as_int()
+    return found
 
 
 def handle_of(variable: tf.Variable) -> Any:

@@ -26,6 +26,7 @@ from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import longest_samples
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
+from keras_conflux._fit.numerics import merged_values
 from keras_conflux._fit.numerics import random_seeds
 from keras_conflux._fit.numerics import sparse_updates
 from keras_conflux._fit.numerics import sync_batch_norm
@@ -129,6 +130,7 @@ def install() -> None:
     )
     patch(private_tensorflow_names.TO_TENSOR, longest_samples.to_tensor)
     patch(private_tensorflow_names.SEQUENCE_MASK, longest_samples.sequence_mask)
+    patch(private_tensorflow_names.MERGE_CALL, merged_values.merge_call)
     version = numbers(keras.__version__)
     for point, replacement in PATCHES:
         if point.is_in(version):

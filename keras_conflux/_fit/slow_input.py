@@ -23,9 +23,10 @@ def tell(name: str, measured: Measurements) -> None:
             programs are compiled does not count.
     """
     global _has_told
-    total = measured.waited + measured.other.seconds
-    is_short = measured.waited < MINIMUM_SECONDS
-    if _has_told or is_short or measured.waited < MINIMUM_SHARE * total:
+    waited = measured.waited_in_call
+    total = waited + measured.busy_in_call
+    is_short = waited < MINIMUM_SECONDS
+    if _has_told or is_short or waited < MINIMUM_SHARE * total:
         return
     _has_told = True
     _log.warning(
@@ -37,6 +38,6 @@ def tell(name: str, measured: Measurements) -> None:
         "keras_conflux.Throughput shows the wait of each epoch as "
         "`input_wait`.",
         name,
-        measured.waited,
+        waited,
         total,
     )

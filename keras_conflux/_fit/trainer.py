@@ -30,6 +30,7 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import distribution_strategy
@@ -59,7 +60,8 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = _strategy(model)
     args, kwargs = _log_sources_first(original, model, args, kwargs)
     if strategy is None:
-        return original(model, *args, **kwargs)
+        with running(model, "fit"):
+            return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
     with together(model, f"fit{log_sources.described(callbacks)}"):
         plan = ExecutionPlan.of_fit(model, strategy, callbacks)
@@ -79,7 +81,8 @@ def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
     strategy = _strategy(model)
     if strategy is None:
-        return original(model, *args, **kwargs)
+        with running(model, "evaluate"):
+            return original(model, *args, **kwargs)
     callbacks = _callbacks(original, model, args, kwargs)
     with together(model, "evaluate"):
         plan = ExecutionPlan.of_fit(model, strategy, callbacks)
@@ -91,7 +94,8 @@ def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs as many steps per execution as the user has asked for."""
     strategy = _strategy(model)
     if strategy is None:
-        return original(model, *args, **kwargs)
+        with running(model, "predict"):
+            return original(model, *args, **kwargs)
     plan = ExecutionPlan.of(model, strategy)
     with together(model, "predict"), following(plan):
         return _call_once_shown(original, model, args, kwargs)
@@ -101,7 +105,7 @@ def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
 def together(model: keras.Model, call: str) -> Iterator[None]:
     """Sees to it that all processes begin and end a call with each other."""
     what = f"{call} of {model.name}"
-    with told_to_all(what):
+    with told_to_all(what), running(model, call.split()[0]):
         agree(f"the begin of {what}")
         yield
         agree(f"the end of {what}")
@@ -133,16 +137,14 @@ def build(
     spec = (
         data_batch if iterator is None else keras_internals.batch_spec(iterator)
     )
-    with strategy.scope():
-        keras_internals.symbolic_build(model, spec)
-    promotion.promote_new_state(model, strategy)
+    promotion.build(model, spec, strategy)
 
 
 def make_train_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
     """Makes a new function where the former one has become stale."""
-    stale = traced_functions.has_become_stale(model, "train_function")
+    stale = traced_functions.is_stale(model.train_function)
     return original(model, force or stale)
 
 
@@ -150,7 +152,7 @@ def make_test_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
     """Makes a new function where the former one has become stale."""
-    stale = traced_functions.has_become_stale(model, "test_function")
+    stale = traced_functions.is_stale(model.test_function)
     return original(model, force or stale)
 
 
@@ -167,9 +169,9 @@ def make_predict_function(
 ) -> Any:
     """Makes a predict function that runs on all replicas."""
     strategy = _strategy(model)
-    force |= traced_functions.has_become_stale(model, "predict_function")
     if strategy is None:
-        return original(model, force)
+        stale = traced_functions.is_stale(model.predict_function)
+        return original(model, force or stale)
     promotion.promote_new_state(model, strategy)
     if model.predict_function is None or force:
         model.predict_function = train_function.make_predict_function(

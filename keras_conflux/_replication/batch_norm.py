@@ -24,9 +24,9 @@ def synchronize_batch_norm(target: Layer) -> Layer:
     By default each replica of a `BatchNormalization` normalizes by its own
     samples. This sets `synchronized` of each such layer, wherever in the model
     it is. A replicated model then computes what one device computes. The model
-    may be replicated already, or be later; its weights stay as they are. All
-    functions that `fit`, `evaluate` and `predict` have traced are traced again.
-    A `withdevices` step keeps what it has traced, so call this before it.
+    may be replicated already, or be later; its weights stay as they are. What
+    `fit`, `evaluate` and `predict` of replicated models have traced is traced
+    again. A `withdevices` step keeps what it has traced, so call this before.
 
     PyTorch has `SyncBatchNorm.convert_sync_batchnorm`, which makes new layers.
     Here the layers stay the same objects.
@@ -56,7 +56,7 @@ def synchronize_batch_norm(target: Layer) -> Layer:
         )
     for layer in _unsynchronized(state.stateful_objects(target)):
         layer.synchronized = True
-    traced_functions.note_exchange()
+        traced_functions.note_settings()
     return target
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import keras
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._replication import running
 from keras_conflux._replication import traced_functions
 
 DataContract: TypeAlias = Literal["global", "local"]
@@ -47,8 +48,15 @@ def check(data: str | None, target: Any) -> None:
 
 
 def choose(model: Any, data: str | None) -> None:
-    """Notes what `replicate` was told; `None` leaves it as it is."""
+    """Notes what `replicate` was told; `None` leaves it as it is.
+
+    Raises:
+        StrategyError: If the model is running by another one.
+    """
     if data is not None:
+        if process_count() > 1 and data != of(model):
+            change = f"keras_conflux.replicate({model.name}, data={data!r})"
+            running.assert_not_running([model], change)
         _chosen[model] = data
 
 

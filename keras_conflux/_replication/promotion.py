@@ -13,6 +13,7 @@ from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
+from keras_conflux._replication import running
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -41,7 +42,17 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
             "`keras_conflux.unreplicate` on it first."
         )
     strategy = present or wanted or current_strategy()
-    _promote_state(owners, strategy)
+    moved = [
+        each
+        for each in owners
+        if isinstance(each, keras.Model)
+        and keras_internals.strategy_of(each) is not strategy
+    ]
+    change = f"keras_conflux.replicate({target.name})"
+    running.assert_not_running(moved, change)
+    waiting = _to_promote(owners)
+    running.assert_not_read([variable for variable, _ in waiting], change)
+    _promote_all(waiting, strategy)
     _attach(owners, strategy)
     batch_norm.tell_if_unsynchronized(owners, strategy.communicator.size)
 
@@ -57,10 +68,29 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
     seeds = keras_internals.global_seed_generator()
     _move_seeds(seeds, strategy)
     owners = list(state.stateful_objects([target, seeds]))
-    _promote_state(owners, strategy)
+    _promote_all(_to_promote(owners), strategy)
     for owner in owners:
         if isinstance(owner, keras.optimizers.Optimizer):
             keras_internals.set_optimizer_strategy(owner, strategy)
+
+
+def build(
+    model: keras.Model,
+    spec: Any,
+    strategy: ReplicatedStrategy,
+    layers_alone: bool = False,
+) -> None:
+    """Makes the variables of a replicated model, for batches like `spec`.
+
+    Args:
+        model: A model that `strategy` replicates.
+        spec: Of a batch.
+        strategy: What replicates it.
+        layers_alone: Whether nothing but layers is built.
+    """
+    with strategy.scope():
+        keras_internals.symbolic_build(model, spec, layers_alone=layers_alone)
+    promote_new_state(model, strategy)
 
 
 _former_seeds: Any = weakref.WeakKeyDictionary()
@@ -87,7 +117,7 @@ def _move_seeds(
     with tf.init_scope():
         for copy in state.copies(former[strategy]):
             copy.assign(value)
-    keras_internals.set_backing(seeds.state, former[strategy])
+    _exchange(seeds.state, former[present], former[strategy])
 
 
 def promote_beside(
@@ -132,6 +162,11 @@ def demote(target: Any) -> None:
     owners = list(state.stateful_objects(target))
     found = state.variables_of(target, owners)
     state.strategy_of(found)  # raises if there are several
+    replicated = [v for v in found if is_replicated(keras_internals.backing(v))]
+    change = f"keras_conflux.unreplicate({target.name})"
+    if replicated:
+        running.assert_not_held(owners, change)
+        running.assert_not_read(replicated, change)
     accumulated.give_to_all(owners)
     _demote_variables(found)
     _attach(owners, None)
@@ -167,8 +202,19 @@ def _attach(owners: Sequence[Any], strategy: ReplicatedStrategy | None) -> None:
             )
 
 
-def _promote_state(owners: Sequence[Any], strategy: ReplicatedStrategy) -> None:
-    """Gives each variable of some stateful objects one copy per device.
+def _promote_all(
+    waiting: Sequence[tuple[keras.Variable, bool]],
+    strategy: ReplicatedStrategy,
+) -> None:
+    """Gives each variable one copy per device; see `_to_promote`."""
+    if waiting:
+        with tf.init_scope(), strategy.scope():
+            for variable, summed in waiting:
+                _promote_variable(variable, summed)
+
+
+def _to_promote(owners: Sequence[Any]) -> list[tuple[keras.Variable, bool]]:
+    """Returns the variables without copies, and whether copies are summed.
 
     A variable that has its copies already, or no value yet, is left alone.
     """
@@ -178,15 +224,11 @@ def _promote_state(owners: Sequence[Any], strategy: ReplicatedStrategy) -> None:
         for owner in owners
         for variable in keras_internals.accumulators(owner)
     }
-    waiting = [
-        variable
-        for variable in state.state_of(owners).values()
-        if _is_to_promote(variable, id(variable) in summed)
+    return [
+        (variable, key in summed)
+        for key, variable in state.state_of(owners).items()
+        if _is_to_promote(variable, key in summed)
     ]
-    if waiting:
-        with tf.init_scope(), strategy.scope():
-            for variable in waiting:
-                _promote_variable(variable, id(variable) in summed)
 
 
 def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
@@ -232,4 +274,4 @@ def _exchange(variable: keras.Variable, old: Any, new: tf.Variable) -> None:
         state.copies(old)[0], state.copies(new)[0]
     )
     keras_internals.set_backing(variable, new)
-    traced_functions.note_exchange()
+    traced_functions.note_exchange(state.copies(old), state.copies(new))

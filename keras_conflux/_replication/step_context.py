@@ -37,9 +37,12 @@ class StepContext:
     batch_fraction: Any = None
     """A scalar: this replica's samples over those of the global batch. All
     replicas' add up to one. `None` in `withdevices`, where the user reduces."""
-    batch_offset: Any = 0.0
-    """A scalar: the samples before this replica's over those of the global
-    batch."""
+    batch_offset: Any = None
+    """Returns a scalar: the samples before this replica's over those of the
+    global batch."""
+    rank: Any = None
+    """The variable that holds the position of each replica among all, in a
+    compiled step of several replicas."""
     graph: Any = None
     """The graph that the step is traced to, if it is."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -51,6 +54,9 @@ class StepContext:
     results: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By the positions of leaves that the step returns, what computes those
     that are results of metrics."""
+    noted: list[Any] = dataclasses.field(default_factory=list)
+    """Results of metrics that the step has computed, with what computes them.
+    """
     may_be_empty: bool = False
     """Whether the replica may run on a stand-in, as it has no samples."""
     roles: list[str] = dataclasses.field(default_factory=list)

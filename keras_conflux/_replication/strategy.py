@@ -1,7 +1,9 @@
 """The strategy: one replica per device, each running the whole program."""
 
 import contextlib
+import functools
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 from typing import Self
@@ -9,9 +11,11 @@ from typing import Self
 import tensorflow as tf
 
 from keras_conflux._cluster.initialization import initialize_if_named
+from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
@@ -70,6 +74,21 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def devices(self) -> tuple[Device, ...]:
         """One device per replica, in replica order."""
         return self._conflux_devices
+
+    @functools.cached_property
+    def ranks(self) -> Any:
+        """Internal: a variable that holds the rank of each replica."""
+        with tf.init_scope(), self.scope():
+            # Of a dtype that GPUs keep in their own memory.
+            found: Any = tf.Variable(
+                tf.zeros([], tf.int64),
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+            for index, copy in enumerate(found.values):
+                copy.assign(self.communicator.rank(index))
+        return found
 
     @property
     def communicator(self) -> Communicator:
@@ -163,15 +182,42 @@ def in_replica() -> bool:
     )
 
 
+def outside_of_replicas(function: Callable[[], Any]) -> Any:
+    """Returns what a function returns, which may run a strategy of its own.
+
+    In a replica that runs eagerly, it is called in another thread.
+    """
+    if not in_replica() or not tf.executing_eagerly():
+        return function()
+    call = DaemonCall(keras_internals.with_this_threads_state(function))
+    call.wait()
+    return call.result()
+
+
 def replica_rank() -> int:
-    """The position of the running replica among those of all processes."""
-    return tf.distribute.get_strategy().communicator.rank(replica_index())
+    """The position of the running replica among those of all processes.
+
+    What is traced with it is for this replica alone.
+    """
+    communicator = tf.distribute.get_strategy().communicator
+    return communicator.noted_rank(replica_index())
+
+
+def rank_in_trace() -> Any:
+    """The same as a tensor, in compiled steps of several replicas."""
+    context = step_context.current()
+    if context is None or context.rank is None:
+        return replica_rank()
+    return context.rank.values[replica_index()].read_value()
 
 
 def replica_index() -> int:
-    """The index of the running replica in this process. Only inside one."""
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    """The index of the running replica in this process. Only inside one.
+
+    It is for choosing a copy of a variable. Where it is a number of the
+    program, as that of a replica that does something alone, it is the rank.
+    """
+    return tensorflow_internals.replica_index()
 
 
 def replica_collectives() -> ReplicaCollectives:

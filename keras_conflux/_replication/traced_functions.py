@@ -1,70 +1,102 @@
-"""Drops what was traced over TensorFlow variables that have been exchanged.
+"""Tells which traces read variables that have been replaced.
 
-A step may use variables that are not its model's own: layers that it shares, a
-teacher in its loss. So any exchange makes all functions stale. A function is
-dropped only where it is about to be made, never while a loop calls it.
-
-The seed of `keras.random` is one for all models, so it goes to and fro between
-those on different devices. A function is not stale where the seed lies again
-as it lay when the function was made.
+A trace holds the handles of the variables that it reads, whoever they belong
+to: layers that a model shares, a teacher in its loss, the seed of
+`keras.random`. It is stale where a Keras variable has another handle by now.
 """
 
-import dataclasses
 import weakref
 from typing import Any
 
-import keras
-
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import tensorflow_internals
 
-
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """What a function was made over."""
-
-    exchanges: int = 0
-    """How many there had been."""
-    seed: keras.Variable | None = None
-    """That of `keras.random`."""
-    backing: Any = None
-    """The TensorFlow variable that held it."""
-
-    def is_stale(self) -> bool:
-        moved = self.seed is not None and (
-            keras_internals.backing(self.seed) is not self.backing
-        )
-        return moved or self.exchanges != _exchanges
-
-
+_replaced: Any = weakref.WeakValueDictionary()
+"""By id, the handles that Keras variables have had, and have no more."""
 _exchanges = 0
-_made: Any = weakref.WeakKeyDictionary()
-"""By model and name, what a function was made over."""
+"""How often Keras variables have got other handles."""
+_settings = 0
+"""How often the settings of layers have changed."""
 
 
-def note_exchange() -> None:
-    """Records that a Keras variable got a new TensorFlow variable."""
-    global _exchanges
-    _exchanges += 1
-
-
-def has_become_stale(model: Any, name: str) -> bool:
-    """Whether variables were exchanged since a function was made.
-
-    To be called where the function is about to be made or reused: it is not
-    stale any more for the next call. The function stays where it is until the
-    new one is there, as another thread may be using it.
+def note_exchange(old: Any, new: Any) -> None:
+    """Records that a Keras variable has other handles.
 
     Args:
-        model: Whose function.
-        name: `"train_function"`, `"test_function"` or `"predict_function"`.
+        old: The copies of the TensorFlow variable that it had.
+        new: Those of the one that it has. It may have had them before.
     """
-    made = _made.setdefault(model, {})
-    stale = made.get(name, _Made()).is_stale()
-    if stale or name not in made:
-        seed = keras_internals.present_global_seed()
-        backing = None if seed is None else keras_internals.backing(seed)
-        made[name] = _Made(_exchanges, seed, backing)
-    return stale
+    global _exchanges
+    _exchanges += 1
+    for copy in old:
+        _replaced[id(copy.handle)] = copy.handle
+    for copy in new:
+        _replaced.pop(id(copy.handle), None)
+
+
+def note_settings() -> None:
+    """Records that layers compute otherwise than all traces know."""
+    global _settings
+    _settings += 1
+
+
+class Staleness:
+    """Tells whether what is traced from now on has become stale."""
+
+    def __init__(self) -> None:
+        self._settings = _settings
+        self._exchanges = -1
+        self._reads_replaced = False
+
+    def of(self, function: Any) -> bool:
+        """Whether a function reads what has been replaced since.
+
+        Args:
+            function: A traced function.
+        """
+        if self._exchanges != _exchanges:
+            self._exchanges = _exchanges
+            graphs = tensorflow_internals.traces_of(function)
+            self._reads_replaced = reads(graphs, _replaced)
+        return self._settings != _settings or self._reads_replaced
+
+
+def reads(graphs: list[Any], handles: Any) -> bool:
+    """Whether one of some graphs reads a variable.
+
+    Args:
+        graphs: Traces.
+        handles: The ids of the handles of variables.
+    """
+    return bool(handles) and any(
+        id(outside) in handles
+        for graph in graphs
+        for outside in tensorflow_internals.captures(graph).values()
+    )
+
+
+def is_stale(function: Any) -> bool:
+    """Whether a function of Keras' own trainer reads what has been replaced."""
+    return bool(_replaced) and reads(_traces_of_keras(function), _replaced)
+
+
+def read_by_functions(model: Any, handles: Any) -> bool:
+    """Whether functions of Keras' own trainer read a variable.
+
+    Args:
+        model: One that is not replicated.
+        handles: The ids of the handles of variables.
+    """
+    functions = keras_internals.functions_of(model)
+    return any(reads(_traces_of_keras(each), handles) for each in functions)
+
+
+def _traces_of_keras(function: Any) -> list[Any]:
+    return [
+        graph
+        for inside in keras_internals.tf_functions_in(function)
+        for graph in tensorflow_internals.traces_of(inside)
+    ]
 
 
 def forget(model: Any) -> None:

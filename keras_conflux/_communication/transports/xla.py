@@ -1,5 +1,6 @@
 """All-reduces inside XLA programs, between GPUs."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ class XlaNccl:
 
     Args:
         devices: One device per replica of this process, in replica order.
-        ranks: The position of each among all replicas.
+        rank: Returns the position of the replica of an index among all.
         size: The number of replicas, those of all processes.
         group_key: Tells this group of devices from others.
         in_order: Whether each depends on the one before, because the programs
@@ -28,12 +29,12 @@ class XlaNccl:
     def __init__(
         self,
         devices: Sequence[Device],
-        ranks: Sequence[int],
+        rank: Callable[[int], int],
         size: int,
         group_key: int,
         in_order: bool,
     ) -> None:
-        self._ranks = ranks
+        self._rank = rank
         self._size = size
         self._group_key = group_key
         self._latest = [new_counter(each, 0.0) for each in devices if in_order]
@@ -71,7 +72,7 @@ class XlaNccl:
         # That other op does not support int64. So all tensors are gathered by
         # a sum of blocks, of which each replica fills its own.
         blocks = [tf.zeros_like(tensor)] * self._size
-        blocks[self._ranks[index]] = tensor
+        blocks[self._rank(index)] = tensor
         gathered = self._lowered(tf.stack(blocks), "sum")
         reduce = tf.reduce_min if op == "min" else tf.reduce_max
         return reduce(gathered, axis=0)

@@ -50,6 +50,10 @@ class CachedProgram:
         finally:
             self._cache = None
 
+    def is_stale(self) -> bool:
+        """Whether it reads variables that have been replaced since."""
+        return self._program.is_stale()
+
     def _traced(self) -> TracedProgram:
         if self._cache is None:
             return self._trace()

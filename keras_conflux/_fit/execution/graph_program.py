@@ -1,5 +1,6 @@
 """A step as one TensorFlow graph for all replicas, not compiled by XLA."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
+from keras_conflux._fit.execution.traced_programs import TracedPrograms
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
@@ -36,7 +38,7 @@ class GraphProgram:
         self._strategy = strategy
         self._eager = eager
         self._watchdog = StepWatchdog(strategy.devices, step.name)
-        self._traced: dict[Any, TracedProgram] = {}
+        self._traced = TracedPrograms[TracedProgram]()
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
@@ -47,15 +49,16 @@ class GraphProgram:
                 shards = _refilled(batch.specs, batch.shards)
                 result = self._all_replicas(shards, sizes)
                 continue
-            if batch.signature not in self._traced:
-                self._traced[batch.signature] = self._trace(batch)
-            result = self._traced[batch.signature](batch.shards, sizes)
+            program = self._traced.get(
+                batch.signature, functools.partial(self._trace, batch)
+            )
+            result = program(batch.shards, sizes)
         return result
 
     @property
     def programs(self) -> int:
         """How many programs have been traced."""
-        return len(self._traced)
+        return self._traced.count
 
     def _trace(self, batch: Batch) -> TracedProgram:
         specs = [trees.present(spec) for spec in batch.specs]
@@ -100,7 +103,10 @@ class GraphProgram:
             index = replica_index()
             self._step.before_steps()
             output = self._step.on_replica(
-                shards[index], fractions[index], offsets[index], each[index]
+                shards[index],
+                fractions[index],
+                lambda: offsets[index],
+                each[index],
             )
             self._step.after_steps(fractions[index])
             outputs[index] = self._watchdog.mark_end(index, output)

@@ -1,5 +1,6 @@
 """What each replica does with its shard of a batch, and the common result."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -31,6 +32,17 @@ from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
 
+@dataclasses.dataclass(frozen=True)
+class InXla:
+    """What is known of a step that XLA compiles."""
+
+    shapes: Sequence[Sequence[int]]
+    """The shapes of the leaves of the shard."""
+    rank: Any
+    """The variable that holds the position of each replica among all, if there
+    are several."""
+
+
 class ReplicaStep(Protocol):
     """One step of all replicas."""
 
@@ -47,20 +59,21 @@ class ReplicaStep(Protocol):
         self,
         shard: Tree,
         fraction: Any,
-        offset: Any,
+        offset: Callable[[], Any],
         size: Any,
-        in_xla: bool = False,
-        shapes: Sequence[Sequence[int]] | None = None,
+        compiled: InXla | None = None,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
+
+        Replicas of a compiled step may share a trace, that of replica 0.
 
         Args:
             shard: The replica's shard of the global batch.
             fraction: A scalar: its number of samples over the global batch's.
-            offset: The same of those before its own.
+            offset: Returns the same of those before its own.
             size: Its number of samples, which may be 0; `None` if it cannot.
-            in_xla: Whether what is traced becomes part of an XLA program.
-            shapes: Of the shard's leaves, where XLA compiles that program.
+            compiled: What is known of the XLA program that what is traced
+                becomes part of, if it does.
         """
         ...
 
@@ -99,20 +112,19 @@ class _ModelStep:
         self,
         shard: Tree,
         fraction: Any,
-        offset: Any,
+        offset: Callable[[], Any],
         size: Any,
-        in_xla: bool = False,
-        shapes: Sequence[Sequence[int]] | None = None,
+        compiled: InXla | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
         eager = tf.executing_eagerly()
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
         context = StepContext(
             self.name,
-            in_xla=in_xla,
-            compiled_shapes=None
-            if shapes is None
-            else CompiledShapes(trees.present(shard), shapes),
+            in_xla=compiled is not None,
+            compiled_shapes=compiled
+            and CompiledShapes(trees.present(shard), compiled.shapes),
+            rank=compiled and compiled.rank,
             batch_fraction=fraction,
             batch_offset=offset,
             may_be_empty=size is not None,
@@ -130,6 +142,8 @@ class _ModelStep:
                 functools.partial(_counters_of_keras, self._model)
             ),
         )
+        if replica_index() == 0:
+            self._contexts.clear()  # replicas may share this trace
         self._contexts[replica_index()] = context
         with step_context.entered(context):
             output = self._run(shard, size, context)
@@ -166,7 +180,7 @@ class TrainOrTestStep(_ModelStep):
         self._step = tensorflow_internals.inlined(step)
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
-        with logs.noting_results(self._model) as noted:
+        with logs.noting_results(self._model, context) as noted:
             output = self._step(shard)
         context.results = logs.results_by_position(output, noted)
         return logs.made_global(output, size, context)

@@ -95,6 +95,8 @@ class StepExecutor:
             except tf.errors.InvalidArgumentError as error:
                 self._note_sizes(error, batch.sizes)
                 raise
+            except ConfluxError:
+                raise
             except (AttributeError, TypeError, ValueError) as error:
                 if self._needs_sizes is not None or not batch.sizes_are_known:
                     self._note_sizes(error, batch.sizes)
@@ -107,8 +109,6 @@ class StepExecutor:
         is_alone = self._strategy.communicator.size == 1
         if needs is None or self._has_told_of_sizes or is_alone:
             return
-        if isinstance(needs, ConfluxError):
-            return  # as with `merge_call`, by which users compute globally
         self._has_told_of_sizes = True
         warn_of_known_sizes(self._model, needs)
 

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_conflux._common.errors import StepTimeoutError
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.execution.watchdog import StepAbandoned
 from keras_conflux._fit.execution.watchdog import StepWatchdog
+from keras_conflux._replication.traced_functions import Staleness
 
 
 class TracedProgram:
@@ -29,11 +31,23 @@ class TracedProgram:
     ) -> None:
         self._communicator = communicator
         self._watchdog = watchdog
+        self._staleness = Staleness()
         with communicator.tracing() as trace:
             self._run = tensorflow_internals.concrete_function(
                 function, signature
             )
         self._has_collectives = trace.collectives > 0
+        if self.is_stale():
+            raise StrategyError(
+                f"{watchdog.name}: a `tf.function` that the step calls was "
+                "traced before and reads variables as they were before they "
+                "were replicated again. Make the function anew, or call plain "
+                "Python functions: a step is traced as a whole."
+            )
+
+    def is_stale(self) -> bool:
+        """Whether it reads variables that have been replaced since."""
+        return self._staleness.of(self._run)
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns what the program returns, or raises what it raises.

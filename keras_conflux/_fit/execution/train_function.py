@@ -8,6 +8,7 @@ import keras
 
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_internals
 from keras_conflux._fit.execution import replica_step
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input.batches import Batch
@@ -16,7 +17,9 @@ from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import runs_eagerly
 from keras_conflux._fit.numerics.unread_code import warn_of_eager_code
+from keras_conflux._replication import promotion
 from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import outside_of_replicas
 
 
 def make_function(
@@ -67,10 +70,24 @@ def make_predict_function(
             [batch] if isinstance(batch, Batch) else shard.join(shard([batch]))
         )
 
+    has_built = False
+
+    def build(batch: Batch) -> None:
+        # Once, as some layers are never built.
+        nonlocal has_built
+        if not has_built and not keras_internals.layers_are_built(model):
+            spec = batch.whole_specs
+            promotion.build(model, spec, strategy, layers_alone=True)
+        has_built = True
+
     def function(drawn: list[Any]) -> Tree:
+        return outside_of_replicas(lambda: execute(drawn))
+
+    def execute(drawn: list[Any]) -> Tree:
         outputs = []
         with told_to_all(f"a batch of {plan.name}"):
             for batch in itertools.chain.from_iterable(map(sharded, drawn)):
+                build(batch)
                 stacked = isinstance(batch, StackedBatch)
                 singles = batch.singles() if stacked else [batch]
                 outputs.extend(run(StepGroup([one], 1)) for one in singles)

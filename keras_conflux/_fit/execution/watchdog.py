@@ -1,5 +1,6 @@
 """Ends the wait for a step that hangs, and says which replicas wait."""
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -108,7 +109,7 @@ class StepWatchdog:
     def _end_after_interrupt(self, call: DaemonCall, before: list[int]) -> None:
         """Waits for the call, so that replicas are not left half-way."""
         try:
-            call.wait()
+            wait_while_all_live(call, math.inf)
         except KeyboardInterrupt:
             call.abandon()
             raise StepAbandoned(

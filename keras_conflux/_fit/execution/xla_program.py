@@ -13,9 +13,12 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat.shared_trace import SharedTrace
 from keras_conflux._fit.execution.cached_program import CachedProgram
+from keras_conflux._fit.execution.replica_step import InXla
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
+from keras_conflux._fit.execution.traced_programs import TracedPrograms
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
@@ -39,8 +42,11 @@ class XlaProgram:
     ) -> None:
         self._step = step
         self._strategy = strategy
+        self._communicator = strategy.communicator
+        several = strategy.communicator.size > 1
+        self._ranks = strategy.ranks if several else None
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
-        self._traced: dict[Any, CachedProgram] = {}
+        self._traced = TracedPrograms[CachedProgram]()
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
@@ -50,29 +56,35 @@ class XlaProgram:
             limit: How many steps an execution may have. A program is compiled
                 for each limit that is asked for.
         """
-        key = stack.signature, limit, stack.shape
-        if key not in self._traced:
-            communicator, specs = self._strategy.communicator, stack.specs
-            shapes = [shape for shape, _ in stack.shape]
-            self._traced[key] = CachedProgram(
-                lambda: self._trace(specs, limit, shapes),
-                f"{self._step.identity} {key} on {communicator.size} devices",
-                self._strategy.devices[0].kind,
-                self._watchdog,
-                is_alone=not communicator.spans_processes,
-            )
+        program = self._program_for(stack, limit)
         shards = [
             [_padded(leaf, stack.count, limit, device) for leaf in shard]
             for shard, device in zip(
                 stack.shards, self._strategy.devices, strict=True
             )
         ]
-        return self._traced[key](tf.constant(stack.count), shards)
+        return program(tf.constant(stack.count), shards)
+
+    def _program_for(self, stack: StackedBatch, limit: int) -> CachedProgram:
+        key = stack.signature, limit, stack.shape
+        communicator, specs = self._communicator, stack.specs
+        shapes = [shape for shape, _ in stack.shape]
+
+        def trace() -> CachedProgram:
+            return CachedProgram(
+                lambda: self._trace(specs, limit, shapes),
+                f"{self._step.identity} {key} on {communicator.size} devices",
+                self._strategy.devices[0].kind,
+                self._watchdog,
+                is_alone=not communicator.spans_processes,
+            )
+
+        return self._traced.get(key, trace)
 
     @property
     def programs(self) -> int:
         """How many programs have been traced."""
-        return len(self._traced)
+        return self._traced.count
 
     def _trace(
         self, shard_specs: list[Tree], limit: int, shapes: list
@@ -80,18 +92,26 @@ class XlaProgram:
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)
             outputs: dict[int, Tree] = {}
+            shared: list[SharedTrace] = []
 
             def one_replica() -> None:
                 index = replica_index()
-                program = self._program(shard_specs[index], limit, shapes)
-                outputs[index] = self._watchdog.mark_end(
-                    index, program(steps, stacked[index])
-                )
+                arguments = steps, stacked[index]
+                if shared:
+                    self._communicator.repeat_calls(index)
+                    output = shared[0].for_replica(index, *arguments)
+                else:
+                    program = self._program(shard_specs[index], limit, shapes)
+                    trace = SharedTrace(program, arguments)
+                    output = trace(*arguments)
+                    if index == 0 and self._serves_all(trace, shard_specs):
+                        shared.append(trace)
+                outputs[index] = self._watchdog.mark_end(index, output)
 
             self._strategy.run(_without_autograph(one_replica))
             self._step.assert_traced_rightly()
             ordered = [outputs[index] for index in range(count)]
-            everywhere = self._strategy.communicator.size
+            everywhere = self._communicator.size
             fractions = batch_fractions([1] * everywhere)[:count]
             return self._step.merge(ordered, fractions, [None] * count)
 
@@ -101,7 +121,19 @@ class XlaProgram:
         ]
         signature = [tf.TensorSpec([], tf.int32), specs]
         return TracedProgram(
-            self._strategy.communicator, self._watchdog, all_replicas, signature
+            self._communicator, self._watchdog, all_replicas, signature
+        )
+
+    def _serves_all(self, trace: SharedTrace, shard_specs: list[Tree]) -> bool:
+        """Whether the trace of replica 0 is what the others would trace.
+
+        Over several processes, the first replica of each keeps the sums of
+        metrics.
+        """
+        return (
+            all(spec == shard_specs[0] for spec in shard_specs)
+            and not self._communicator.spans_processes
+            and trace.serves_others()
         )
 
     def _program(self, shard_spec: Tree, limit: int, shapes: list) -> Callable:
@@ -110,17 +142,19 @@ class XlaProgram:
         The fraction of the batch is a constant in it, so that XLA removes what
         is done for batches that do not divide evenly.
         """
-        communicator = self._strategy.communicator
+        communicator = self._communicator
         fraction = 1 / communicator.size
+
+        def offset() -> float:
+            return communicator.noted_rank(replica_index()) * fraction
 
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(
                 trees.refill(shard_spec, leaves),
                 tf.constant(fraction),
-                communicator.rank(replica_index()) * fraction,
+                offset,
                 size=None,
-                in_xla=True,
-                shapes=shapes,
+                compiled=InXla(shapes, self._ranks),
             )
 
         def after_steps() -> None:

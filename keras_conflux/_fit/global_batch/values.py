@@ -58,6 +58,8 @@ def of_sources(
 
     def put(roles: tuple[Role, ...], reduce: Callable) -> None:
         keys = [key for key, kind in kinds.items() if kind.role in roles]
+        if not keys:
+            return
         reduced = reduce([sources[key] for key in keys])
         values.update(zip(keys, reduced, strict=True))
 

@@ -27,13 +27,19 @@ class BatchSharder:
     Args:
         strategy: What replicates the model.
         stacks: Whether to stack those that divide evenly.
+        keep_rows: See `Specs`.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy, stacks: bool) -> None:
+    def __init__(
+        self,
+        strategy: ReplicatedStrategy,
+        stacks: bool,
+        keep_rows: bool = False,
+    ) -> None:
         self._strategy = strategy
         self._stacks = stacks
         self._has_warned = False
-        self._specs = Specs()
+        self._specs = Specs(keep_rows)
         self._placement = self._placed()
 
     def _placed(self) -> host_to_device.Placement:

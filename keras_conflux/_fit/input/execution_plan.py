@@ -89,7 +89,8 @@ class ExecutionPlan:
         """Returns what shards the batches of one source of data."""
         if self.is_local:
             return LocalSharder(self.strategy, self.compiled, self.name)
-        return BatchSharder(self.strategy, stacks=self.compiled)
+        # One device is given such batches one by one, and sees their shapes.
+        return BatchSharder(self.strategy, self.compiled, self.drawn_by_keras)
 
 
 def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:

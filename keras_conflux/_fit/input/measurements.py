@@ -30,7 +30,8 @@ class Measurements:
     """The sums of an epoch so far.
 
     Whoever reads them calls `reset` where an epoch begins. Nothing else does,
-    so without a reader they are the sums of the whole call.
+    so without a reader they are the sums of the whole call. What is `in_call`
+    is not reset.
     """
 
     waited: float = 0.0
@@ -39,8 +40,23 @@ class Measurements:
     """Executions that have traced or compiled a program."""
     other: Work = dataclasses.field(default_factory=Work)
 
+    def __post_init__(self) -> None:
+        self._waited_before = self._busy_before = 0.0
+
+    @property
+    def waited_in_call(self) -> float:
+        """How many seconds the loop has waited in all epochs."""
+        return self._waited_before + self.waited
+
+    @property
+    def busy_in_call(self) -> float:
+        """How many seconds the executions of all epochs but `first` took."""
+        return self._busy_before + self.other.seconds
+
     def reset(self) -> None:
         """Begins anew."""
+        self._waited_before += self.waited
+        self._busy_before += self.other.seconds
         self.waited, self.first, self.other = 0.0, Work(), Work()
 
     @contextlib.contextmanager

@@ -10,9 +10,15 @@ from keras_conflux._common.trees import Tree
 
 
 class Specs:
-    """Finds the specs that a step is traced for, the same for many batches."""
+    """Finds the specs that a step is traced for, the same for many batches.
 
-    def __init__(self) -> None:
+    Args:
+        keep_rows: Whether specs say how many samples a batch has, also where
+            the iterator does not, for steps that cannot be traced without.
+    """
+
+    def __init__(self, keep_rows: bool = False) -> None:
+        self._keep_rows = keep_rows
         self._seen: dict[str, Tree] = {}
 
     def __call__(self, batch: Tree, declared: Tree = None) -> Tree:
@@ -22,6 +28,10 @@ class Specs:
             batch: A tree of tensors and `None`.
             declared: What the iterator says it yields, if it does.
         """
+        specs = self._of_any_rows(batch, declared)
+        return _with_rows(specs, batch) if self._keep_rows else specs
+
+    def _of_any_rows(self, batch: Tree, declared: Tree) -> Tree:
         if declared is not None:
             specs = keras.tree.map_structure(
                 lambda leaf, spec: None if leaf is None else spec,
@@ -68,9 +78,21 @@ def specs_of_shard(specs: Tree, count: int) -> Tree:
         rows = spec.shape[0] if spec.shape.rank else None
         if not isinstance(spec, tf.TensorSpec) or not rows or rows % count:
             return _of_any_batch_size(spec)
-        return tf.TensorSpec([rows // count, *spec.shape[1:]], spec.dtype)
+        return _of_rows(spec, rows // count)
 
     return specs if count == 1 else trees.map_leaves(shard, specs)
+
+
+def specs_of_whole(specs: Tree, count: int) -> Tree:
+    """The specs of a batch of which a replica's shard has these specs."""
+
+    def whole(spec: Any) -> Any:
+        rows = spec.shape[0] if spec.shape.rank else None
+        if not isinstance(spec, tf.TensorSpec) or rows is None:
+            return spec
+        return _of_rows(spec, rows * count)
+
+    return trees.map_leaves(whole, specs)
 
 
 def opened(specs: Tree) -> Tree:
@@ -100,6 +122,22 @@ def _of_any_batch_size(spec: Any) -> Any:
             shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
         )
     return type(spec)(shape, spec.dtype)
+
+
+def _of_rows(spec: tf.TensorSpec, rows: int | None) -> tf.TensorSpec:
+    return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
+
+
+def _with_rows(specs: Tree, batch: Tree) -> Tree:
+    leaves = [
+        _of_rows(spec, leaf.shape[0])
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank
+        else spec
+        for spec, leaf in zip(
+            trees.present(specs), trees.present(batch), strict=True
+        )
+    ]
+    return trees.refill(specs, leaves)
 
 
 def _of_one_rank(one: Any, other: Any) -> bool:

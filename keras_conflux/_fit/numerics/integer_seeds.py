@@ -210,7 +210,7 @@ def _window(
     length = tf.cast(length, tf.int64) // blocks
     fraction = tf.where(context.batch_fraction > 0, context.batch_fraction, 1)
     total = tf.cast(tf.round(tf.cast(length, tf.float32) / fraction), tf.int64)
-    before = tf.cast(total, tf.float32) * context.batch_offset
+    before = tf.cast(total, tf.float32) * context.batch_offset()
     begin = tf.cast(tf.round(before), tf.int64)
     begin = tf.minimum(begin, total - length)
     each = tf.stack([tf.cast(n, tf.int64) for n in counts])

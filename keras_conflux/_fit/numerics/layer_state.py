@@ -23,9 +23,9 @@ from keras_conflux._fit.numerics.moving_averages import is_moving_average
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import rank_in_trace
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
-from keras_conflux._replication.strategy import replica_rank
 
 
 def record_assign(original: Callable, variable: Any, value: Any) -> Any:
@@ -122,8 +122,8 @@ def _has_first(context: StepContext) -> Any:
     Where processes bring their own parts, replica 0 may have none.
     """
     if process_count() == 1 or not context.may_be_empty:
-        return replica_rank() == 0
-    return (context.batch_fraction > 0) & (context.batch_offset == 0)
+        return rank_in_trace() == 0
+    return (context.batch_fraction > 0) & (context.batch_offset() == 0)
 
 
 def record_add(original: Callable, variable: Any, value: Any) -> Any:

@@ -19,6 +19,7 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -27,37 +28,59 @@ Noted = tuple[Any, Callable[[], Any]]
 
 
 @contextlib.contextmanager
-def noting_results(model: keras.Model) -> Iterator[list[Noted]]:
+def noting_results(
+    model: keras.Model, context: StepContext
+) -> Iterator[list[Noted]]:
     """Notes what the results of the model's metrics are, with the metrics.
 
     So a step may return one under another name than the metric's.
     """
-    noted: list[Noted] = []
-    metrics = [m for m in model.metrics if "result" not in vars(m)]
-
-    def noting(metric: keras.metrics.Metric) -> Callable:
-        original = metric.result
-
-        def result() -> Any:
-            value = original()
-            if isinstance(value, dict):
-                noted.extend(
-                    (each, lambda key=key: metric.result()[key])
-                    for key, each in value.items()
-                )
-            else:
-                noted.append((value, metric.result))
-            return value
-
-        return result
-
-    for metric in metrics:
-        vars(metric)["result"] = noting(metric)
+    noting = []
+    for metric in model.metrics:
+        found = vars(metric).setdefault("result", _Noting(metric))
+        if isinstance(found, _Noting):
+            noting.append(found)
+            found.begin()
     try:
-        yield noted
+        yield context.noted
     finally:
-        for metric in metrics:
-            vars(metric).pop("result", None)
+        for each in noting:
+            each.end()
+
+
+class _Noting:
+    """Stands for a metric's `result`, and notes what it returns.
+
+    Replicas that pause in `merge_call` share it, and each has its own notes.
+    """
+
+    def __init__(self, metric: keras.metrics.Metric) -> None:
+        self._metric = metric
+        self._result = metric.result
+        self._replicas = 0
+
+    def begin(self) -> None:
+        self._replicas += 1
+
+    def end(self) -> None:
+        self._replicas -= 1
+        if not self._replicas:
+            vars(self._metric).pop("result", None)
+
+    def __call__(self) -> Any:
+        value = self._result()
+        context = step_context.current_fit_step()
+        if context is not None:
+            context.noted.extend(self._parts(value))
+        return value
+
+    def _parts(self, value: Any) -> list[Noted]:
+        if not isinstance(value, dict):
+            return [(value, self._result)]
+        return [
+            (each, lambda key=key: self._result()[key])
+            for key, each in value.items()
+        ]
 
 
 def results_by_position(

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_rank
+from keras_conflux._replication.strategy import rank_in_trace
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.
 _STRIDE = 1_000_003
@@ -24,9 +25,12 @@ def next_seed(
     """
     with step_context.internal():
         seed = original(generator, *args, **kwargs)
-    if not in_replica() or replica_rank() == 0:
+    if not in_replica():
         return seed
-    offset = keras.ops.convert_to_tensor(
-        [replica_rank() * _STRIDE, 0], dtype=seed.dtype
-    )
+    rank = rank_in_trace()
+    if isinstance(rank, int) and rank == 0:
+        return seed
+    if tf.is_tensor(rank):
+        rank = tf.cast(rank, seed.dtype)
+    offset = keras.ops.convert_to_tensor([rank * _STRIDE, 0], dtype=seed.dtype)
     return seed + offset

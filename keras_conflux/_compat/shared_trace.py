@@ -1,0 +1,111 @@
+"""One trace of a function, which each replica calls with its own variables."""
+
+import weakref
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_of_one_replica: Any = weakref.WeakSet()
+"""The graphs of functions whose trace has asked for which replica it is."""
+
+_DRAWS = frozenset(
+    (
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    )
+)
+"""Operations for which XLA draws a seed when it compiles a program."""
+
+
+def note_rank() -> None:
+    """Records that what is traced here is for one replica alone."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        _of_one_replica.add(graph)
+        graph = getattr(graph, "outer_graph", None)
+
+
+class SharedTrace:
+    """A function as a replica has traced it.
+
+    Args:
+        function: A `tf.function`.
+        arguments: What it takes.
+    """
+
+    def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
+        self._concrete = function.get_concrete_function(*arguments)
+        self._captures = self._concrete.captured_inputs
+
+    def serves_others(self) -> bool:
+        """Whether other replicas would have traced the same.
+
+        A function that it calls may have been traced before, for another
+        program of the same replica.
+        """
+        return all(map(_is_known_elsewhere, self._captures)) and not any(
+            graph in _of_one_replica or _draws(graph)
+            for graph in _with_functions(self._concrete.graph)
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Calls it in a graph, with the variables of the same replica."""
+        return self._called(arguments, self._captures)
+
+    def for_replica(self, index: int, *arguments: Any) -> Any:
+        """Calls it in a graph, with the variables of another replica.
+
+        Args:
+            index: The replica.
+            *arguments: What the function takes.
+        """
+        captures = [_capture_of(index, each) for each in self._captures]
+        return self._called(arguments, captures)
+
+    def _called(self, arguments: Sequence[Any], captures: list[Any]) -> Any:
+        call = self._concrete._inference_function.call_with_captures
+        return call(arguments, {}, captures)
+
+
+def _with_functions(graph: Any) -> Iterator[Any]:
+    """Yields a graph, and those of all functions that it calls."""
+    yield graph
+    for function in graph._functions.values():
+        yield function.graph
+
+
+def _draws(graph: Any) -> bool:
+    return any(each.type in _DRAWS for each in graph.get_operations())
+
+
+def _is_known_elsewhere(capture: Any) -> bool:
+    # A tensor of the graph around may have been computed by replica 0.
+    return isinstance(capture, tf.__internal__.EagerTensor) and (
+        not _is_of_a_copy(capture) or _variable_of(capture) is not None
+    )
+
+
+def _capture_of(index: int, capture: Any) -> Any:
+    """Returns what a replica captures in place of another's capture."""
+    if not _is_of_a_copy(capture):
+        return capture
+    return _variable_of(capture).values[index].handle
+
+
+def _is_of_a_copy(capture: Any) -> bool:
+    return hasattr(capture, "_distributed_container")
+
+
+def _variable_of(handle: Any) -> Any:
+    """Returns the variable of all replicas, one of whose handles this is."""
+    return handle._distributed_container()

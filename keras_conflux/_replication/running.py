@@ -1,0 +1,99 @@
+"""Which models are in `fit`, `evaluate` or `predict` at the moment.
+
+The loop of such a call keeps the functions and the iterator that it began
+with, so its model cannot change its devices meanwhile.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import keras_internals
+from keras_conflux._replication import state
+from keras_conflux._replication import traced_functions
+
+_calls: list[tuple[Any, str]] = []
+"""The models, and what they are in. One may be in `evaluate` within `fit`."""
+
+
+@contextlib.contextmanager
+def running(model: Any, call: str) -> Iterator[None]:
+    """Says that a model is in a call.
+
+    Args:
+        model: Replicated or not.
+        call: Its name.
+    """
+    _calls.append((model, call))
+    try:
+        yield
+    finally:
+        _calls.remove((model, call))
+
+
+def assert_not_running(models: Iterable[Any], change: str) -> None:
+    """Raises if a model that is to have other devices is running.
+
+    Args:
+        models: Those that are to have others.
+        change: The change, as the user writes it.
+
+    Raises:
+        StrategyError: Names the model and the call.
+    """
+    ids = set(map(id, models))
+    for model, call in list(_calls):
+        if id(model) in ids:
+            raise _refusal(model, call, change)
+
+
+def assert_not_held(owners: Iterable[Any], change: str) -> None:
+    """Raises if a running model is, or holds, what is to be put back.
+
+    Args:
+        owners: Models, layers, optimizers and metrics.
+        change: The change, as the user writes it.
+
+    Raises:
+        StrategyError: Names the model and the call.
+    """
+    ids = set(map(id, owners))
+    for model, call in list(_calls):
+        if any(id(each) in ids for each in state.stateful_objects(model)):
+            raise _refusal(model, call, change)
+
+
+def assert_not_read(variables: Iterable[Any], change: str) -> None:
+    """Raises if a running model that is not replicated reads some variables.
+
+    Keras' loop would go on with the values that it began with.
+
+    Args:
+        variables: The Keras variables that are to be exchanged.
+        change: The change, as the user writes it.
+
+    Raises:
+        StrategyError: Names the model and the call.
+    """
+    plain = [each for each in list(_calls) if _is_plain(each[0])]
+    if not plain:
+        return
+    handles = {id(copy.handle) for v in variables for copy in state.copies(v)}
+    for model, call in plain:
+        if traced_functions.read_by_functions(model, handles):
+            raise _refusal(model, call, change)
+
+
+def _is_plain(model: Any) -> bool:
+    return keras_internals.strategy_of(model) is None
+
+
+def _refusal(model: Any, call: str, change: str) -> StrategyError:
+    return StrategyError(
+        f"`{change}` was called while {model.name!r} is in `{call}`, which "
+        f"goes on with the devices that it began with. Call it before or after "
+        f"`{call}`; to stop between two epochs, end `fit` and go on with "
+        "`fit(..., initial_epoch=n)`."
+    )

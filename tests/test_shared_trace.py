@@ -1,0 +1,216 @@
+"""Replicas of a compiled step run one trace, where they would trace the same.
+
+XLA of TensorFlow has no collectives between CPU devices. A stand-in doubles
+what is to be summed, so the copies differ, and each tells what its replica has
+computed.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_conflux as kc
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.transports.xla import XlaNccl
+from keras_conflux._compat.shared_trace import SharedTrace
+from keras_conflux._fit import trainer
+from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux._replication import state
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(16, 4)).astype("float32")
+Y = RNG.integers(0, 3, 16)
+DEVICES = ["CPU:0", "CPU:1"]
+
+
+@pytest.fixture(autouse=True)
+def compiled_on_cpus(monkeypatch):
+    """Compiles steps of two CPU devices."""
+    monkeypatch.setattr(Communicator, "supports_xla", True)
+    monkeypatch.setattr(XlaNccl, "_lowered", lambda _, tensor, op: 2 * tensor)
+    # It would make the copies equal.
+    monkeypatch.setattr(trainer.synchronization, "synchronize", id)
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Counts how often a replica runs the trace of another."""
+    calls = []
+    real = SharedTrace.for_replica
+
+    def counted(self, index, *arguments):
+        calls.append(index)
+        return real(self, index, *arguments)
+
+    monkeypatch.setattr(SharedTrace, "for_replica", counted)
+    return calls
+
+
+def classifier():
+    model = keras.Sequential(
+        [
+            keras.layers.Input((4,)),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.AdamW(0.01),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=True,
+    )
+    return model
+
+
+def trained(model):
+    """Returns what all replicas have after `fit`, and what is reported."""
+    kc.replicate(model, DEVICES)
+    history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+    results = model.evaluate(X, Y, batch_size=4, verbose=0)
+    predictions = model.predict(X, batch_size=4, verbose=0)
+    copies = [
+        [copy.numpy() for copy in state.copies(variable)]
+        for variable in model.variables + model.optimizer.variables
+    ]
+    return copies, history, results, predictions
+
+
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
+def test_one_trace_does_what_a_trace_of_each_replica_does(monkeypatch, shared):
+    keras.utils.set_random_seed(0)
+    found = trained(classifier())
+    assert shared == [1, 1, 1]  # fit, evaluate, predict
+    monkeypatch.setattr(XlaProgram, "_serves_all", lambda *_: False)
+    keras.utils.set_random_seed(0)
+    expected = trained(classifier())
+    assert shared == [1, 1, 1]
+    keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
+    kernels = found[0][0]
+    assert not np.array_equal(*kernels)  # each has its own samples and noise
+
+
+class OwnStep(keras.Sequential):
+    """Asks something in its step, and notes which replicas it is traced for."""
+
+    def __init__(self, ask):
+        super().__init__([keras.layers.Input((4,)), keras.layers.Dense(3)])
+        self.ask = ask
+        self.traced_for = set()
+
+    def train_step(self, data):
+        self.ask(data[0])
+        context = tf.distribute.get_replica_context()
+        self.traced_for.add(context._replica_id)
+        return super().train_step(data)
+
+
+def traced_for(ask):
+    """Returns which replicas a step that asks something is traced for."""
+    model = OwnStep(ask)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    kc.replicate(model, DEVICES)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    return model.traced_for
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: kc.replica().index,
+        lambda x: tf.distribute.get_replica_context().replica_id_in_sync_group,
+        lambda x: tf.distribute.get_replica_context().devices,
+        lambda x: kc.allgather(x),
+        lambda x: kc.broadcast(x),
+        lambda x: keras.random.normal(keras.ops.shape(x), seed=3),
+    ],
+    ids=["index", "id", "devices", "allgather", "broadcast", "seed"],
+)
+def test_a_step_that_asks_where_it_runs_is_traced_for_each(shared, ask):
+    assert traced_for(ask) == {0, 1}
+    assert not shared
+
+
+def test_a_step_that_asks_nothing_is_traced_once(shared):
+    assert traced_for(lambda x: None) == {0}
+    assert shared == [1]
+
+
+LENGTHS = {"x": np.ones((28, 4), "float32"), "y": np.zeros(28, "int64")}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda x: kc.replica().index, lambda x: kc.allgather(x)],
+    ids=["index", "allgather"],
+)
+def test_a_function_that_was_traced_before_is_asked_for(shared, ask):
+    """TensorFlow keeps its trace for the next program of the same device."""
+    inside = tf.function(lambda x: tf.cast(ask(x), tf.float32), autograph=False)
+    model = OwnStep(inside)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    kc.replicate(model, DEVICES)
+    model.fit(**LENGTHS, batch_size=4, verbose=0)
+    model.fit(**LENGTHS, batch_size=8, verbose=0)
+    assert model.traced_for == {0, 1}
+    assert not shared
+
+
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
+def test_a_model_whose_call_is_a_function_draws_for_each_replica(shared):
+    class Model(keras.Sequential):
+        @tf.function
+        def call(self, inputs, training=None, mask=None):
+            return super().call(inputs, training=training, mask=mask)
+
+    def noise(batch_sizes):
+        keras.utils.set_random_seed(0)
+        model = Model([keras.layers.Input((4,)), keras.layers.Dropout(0.5)])
+        model.add(keras.layers.Dense(3))
+        model.compile("sgd", "mse", jit_compile=True)
+        kc.replicate(model, DEVICES)
+        for batch_size in batch_sizes:
+            model.fit(np.ones((28, 4)), np.ones((28, 3)), batch_size, verbose=0)
+        first = state.copies(model.weights[0])
+        return [copy.numpy() for copy in first]
+
+    # 28 samples are batches of one size, or leave a smaller last one.
+    for sizes in ([4], [8], [6, 4], [4, 6]):
+        assert not np.array_equal(*noise(sizes))
+    assert shared
+
+
+def test_random_numbers_of_xla_are_drawn_by_each_program(shared):
+    assert traced_for(lambda x: tf.random.normal([2])) == {0, 1}
+    assert not shared
+
+
+def test_a_function_over_replaced_variables_is_refused():
+    layer = keras.layers.Dense(3)
+    layer.build((None, 4))
+    inside = tf.function(lambda x: layer(x), autograph=False)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = layer
+            self.outer = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.outer(inside(x))
+
+    model = Model()
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    kc.replicate(model, DEVICES)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    former = [variable.value for variable in layer.variables]  # lives on
+    kc.unreplicate(model)
+    kc.replicate(model, DEVICES)
+    assert former
+    with pytest.raises(
+        kc.StrategyError, match=r"`tf.function`.*replicated again"
+    ):
+        model.fit(X, Y, batch_size=4, verbose=0)
