@@ -1,6 +1,8 @@
 """Models that are used inside the steps of others, on the same devices."""
 
+import concurrent.futures
 import threading
+import time
 
 import keras
 import numpy as np
@@ -82,6 +84,34 @@ def test_an_eager_step_asks_another_model_for_predictions():
     one, many = pair(ask)
     many.compile("sgd", "mse", run_eagerly=True)
     assert_same_training(one, many, fit(one), fit(many))
+
+
+class Slow(keras.layers.Layer):
+    """Takes long to trace, so that threads trace it at once."""
+
+    def call(self, x):
+        time.sleep(0.05)
+        return 2 * x
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.filterwarnings("ignore:.*run_eagerly")
+def test_threads_ask_for_predictions_at_once(run_eagerly):
+    layers = [keras.Input((8,)), Slow(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(jit_compile=False, run_eagerly=run_eagerly)
+    kc.replicate(model, MANY)
+    model.make_predict_function()
+
+    def ask(delay):
+        time.sleep(delay)  # one begins while another is at a later replica
+        return model.predict(X, verbose=0)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(ask, [0, 0.07, 0.14, 0.21]))
+    weights = kc.unreplicate(model).get_weights()
+    for result in results:
+        np.testing.assert_allclose(result, 2 * X @ weights[0], rtol=1e-5)
 
 
 def test_a_step_that_trains_another_model_is_told_so():

@@ -38,7 +38,7 @@ class GraphProgram:
         self._strategy = strategy
         self._eager = eager
         self._watchdog = StepWatchdog(strategy.devices, step.name)
-        self._traced = TracedPrograms[TracedProgram]()
+        self._traced = TracedPrograms[TracedProgram](step.tracing)
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
@@ -47,7 +47,8 @@ class GraphProgram:
             sizes = tf.constant(batch.sizes, tf.int64)
             if self._eager:
                 shards = _refilled(batch.specs, batch.shards)
-                result = self._all_replicas(shards, sizes)
+                with self._step.tracing:
+                    result = self._all_replicas(shards, sizes)
                 continue
             program = self._traced.get(
                 batch.signature, functools.partial(self._trace, batch)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -50,6 +51,9 @@ class ReplicaStep(Protocol):
     """What a warning calls it."""
     identity: str
     """What is the same in each process that makes the same step."""
+    tracing: threading.RLock
+    """Held by the thread that traces the step, or runs it eagerly. Others may
+    ask at once, as when each replica of another model wants predictions."""
 
     def before_steps(self) -> None:
         """Does what goes before one or many steps. Traced once per replica."""
@@ -99,6 +103,7 @@ class _ModelStep:
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
         self.identity = f"{type(self).__name__} of {model.name}"
+        self.tracing = threading.RLock()
         self._model = model
         self._contexts: dict[int, StepContext] = {}
         self._exchanged_inside: frozenset[int] = frozenset()

@@ -83,9 +83,9 @@ class StepExecutor:
     def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
         while True:
+            needs = self._needs_sizes  # another thread may trace this as well
             try:
-                known = self._needs_sizes is not None
-                result = self._run(batch if known else batch.opened(), limit)
+                result = self._run(batch if needs else batch.opened(), limit)
                 self._tell_of_sizes()
                 return result
             except TraceAgain as again:
@@ -98,7 +98,7 @@ class StepExecutor:
             except ConfluxError:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
-                if self._needs_sizes is not None or not batch.sizes_are_known:
+                if needs or not batch.sizes_are_known:
                     self._note_sizes(error, batch.sizes)
                     raise
                 self._needs_sizes = error

@@ -1,5 +1,6 @@
 """The programs of a step, by what each was traced for."""
 
+import threading
 from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Generic
@@ -15,9 +16,14 @@ _Program = TypeVar("_Program", bound=_MayBeStale)
 
 
 class TracedPrograms(Generic[_Program]):
-    """Keeps programs until the variables that they read are replaced."""
+    """Keeps programs until the variables that they read are replaced.
 
-    def __init__(self) -> None:
+    Args:
+        tracing: Held while a program is traced.
+    """
+
+    def __init__(self, tracing: threading.RLock) -> None:
+        self._tracing = tracing
         self._programs: dict[Hashable, _Program] = {}
         self.count = 0
         """How many have been traced."""
@@ -29,8 +35,9 @@ class TracedPrograms(Generic[_Program]):
             key: What it is traced for.
             trace: Makes it, if there is none or it is stale.
         """
-        program = self._programs.get(key)
-        if program is None or program.is_stale():
-            program = self._programs[key] = trace()
-            self.count += 1
-        return program
+        with self._tracing:
+            program = self._programs.get(key)
+            if program is None or program.is_stale():
+                program = self._programs[key] = trace()
+                self.count += 1
+            return program

@@ -60,9 +60,8 @@ def make_predict_function(
 ) -> Callable[[list[Tree]], Tree]:
     """Makes Keras' `predict_function`, of a list of global batches."""
     plan = ExecutionPlan.of(model, strategy)
-    run = StepExecutor(
-        model, plan, replica_step.PredictStep(model, plan.is_local)
-    )
+    step = replica_step.PredictStep(model, plan.is_local)
+    run = StepExecutor(model, plan, step)
     shard = plan.sharder()
 
     def sharded(batch: Any) -> list[Batch | StackedBatch]:
@@ -75,10 +74,11 @@ def make_predict_function(
     def build(batch: Batch) -> None:
         # Once, as some layers are never built.
         nonlocal has_built
-        if not has_built and not keras_internals.layers_are_built(model):
-            spec = batch.whole_specs
-            promotion.build(model, spec, strategy, layers_alone=True)
-        has_built = True
+        with step.tracing:
+            if not has_built and not keras_internals.layers_are_built(model):
+                spec = batch.whole_specs
+                promotion.build(model, spec, strategy, layers_alone=True)
+            has_built = True
 
     def function(drawn: list[Any]) -> Tree:
         return outside_of_replicas(lambda: execute(drawn))

@@ -46,7 +46,7 @@ class XlaProgram:
         several = strategy.communicator.size > 1
         self._ranks = strategy.ranks if several else None
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
-        self._traced = TracedPrograms[CachedProgram]()
+        self._traced = TracedPrograms[CachedProgram](step.tracing)
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
