@@ -41,8 +41,12 @@ from keras_conflux.checks import versions
 from keras_conflux.checks.table import CHECKS
 from keras_conflux.checks.table import Wrong
 from keras_conflux.cli import check
+from keras_conflux.cli import check_report
+from keras_conflux.cli import check_runner
 from keras_conflux.cli import env
 from keras_conflux.cli.__main__ import main
+from keras_conflux.cli.check_runner import CheckRunner
+from keras_conflux.cli.check_runner import Result
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 SOME = min(2, MANY)
@@ -281,14 +285,14 @@ def conflux(monkeypatch, capsys):
     def run(script, *options, limit=None):
         scripts = script if isinstance(script, dict) else {}
 
-        def command(name, *_):
+        def command(_, name):
             found = scripts.get(
                 name, 'print(\'{"text": "fine", "slow": null, "values": {}}\')'
             )
             text = script if isinstance(script, str) else found
             return [sys.executable, "-S", "-c", text]
 
-        monkeypatch.setattr(check, "command", command)
+        monkeypatch.setattr(CheckRunner, "command", command)
         if limit:
             short = [dataclasses.replace(c, limit=limit) for c in CHECKS]
             monkeypatch.setattr(check, "CHECKS", short)
@@ -394,15 +398,15 @@ def test_json(conflux):
 
 
 def test_the_sentence_about_gpus():
-    good = check.Result("equal", "good", "", "", 1.0, {})
+    good = Result("equal", "good", "", "", 1.0, {})
     fast = dataclasses.replace(good, name="faster", values={"ratio": 1.94})
-    said = check.sentence([good, fast], 2, 2)
+    said = check_report.sentence([good, fast], 2, 2)
     assert said == "2 GPUs, all good: 1.94 times as fast as one."
-    assert check.sentence([good], 1, 1) == "1 GPU, all good."
+    assert check_report.sentence([good], 1, 1) == "1 GPU, all good."
 
 
 def test_a_check_trains_alone_whatever_a_launcher_says():
-    found = check._environment(
+    found = check_runner._environment(
         {"TF_CONFIG": "{}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "4", "A": "1"}
     )
     assert found["A"] == "1"
@@ -438,13 +442,13 @@ right = tf.linalg.matmul
 tf.linalg.matmul = lambda a, b: right(a, b) + 1
 sys.exit(main(sys.argv[1:]))
 """
-    original = check.command
+    original = CheckRunner.command
 
     def command(*arguments):
         *_, name, devices, gpus = original(*arguments)
         return [sys.executable, "-c", fault, name, devices, gpus]
 
-    monkeypatch.setattr(check, "command", command)
+    monkeypatch.setattr(CheckRunner, "command", command)
     assert main(["check", "--only", "compute"]) == 1
     assert re.search("wrong +compute +CPU:0 computes", capsys.readouterr().out)
 
@@ -461,7 +465,7 @@ def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
         wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    monkeypatch.setattr(check, "command", command)
+    monkeypatch.setattr(CheckRunner, "command", command)
     monkeypatch.setattr(check, "visible_gpus", lambda environ: [])
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
@@ -605,7 +609,7 @@ def test_env_runs_what_the_command_leaves_out(backend, expected):
 
 
 def test_a_signal_has_a_name():
-    ended = check._result(CHECKS[0], -signal.SIGSEGV, [], "", None, 1.0)
+    ended = check_runner._result(CHECKS[0], -signal.SIGSEGV, [], "", None, 1.0)
     assert "Segmentation fault" in ended.text
 
 
