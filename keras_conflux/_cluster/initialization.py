@@ -47,7 +47,9 @@ def initialize(
             instead.
         heartbeat: After so many seconds of silence a process counts as dead,
             and all others end with a `ProcessError`.
-        timeout: How many seconds the others are waited for.
+        timeout: How many seconds the others are waited for. Where one of them
+            dies while TensorFlow connects them, TensorFlow waits on without an
+            end, so process 0 is ended, with a traceback, 5 s later.
 
     Raises:
         ClusterError: If what names the processes is wrong or incomplete.
