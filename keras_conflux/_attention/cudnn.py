@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_conflux._attention.kernel import Form
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._replication.step_context import StepContext
 
 MIN_CAPABILITY = (8, 0)
@@ -36,7 +37,7 @@ class Cudnn:
         """See `Kernel`."""
         if not context.in_xla:
             return "the step is not compiled by XLA"
-        if not tensorflow_internals.has_module_calls():
+        if not tensorflow_xla.has_module_calls():
             return "TensorFlow is older than 2.21"
         strategy: Any = tf.distribute.get_strategy()
         capability = strategy.communicator.compute_capability
@@ -183,7 +184,7 @@ def _call(
         [shape[axis] for axis in (0, 2, 1, 3)] if len(shape) == 4 else [*shape]
         for shape, _ in results
     ]
-    return tensorflow_internals.module_call(
+    return tensorflow_xla.module_call(
         _module(target, operands, results, config),
         operands,
         shapes,

@@ -14,7 +14,7 @@ from keras_conflux._attention.fused import Fused
 from keras_conflux._attention.kernel import Form
 from keras_conflux._attention.kernel import Kernel
 from keras_conflux._attention.limits import Request
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication.step_context import StepContext
 
 _log = logging.getLogger("keras_conflux")
@@ -73,7 +73,7 @@ def fused(
         shapes,
         mask,
         keras_own,
-        tensorflow_internals.is_recorded(inputs),
+        tensorflow_tracing.is_recorded(inputs),
         note,
     )
     return attention(*inputs)

@@ -35,7 +35,7 @@ from keras_conflux._communication.transports.nccl_between_processes import (
 )
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import shared_trace
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import compute_capability
 
@@ -265,7 +265,7 @@ class Communicator:
         """
         if not self._lock.acquire(blocking=False):
             running = self._running
-            if tensorflow_internals.in_python_op_of(running):
+            if tensorflow_tracing.in_python_op_of(running):
                 raise StrategyError(
                     f"{name!r} exchanges tensors between "
                     f"{', '.join(self.devices)}, and was called in a "
@@ -326,7 +326,7 @@ class Communicator:
     def _reduce_in_graph(
         self, tensor: tf.Tensor, index: int, op: str
     ) -> tf.Tensor:
-        if tensorflow_internals.in_replica_loop():
+        if tensorflow_tracing.in_replica_loop():
             raise NotImplementedError(
                 "A collective inside a `tf.while_loop`, `tf.map_fn` or "
                 "`tf.vectorized_map` (or a Python loop over tensors) of the "

@@ -16,6 +16,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._custom_loops.signatures import Decorator
 from keras_conflux._custom_loops.signatures import P
 from keras_conflux._custom_loops.signatures import PerDeviceFunction
@@ -220,7 +221,7 @@ class _Compiled:
                 raise
             return [outputs[index] for index in range(len(arguments))]
 
-        self._function = tensorflow_internals.without_retracing_warning(
+        self._function = tensorflow_tracing.without_retracing_warning(
             tf.function(all_replicas, reduce_retracing=True)
         )
 

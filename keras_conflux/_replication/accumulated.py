@@ -13,7 +13,7 @@ from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import is_replicated
@@ -67,4 +67,4 @@ def _add_up(owners: Iterable[Any], in_each_process: bool) -> None:
     name = f"adding up {len(found)} accumulated gradients"
     with told_to_all(name):
         agree(name)
-        tensorflow_internals.concrete_function(all_replicas, [])()
+        tensorflow_tracing.concrete_function(all_replicas, [])()

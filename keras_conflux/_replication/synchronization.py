@@ -16,7 +16,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -97,7 +97,7 @@ def _copy_to_all(
     name = f"synchronize of {len(replicated)} variables"
     with told_to_all(name):
         agree(f"{name}: {[state.name_of(v) for v in replicated]}")
-        run = tensorflow_internals.concrete_function(all_replicas, [])
+        run = tensorflow_tracing.concrete_function(all_replicas, [])
         with communicator.exclusive(run, name):
             run()
 

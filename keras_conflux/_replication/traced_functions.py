@@ -9,7 +9,8 @@ import weakref
 from typing import Any
 
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_tracing
 
 _replaced: Any = weakref.WeakValueDictionary()
 """By id, the handles that Keras variables have had, and have no more."""
@@ -56,7 +57,7 @@ class Staleness:
         """
         if self._exchanges != _exchanges:
             self._exchanges = _exchanges
-            graphs = tensorflow_internals.traces_of(function)
+            graphs = tensorflow_tracing.traces_of(function)
             self._reads_replaced = reads(graphs, _replaced)
         return self._settings != _settings or self._reads_replaced
 
@@ -71,7 +72,7 @@ def reads(graphs: list[Any], handles: Any) -> bool:
     return bool(handles) and any(
         id(outside) in handles
         for graph in graphs
-        for outside in tensorflow_internals.captures(graph).values()
+        for outside in tensorflow_graphs.captures(graph).values()
     )
 
 
@@ -95,7 +96,7 @@ def _traces_of_keras(function: Any) -> list[Any]:
     return [
         graph
         for inside in keras_internals.tf_functions_in(function)
-        for graph in tensorflow_internals.traces_of(inside)
+        for graph in tensorflow_tracing.traces_of(inside)
     ]
 
 

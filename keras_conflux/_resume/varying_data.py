@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_pipelines
 
 
 def causes(dataset: Any, owner: Any = None) -> list[str]:
@@ -26,13 +26,13 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         return
     if dataset.options().deterministic is False:
         yield "its option `deterministic` is False"
-    for each in tensorflow_internals.datasets_below(dataset):
-        seeds = tensorflow_internals.seeds_of_dataset(each)
+    for each in tensorflow_pipelines.datasets_below(dataset):
+        seeds = tensorflow_pipelines.seeds_of_dataset(each)
         if seeds is not None and not any(seeds):
             yield "it shuffles without a seed"
-        if tensorflow_internals.is_out_of_order(each):
+        if tensorflow_pipelines.is_out_of_order(each):
             yield "it maps with `deterministic=False`"
-        for operation in tensorflow_internals.operations_of_dataset(each):
+        for operation in tensorflow_pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_conflux._communication.transports.op_names import NCCL_OPS
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 
 
 class Nccl:
@@ -32,7 +32,7 @@ class Nccl:
             num_devices=self._size,
             shared_name=f"conflux_{self._group_key}_{call}",
         )
-        tensorflow_internals.must_run(reduced)
+        tensorflow_graphs.must_run(reduced)
         return tf.cast(reduced, dtype)
 
     def recover(self) -> None:

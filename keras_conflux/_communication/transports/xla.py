@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.transports.op_names import MERGE_OPS
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._devices.device import Device
 
 
@@ -66,7 +66,7 @@ class XlaNccl:
             # and it supports sums and products alone. So it sums an empty
             # tensor.
             self._lowered(tf.zeros([0], tensor.dtype), "sum")
-            return tensorflow_internals.xla_all_reduce(
+            return tensorflow_xla.xla_all_reduce(
                 tensor, self._size, MERGE_OPS[op]
             )
         # That other op does not support int64. So all tensors are gathered by

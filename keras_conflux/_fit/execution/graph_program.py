@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_programs import TracedPrograms
@@ -67,7 +67,7 @@ class GraphProgram:
         known = batch.sizes if batch.sizes_are_known else None
 
         def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
-            with tensorflow_internals.noting_new_variables() as made:
+            with tensorflow_tracing.noting_new_variables() as made:
                 shards = _refilled(batch.specs, shards)
                 result = self._all_replicas(shards, sizes, known)
             if not made:  # else TensorFlow traces this once more

@@ -16,6 +16,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.values import gathered
@@ -182,7 +183,7 @@ class TrainOrTestStep(_ModelStep):
     def __init__(self, model: keras.Model, step: Callable) -> None:
         super().__init__(model)
         self.identity += f": {getattr(step, '__name__', '')}"
-        self._step = tensorflow_internals.inlined(step)
+        self._step = tensorflow_tracing.inlined(step)
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         with logs.noting_results(self._model, context) as noted:

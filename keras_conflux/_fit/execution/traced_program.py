@@ -6,7 +6,7 @@ from typing import Any
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.watchdog import StepAbandoned
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._replication.traced_functions import Staleness
@@ -33,7 +33,7 @@ class TracedProgram:
         self._watchdog = watchdog
         self._staleness = Staleness()
         with communicator.tracing() as trace:
-            self._run = tensorflow_internals.concrete_function(
+            self._run = tensorflow_tracing.concrete_function(
                 function, signature
             )
         self._has_collectives = trace.collectives > 0

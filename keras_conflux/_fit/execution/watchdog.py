@@ -13,7 +13,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._common.waiting import step_timeout
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 
 
@@ -79,7 +79,7 @@ class StepWatchdog:
         # Read only where a call has failed: reading takes half a millisecond.
         before, self._before = self._before or self.counts(), None
         call = DaemonCall(
-            tensorflow_internals.with_this_threads_summaries(
+            tensorflow_tracing.with_this_threads_summaries(
                 keras_internals.with_this_threads_state(
                     lambda: program(*arguments)
                 )

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import rules
 from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import COUNT
@@ -105,7 +105,7 @@ class BatchKinds:
         return parts[0] if len(set(parts)) == 1 else OPAQUE
 
     def _of_part(self, tensor: Any) -> Kind:
-        if tensorflow_internals.is_eager(tensor):
+        if tensorflow_graphs.is_eager(tensor):
             return OPAQUE if tf.executing_eagerly() else EQUAL
         known = self.marked(tensor)
         if known is not None or self.is_blind:
@@ -141,7 +141,7 @@ class BatchKinds:
 
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns what was written to a variable before it was read."""
-        if tensorflow_internals.is_eager(tensor):
+        if tensorflow_graphs.is_eager(tensor):
             return None
         return self._read(tensor.graph).aliases.get(id(tensor))
 
@@ -222,16 +222,14 @@ class _Graph:
         if placeholder.dtype == tf.resource:
             summed = self._all.is_sum(self._outermost(placeholder))
             return COUNTED if summed else EQUAL
-        outside = tensorflow_internals.captures(self._graph).get(
-            id(placeholder)
-        )
+        outside = tensorflow_graphs.captures(self._graph).get(id(placeholder))
         if outside is None:
             return self._all.kind_of_argument(placeholder)
         return self._all.of(outside)
 
     def _outermost(self, handle: tf.Tensor) -> Any:
         """Returns the variable's own handle for a placeholder of it."""
-        return tensorflow_internals.outermost(handle, self._graph)
+        return tensorflow_graphs.outermost(handle, self._graph)
 
 
 def parts_of(value: Any) -> list[tf.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch.defaults import Rule
 from keras_conflux._fit.global_batch.defaults import recomputed
 from keras_conflux._fit.global_batch.kinds import DERIVED
@@ -105,7 +105,7 @@ def of_loop(
 
 
 def _body(operation: tf.Operation, attribute: str) -> Any:
-    return tensorflow_internals.function_named(
+    return tensorflow_graphs.function_named(
         operation.graph, operation.get_attr(attribute).name
     )
 

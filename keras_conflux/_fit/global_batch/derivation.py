@@ -5,7 +5,7 @@ import math
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._replication.step_context import StepContext
@@ -52,7 +52,7 @@ class Derivation:
         """
         for operation in self.operations:
             inputs = [self._wanted(x, known) for x in operation.inputs]
-            copies = tensorflow_internals.copied(operation, inputs)
+            copies = tensorflow_graphs.copied(operation, inputs)
             for old, new in zip(operation.outputs, copies, strict=True):
                 known[id(old)] = new
         return self._wanted(self.result, known)
@@ -94,7 +94,7 @@ def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
             _assert_small(tensor, context.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
-        outside = tensorflow_internals.captures(tensor.graph).get(id(tensor))
+        outside = tensorflow_graphs.captures(tensor.graph).get(id(tensor))
         if outside is not None:
             found.outside[id(tensor)] = waiting[-1] = outside
             continue

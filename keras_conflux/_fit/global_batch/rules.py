@@ -9,7 +9,7 @@ import functools
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import elementwise
 from keras_conflux._fit.global_batch import layouts
@@ -82,7 +82,7 @@ def _keeps_equal(operation: tf.Operation) -> bool:
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
     bodies = [
-        tensorflow_internals.function_named(
+        tensorflow_graphs.function_named(
             operation.graph, attributes[name].func.name
         )
         for name in names

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._replication.step_context import StepContext
 
@@ -33,5 +33,5 @@ def may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
                 waiting.append(tensor.op.inputs[0])
         elif tensor.op.type != "Mean":
             waiting.extend(tensor.op.inputs)
-            waiting.extend(tensorflow_internals.results_inside(tensor))
+            waiting.extend(tensorflow_graphs.results_inside(tensor))
     return False

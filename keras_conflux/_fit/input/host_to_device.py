@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
 from keras_conflux._devices.device import Device
 from keras_conflux._fit.input.powers_of_two import power_of_two
@@ -125,7 +125,7 @@ def _moved(
 
 @functools.lru_cache(maxsize=256)  # so that the next `fit` traces nothing
 def _graph(specs: tuple, number: int, *options: Any) -> Callable:
-    return tensorflow_internals.concrete_function(
+    return tensorflow_tracing.concrete_function(
         lambda batches: _shard(batches, *options), [[list(specs)] * number]
     )
 

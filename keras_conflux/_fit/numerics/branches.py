@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -105,6 +105,6 @@ def _is_shared(condition: tf.Tensor, context: StepContext) -> bool:
 def _call_of(graph: Any, outer: Any) -> tf.Operation | None:
     """Returns the operation of an outer graph that runs an inner one."""
     for operation in reversed(outer.get_operations()):
-        if graph in tensorflow_internals.graphs_of(operation):
+        if graph in tensorflow_graphs.graphs_of(operation):
             return operation
     return None

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -118,12 +119,12 @@ def _is_read_later(
 def _is_used_after_write(handle: Any, graph: Any) -> bool:
     uses = [
         use
-        for found, users in tensorflow_internals.uses_of_resources(graph)
+        for found, users in tensorflow_graphs.uses_of_resources(graph)
         if found is handle
         for use in users
     ]
     writes = [
-        tensorflow_internals.changes(use, handle, graph)
-        for use in tensorflow_internals.in_order(uses, graph)
+        tensorflow_graphs.changes(use, handle, graph)
+        for use in tensorflow_graphs.in_order(uses, graph)
     ]
     return not all(writes[writes.index(True) :])

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch import ragged
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
@@ -113,7 +113,7 @@ def _may_exchange(what: str, argument: str, context: StepContext) -> bool:
     """Whether replicas meet here, which they may not in a branch or loop."""
     if replica_collectives().count == 1:
         return False
-    if tf.executing_eagerly() or not tensorflow_internals.in_branch_or_loop():
+    if tf.executing_eagerly() or not tensorflow_tracing.in_branch_or_loop():
         return True
     context.warn_once(
         f"lengths {what}",

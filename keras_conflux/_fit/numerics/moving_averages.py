@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
@@ -29,7 +29,7 @@ def is_moving_average(variable: keras.Variable, context: StepContext) -> bool:
     if tf.executing_eagerly():
         return False
     copy = state.copies(variable)[replica_index()]
-    uses = tensorflow_internals.uses_of(copy)
+    uses = tensorflow_graphs.uses_of(copy)
     if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
         return False
     read, write = uses
@@ -50,7 +50,7 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     copies = state.copies(variable)
     if tf.executing_eagerly() or not tf.is_tensor(value) or len(copies) == 1:
         return False
-    uses = tensorflow_internals.uses_of(copies[replica_index()])
+    uses = tensorflow_graphs.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]
     return depends_on([value.op], reads)
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._communication.transports.counters import is_counter
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._replication import state
@@ -47,7 +48,7 @@ def warn_of_plain_variables(model: keras.Model, context: StepContext) -> None:
     if replica_collectives().count == 1:
         return
     written = _written(model, context)
-    variables = tensorflow_internals.variables_behind(
+    variables = tensorflow_graphs.variables_behind(
         [each.handle for each in written]
     )
     for each in written:
@@ -65,13 +66,13 @@ def _written(model: keras.Model, context: StepContext) -> list[_Written]:
         for copy in state.copies(variable)
     }
     found = []
-    for handle, uses in tensorflow_internals.uses_of_resources(context.graph):
+    for handle, uses in tensorflow_graphs.uses_of_resources(context.graph):
         if id(handle) in known or is_counter(handle):
             continue
         writes = [
             use
             for use in uses
-            if tensorflow_internals.changes(use, handle, context.graph)
+            if tensorflow_graphs.changes(use, handle, context.graph)
         ]
         if writes:
             found.append(_Written(handle, uses, writes))
@@ -100,7 +101,7 @@ def _is_set_first(written: _Written, graph: Any) -> bool:
     What it was before plays no role then, whether another replica has set it
     or not.
     """
-    first, *_ = tensorflow_internals.in_order(written.uses, graph)
+    first, *_ = tensorflow_graphs.in_order(written.uses, graph)
     return first in written.writes and all(
         write.type == "AssignVariableOp" for write in written.writes
     )

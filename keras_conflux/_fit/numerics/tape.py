@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -226,7 +226,7 @@ def _refuse_in_loops(sources: list[Any], context: StepContext) -> None:
     has_others = replica_collectives().count > 1
     if (
         has_others
-        and tensorflow_internals.in_replica_loop()
+        and tensorflow_tracing.in_replica_loop()
         and any(_is_shared(source, context) for source in sources)
     ):
         raise NotImplementedError(

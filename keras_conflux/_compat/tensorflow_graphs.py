@@ -1,0 +1,192 @@
+"""Reads and copies what TensorFlow has traced."""
+
+import gc
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.ops import handle_data_util
+from tensorflow.python.ops import resource_variable_ops
+
+
+def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
+    """Lets shape functions know what lies behind a handle, as behind another.
+
+    Args:
+        source: The handle of a variable, for example.
+        target: A placeholder for it.
+    """
+    handle_data_util.copy_handle_data(source, target)
+
+
+def must_run(tensor: tf.Tensor) -> None:
+    """Keeps the op of `tensor` in the graph even if nothing uses its result."""
+    # auto_control_deps.py leaves NcclAllReduce out of the ops that must run
+    # (ASYNC_STATEFUL_OPS), and XlaAllReduce is not stateful. If one replica
+    # ignored the result, its op would be pruned, and the others would wait for
+    # it forever.
+    tensor.graph.control_outputs.append(tensor.op)
+
+
+def uses_of(variable: tf.Variable) -> list[tf.Operation]:
+    """Returns what uses a variable in the graph that is being traced."""
+    # A graph knows a variable by a placeholder for its handle, which
+    # FuncGraph.capture makes at the first use and finds again.
+    graph: Any = tf.compat.v1.get_default_graph()
+    return graph.capture(variable.handle).consumers()
+
+
+def captures(graph: Any) -> dict[int, Any]:
+    """Returns what a graph takes from outside, by the ids of placeholders."""
+    pairs = getattr(graph, "captures", ())
+    return {id(inside): outside for outside, inside in pairs}
+
+
+def outermost(tensor: Any, graph: Any) -> Any:
+    """Returns what a placeholder stands for outside of all graphs.
+
+    Args:
+        tensor: The placeholder, or any other tensor, which is returned.
+        graph: The graph that has it.
+    """
+    while graph is not None:
+        outside = captures(graph).get(id(tensor))
+        if outside is None:
+            break
+        tensor, graph = outside, getattr(outside, "graph", None)
+        if is_eager(tensor):
+            break
+    return tensor
+
+
+def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
+    """Yields what a graph uses and may change, such as a variable's handle.
+
+    Yields:
+        The resource, as known outside of all graphs, and the operations of
+        the graph that use it.
+    """
+    for placeholder in list(getattr(graph, "internal_captures", ())):
+        if placeholder.dtype == tf.resource:
+            yield outermost(placeholder, graph), placeholder.consumers()
+
+
+def in_order(
+    operations: Collection[tf.Operation], graph: Any
+) -> list[tf.Operation]:
+    """Returns operations of a graph in the order in which they were traced."""
+    order = {op.name: place for place, op in enumerate(graph.get_operations())}
+    return sorted(operations, key=lambda operation: order[operation.name])
+
+
+def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
+    """Whether an operation may change a resource that it uses.
+
+    A branch, a loop or a function may if anything in it does.
+
+    Args:
+        operation: Of `graph`.
+        handle: The resource, as known outside of all graphs.
+        graph: Where the operation is.
+    """
+    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
+    _, changed = find(operation)
+    return any(outermost(tensor, graph) is handle for tensor in changed)
+
+
+def variables_behind(handles: Collection[Any]) -> dict[int, Any]:
+    """Returns, by the ids of handles, the variables that have them.
+
+    A variable with a copy for each device has several. A handle does not know
+    its variable, so this looks at all objects of the program.
+    """
+    wanted = {id(handle) for handle in handles}
+    found: dict[int, Any] = {}
+    for each in gc.get_objects() if wanted else ():
+        kind = type(each)
+        if tf.Variable not in kind.__mro__:
+            continue
+        if isinstance(each, tf.distribute.DistributedValues):
+            copies = each.values
+            found.update((id(copy.handle), each) for copy in copies)
+        elif kind is not resource_variable_ops._UnreadVariable:
+            found.setdefault(id(each.handle), each)
+    return {key: each for key, each in found.items() if key in wanted}
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has a value, and is not one of a graph."""
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+def function_named(graph: Any, name: str) -> Any:
+    """Returns the graph of a function that a graph calls, if it is known."""
+    return getattr(graph._get_function(name), "graph", None)
+
+
+def graphs_of(operation: tf.Operation) -> list[Any]:
+    """Returns the graphs that an operation runs, as both of a branch."""
+    functions = [
+        each.func.name
+        for each in operation.node_def.attr.values()
+        if each.HasField("func")
+    ]
+    return [function_named(operation.graph, name) for name in functions]
+
+
+def results_inside(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what a tensor is in the functions that its operation runs."""
+    bodies = [body for body in graphs_of(tensor.op) if body is not None]
+    place = tensor.value_index
+    return [body.outputs[place] for body in bodies if place < len(body.outputs)]
+
+
+def copied(operation: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what an operation gives for other inputs.
+
+    It is put into the current graph once more. A function and a conditional
+    are traced once more, as TensorFlow could not differentiate their copies.
+    """
+    if operation.type == "PartitionedCall":
+        return _called(operation, "f", inputs)
+    if operation.type == "StatelessIf":
+        return tf.nest.flatten(
+            tf.cond(
+                tf.cast(inputs[0], tf.bool),
+                lambda: _called(operation, "then_branch", inputs[1:]),
+                lambda: _called(operation, "else_branch", inputs[1:]),
+            )
+        )
+    definition = operation.node_def
+    copy = tf.compat.v1.get_default_graph().create_op(
+        operation.type,
+        inputs,
+        [output.dtype for output in operation.outputs],
+        attrs={k: v for k, v in definition.attr.items() if k != "_class"},
+        op_def=operation.op_def,
+    )
+    return list(copy.outputs)
+
+
+def _called(
+    operation: tf.Operation, attribute: str, inputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns what a function that an operation calls gives for inputs."""
+    name = operation.node_def.attr[attribute].func.name
+    body = function_named(operation.graph, name)
+    known = {
+        placeholder.name: tensor
+        for placeholder, tensor in zip(body.inputs, inputs, strict=True)
+    }
+    for inner in body.get_operations():
+        if inner.type == "Placeholder":
+            continue
+        values = copied(inner, [known[x.name] for x in inner.inputs])
+        for old, new in zip(inner.outputs, values, strict=True):
+            known[old.name] = new
+    # To the graph, TensorFlow adds what it needs for derivatives.
+    outputs = body.outputs[: len(operation.outputs)]
+    return [known[x.name] for x in outputs]

@@ -1,0 +1,194 @@
+"""How TensorFlow traces functions, and where in a trace the caller is."""
+
+import contextlib
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import forwardprop_util
+from tensorflow.python.eager import record
+from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
+from tensorflow.python.ops import script_ops
+from tensorflow.python.ops import summary_ops_v2
+
+_VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
+"""The name scope of what `pfor` vectorizes."""
+
+
+def in_replica_loop() -> bool:
+    """Whether a loop inside the running replica is being traced.
+
+    That is a `tf.while_loop`, or what `tf.vectorized_map` runs for each row.
+
+    TensorFlow tells collectives of one step apart by the loop they are in.
+    Each replica has its own copy of the loop, so they would wait for each
+    other forever. A loop around `strategy.run` is fine.
+    """
+    return _is_vectorized() or any(
+        isinstance(graph, func_graphs.WhileBodyFuncGraph)
+        for graph in _graphs_inside_replica()
+    )
+
+
+def in_branch_or_loop() -> bool:
+    """Whether a branch or a loop inside the running replica is being traced."""
+    kinds = (
+        func_graphs.CondBranchFuncGraph,
+        func_graphs.WhileBodyFuncGraph,
+        func_graphs.WhileCondFuncGraph,
+    )
+    return _is_vectorized() or any(
+        isinstance(graph, kinds) for graph in _graphs_inside_replica()
+    )
+
+
+def _is_vectorized() -> bool:
+    return bool(_VECTORIZED.search(tf.get_current_name_scope()))
+
+
+def _graphs_inside_replica() -> Iterator[Any]:
+    """Yields the graphs that the replica's program has opened."""
+    # `graph` is where the replica's program is traced to; what lies between
+    # the current graph and that one was opened by the program.
+    thread = threading.current_thread()
+    replica = tf.distribute.get_replica_context()
+    replica_graph = getattr(replica, "graph", getattr(thread, "graph", None))
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not replica_graph:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
+def concrete_function(function: Callable, signature: Any) -> Callable:
+    """Returns `function` as a graph, with its control flow as it is.
+
+    It is traced in the thread of the caller.
+    """
+    traced = without_retracing_warning(
+        tf.function(function, input_signature=signature, autograph=False)
+    )
+    if tf.config.functions_run_eagerly():
+        return traced
+    # Calling the `tf.function` would hash all variables of all replicas.
+    concrete = traced.get_concrete_function()
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        eager = tf.config.functions_run_eagerly()
+        return (traced if eager else concrete)(*arguments)
+
+    call.graph = concrete.graph
+    return call
+
+
+def traces_of(function: Any) -> list[Any]:
+    """Returns the graphs that have been traced of a function.
+
+    Args:
+        function: What `concrete_function` has returned, or a `tf.function`.
+    """
+    graph = getattr(function, "graph", None)
+    if graph is not None:
+        return [graph]
+    # The method that lists them would trace for an input signature.
+    cache = getattr(function, "_function_cache", None)
+    return [] if cache is None else [each.graph for each in cache.values()]
+
+
+def in_python_op_of(program: Any) -> bool:
+    """Whether this thread runs a `tf.py_function`, or its kin, of a program.
+
+    Args:
+        program: A traced function.
+    """
+    graph = getattr(program, "graph", None)
+    token = _token_of_python_op()
+    if graph is None or token is None:
+        return False
+    definition = graph.as_graph_def()
+    bodies = [function.node_def for function in definition.library.function]
+    return any(
+        node.attr["token"].s == token
+        for nodes in (definition.node, *bodies)
+        for node in nodes
+        if "token" in node.attr
+    )
+
+
+def _token_of_python_op() -> bytes | None:
+    """Returns the name of the Python function that TensorFlow runs here."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is script_ops.FuncRegistry.__call__.__code__:
+            token = frame.f_locals["token"]
+            return token if isinstance(token, bytes) else token.encode()
+        frame = frame.f_back
+    return None
+
+
+@contextlib.contextmanager
+def noting_new_variables() -> Iterator[list[str]]:
+    """Notes the names of variables that are made in the current graph."""
+    made: list[str] = []
+
+    def note(next_creator: Callable, **kwargs: Any) -> tf.Variable:
+        made.append(str(kwargs.get("name")))
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(note):
+        yield made
+
+
+def without_retracing_warning(function: Any) -> Any:
+    """Keeps a `tf.function` from warning that it is traced often.
+
+    TensorFlow counts tracings by the line of the source. That is one for all
+    models and all steps of a program, each of which is traced for itself.
+    """
+    # polymorphic_function.py, in `__call__`.
+    function._omit_frequent_tracing_warning = True
+    return function
+
+
+def with_this_threads_summaries(fn: Callable) -> Callable:
+    """Makes `tf.summary` in `fn` write where it would in this thread."""
+    # Writer, step and condition are kept by thread; mirrored_run.py hands
+    # them on to the threads of replicas in the same way.
+    here = dict(vars(summary_ops_v2._summary_state))
+
+    @functools.wraps(fn)
+    def run() -> Any:
+        vars(summary_ops_v2._summary_state).update(here)
+        return fn()
+
+    return run
+
+
+def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a gradient tape records what is computed of one of these."""
+    return record.should_record_backprop(tensors)
+
+
+def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a `tf.autodiff.ForwardAccumulator` follows one of these."""
+    return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
+
+
+def inlined(function: Callable) -> Callable:
+    """Returns what a `tf.function` runs, to be traced into another graph."""
+    inside = getattr(function, "python_function", None)
+    if inside is None:
+        return function
+    autograph: Any = tf.__internal__.autograph
+    context = autograph.control_status_ctx()
+    owner = getattr(function, "__self__", None)
+    converted = autograph.tf_convert(inside, context)
+    if owner is None:
+        return converted
+    return functools.partial(converted, owner)
