@@ -16,7 +16,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._cluster import processes
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication.strategy import distribution_strategy
 
@@ -43,7 +43,7 @@ def devices_of(model: keras.Model) -> tuple[kc.Device, ...]:
     if not isinstance(strategy, kc.ReplicatedStrategy):
         return ()
     for variable in [*model.weights, *model.metrics_variables]:
-        assert keras_internals.backing(variable).distribute_strategy is strategy
+        assert keras_variables.backing(variable).distribute_strategy is strategy
     return strategy.devices
 
 
@@ -172,7 +172,7 @@ def test_what_is_made_under_a_distribution_has_copies():
     assert devices_of(model) == DEVICES[:MANY]
     strategy = kc.replicate(devices=MANY)
     for each in (variable, optimizer.iterations):
-        assert keras_internals.backing(each).distribute_strategy is strategy
+        assert keras_variables.backing(each).distribute_strategy is strategy
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -235,7 +235,7 @@ def test_without_a_distribution_models_are_on_one_device():
     model = dense()
     model.fit(*regression(), **FIT)
     assert devices_of(model) == ()
-    assert isinstance(keras_internals.backing(model.weights[0]), tf.Variable)
+    assert isinstance(keras_variables.backing(model.weights[0]), tf.Variable)
     assert distribution_strategy() is None
 
 

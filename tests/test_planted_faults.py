@@ -53,7 +53,7 @@ PLACES = {
     # of the package
     "accumulates": f"{NUMERICS}.gradients:_accumulates",
     "are global": f"{NUMERICS}.gradients:_are_global",
-    "accumulators": "keras_conflux._compat.keras_internals:accumulators",
+    "accumulators": "keras_conflux._compat.keras_models:accumulators",
     "average": f"{NUMERICS}.layer_state:_average",
     "compiles": f"{FIT}.input.execution_plan:compiles",
     "compiles a shape": (

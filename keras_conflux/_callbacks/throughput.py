@@ -12,7 +12,7 @@ from keras_conflux._cluster.agreement import sum_of_hosts
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import list_devices
 from keras_conflux._fit import log_sources
@@ -236,7 +236,7 @@ class _KerasLoop:
         self._is_first = True
         self._began = 0.0
         self._steps = 0
-        if keras_internals.has_own_step(model):
+        if keras_models.has_own_step(model):
             warn(
                 f"{model.name}: `Throughput` cannot count the samples of a "
                 "`train_step` of your own without replicas, and leaves "
@@ -276,7 +276,7 @@ class _KerasLoop:
 
         The loss of the epoch is a mean over them.
         """
-        if keras_internals.has_own_step(self._model):
+        if keras_models.has_own_step(self._model):
             return 0
         for metric in self._model.metrics:
             if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):

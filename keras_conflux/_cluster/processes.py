@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.roll_call import call_roll
 from keras_conflux._common.errors import ProcessError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_processes
 
 DEFAULT_HEARTBEAT_SECONDS = 10.0
@@ -171,7 +171,7 @@ def _answers(address: str) -> bool:
 
 def _seed_alike() -> None:
     """Gives the first process' seed to all that have not set one."""
-    mine = keras_internals.random_seed()
+    mine = keras_variables.random_seed()
     if _present.index == 0:
         seed = random.SystemRandom().randrange(2**31) if mine is None else mine
         tensorflow_processes.put_text(_SEED, str(seed))

@@ -16,7 +16,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import DeviceError
 from keras_conflux._common.trees import Leaf
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import short_name
@@ -221,7 +221,7 @@ def _parts(leaf: Leaf) -> list[tf.Tensor]:
 def _read(leaf: Leaf) -> Leaf:
     """Returns the value of a variable, and all else as it is."""
     if isinstance(leaf, keras.Variable):
-        leaf = keras_internals.backing(leaf)
+        leaf = keras_variables.backing(leaf)
     return leaf.read_value() if isinstance(leaf, tf.Variable) else leaf
 
 
@@ -272,7 +272,7 @@ def _stays_on_host(leaf: Leaf) -> bool:
 def _copies(leaf: Leaf) -> Any:
     """Returns the copies of a replicated variable."""
     if isinstance(leaf, keras.Variable):
-        leaf = keras_internals.backing(leaf)
+        leaf = keras_variables.backing(leaf)
     if isinstance(leaf, tf.distribute.DistributedValues):
         return list(Replicas.from_distributed(leaf))
     return leaf

@@ -7,7 +7,7 @@ bar.
 
 import keras
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -43,6 +43,6 @@ def measured(
         `None` if Keras' own loop runs the steps, without replicas.
     """
     plan = current_plan()
-    if plan is None or plan.strategy is not keras_internals.strategy_of(model):
+    if plan is None or plan.strategy is not keras_models.strategy_of(model):
         return None
     return plan.measurements, plan.strategy

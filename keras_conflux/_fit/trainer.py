@@ -15,7 +15,8 @@ import keras
 from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_index
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import keras_models
 from keras_conflux._fit import log_sources
 from keras_conflux._fit import side_effects
 from keras_conflux._fit import slow_input
@@ -52,7 +53,7 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
     strategy = _strategy(model)
     if strategy is None:
         return original(model)
-    return strategy.communicator.on_gpu and keras_internals.supports_jit(model)
+    return strategy.communicator.on_gpu and keras_models.supports_jit(model)
 
 
 def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ def build(
     if strategy is None:
         return original(model, iterator, data_batch)
     spec = (
-        data_batch if iterator is None else keras_internals.batch_spec(iterator)
+        data_batch if iterator is None else keras_iterators.batch_spec(iterator)
     )
     promotion.build(model, spec, strategy)
 
@@ -213,7 +214,7 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
 
     Sharing a replicated layer is enough, and so is Keras' distribution.
     """
-    strategy = keras_internals.strategy_of(model)
+    strategy = keras_models.strategy_of(model)
     if strategy is None:
         if has_strategies():
             strategy = state.replicated_by(state.variables_of(model))

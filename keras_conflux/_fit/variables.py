@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
@@ -76,7 +77,7 @@ def build_loss_scale_optimizer(
 def to_number(kind: type, original: Callable, variable: Any) -> Any:
     """Converts a variable to a Python number."""
     # A mirrored variable has neither __int__ nor __float__; its value has.
-    if is_replicated(keras_internals.backing(variable)):
+    if is_replicated(keras_variables.backing(variable)):
         return kind(variable.numpy())
     return original(variable)
 
@@ -86,7 +87,7 @@ def handle(original: Callable, variable: Any) -> Any:
 
     There TensorFlow has no handle, though a tape watches the copy it reads.
     """
-    value = keras_internals.backing(variable)
+    value = keras_variables.backing(variable)
     if is_replicated(value) and tf.distribute.in_cross_replica_context():
         return tensorflow_internals.copy_that_is_read(value).handle
     return original(variable)
@@ -98,11 +99,11 @@ def assign_whole(original: Callable, variable: Any, value: Any) -> None:
     TensorFlow gives each copy an equal part of it, which integers may not
     have: half of a count of 1 is 0.
     """
-    if in_replica() or not _is_sum(keras_internals.backing(variable)):
+    if in_replica() or not _is_sum(keras_variables.backing(variable)):
         original(variable, value)
         return
     first, *others = state.copies(variable)
-    if not state.is_whole_here(keras_internals.backing(variable)):
+    if not state.is_whole_here(keras_variables.backing(variable)):
         value = tf.zeros_like(first)
     first.assign(tf.cast(value, first.dtype))
     for copy in others:
@@ -127,9 +128,9 @@ def add_optimizer_variable(
     """Makes an optimizer's variable where the variable it is for lives."""
     value = reference_variable
     if isinstance(value, keras.Variable):
-        value = keras_internals.backing(value)
+        value = keras_variables.backing(value)
     if not is_replicated(value):
-        made_for = keras_internals.optimizer_strategy(optimizer)
+        made_for = keras_models.optimizer_strategy(optimizer)
         if isinstance(made_for, ReplicatedStrategy):
             raise StrategyError(
                 f"The optimizer {optimizer.name!r} was made for several "
@@ -139,7 +140,7 @@ def add_optimizer_variable(
             )
         return original(optimizer, reference_variable, *args, **kwargs)
     strategy = value.distribute_strategy
-    keras_internals.set_optimizer_strategy(optimizer, strategy)
+    keras_models.set_optimizer_strategy(optimizer, strategy)
     if tf.distribute.get_strategy() is strategy:
         return original(optimizer, reference_variable, *args, **kwargs)
     with strategy.scope():

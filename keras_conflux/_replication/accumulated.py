@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import current_strategy
@@ -45,8 +46,8 @@ def _add_up(owners: Iterable[Any], in_each_process: bool) -> None:
     found = [
         variable
         for owner in owners
-        for variable in keras_internals.accumulators(owner)
-        if is_replicated(keras_internals.backing(variable))
+        for variable in keras_models.accumulators(owner)
+        if is_replicated(keras_variables.backing(variable))
     ]
     if not found:
         return

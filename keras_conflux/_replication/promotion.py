@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
@@ -46,7 +47,7 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
         each
         for each in owners
         if isinstance(each, keras.Model)
-        and keras_internals.strategy_of(each) is not strategy
+        and keras_models.strategy_of(each) is not strategy
     ]
     change = f"keras_conflux.replicate({target.name})"
     running.assert_not_running(moved, change)
@@ -65,13 +66,13 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
             `keras.random` alone.
         strategy: What replicates it.
     """
-    seeds = keras_internals.global_seed_generator()
+    seeds = keras_variables.global_seed_generator()
     _move_seeds(seeds, strategy)
     owners = list(state.stateful_objects([target, seeds]))
     _promote_all(_to_promote(owners), strategy)
     for owner in owners:
         if isinstance(owner, keras.optimizers.Optimizer):
-            keras_internals.set_optimizer_strategy(owner, strategy)
+            keras_models.set_optimizer_strategy(owner, strategy)
 
 
 def build(
@@ -89,7 +90,7 @@ def build(
         layers_alone: Whether nothing but layers is built.
     """
     with strategy.scope():
-        keras_internals.symbolic_build(model, spec, layers_alone=layers_alone)
+        keras_models.symbolic_build(model, spec, layers_alone=layers_alone)
     promote_new_state(model, strategy)
 
 
@@ -109,7 +110,7 @@ def _move_seeds(
     if present in (None, strategy):
         return
     former = _former_seeds.setdefault(seeds, {})
-    former[present] = keras_internals.backing(seeds.state)
+    former[present] = keras_variables.backing(seeds.state)
     if strategy not in former:
         _demote_variables([seeds.state])
         return
@@ -132,7 +133,7 @@ def promote_beside(
     if strategy is not None or not trained:
         return strategy
     values = [
-        keras_internals.backing(each)
+        keras_variables.backing(each)
         for each in trained
         if isinstance(each, keras.Variable)
     ]
@@ -162,7 +163,7 @@ def demote(target: Any) -> None:
     owners = list(state.stateful_objects(target))
     found = state.variables_of(target, owners)
     state.strategy_of(found)  # raises if there are several
-    replicated = [v for v in found if is_replicated(keras_internals.backing(v))]
+    replicated = [v for v in found if is_replicated(keras_variables.backing(v))]
     change = f"keras_conflux.unreplicate({target.name})"
     if replicated:
         running.assert_not_held(owners, change)
@@ -177,7 +178,7 @@ def _present_strategy(
 ) -> ReplicatedStrategy | None:
     found = state.strategy_of(state.variables_of(target, owners))
     attached = (
-        keras_internals.strategy_of(target)
+        keras_models.strategy_of(target)
         if isinstance(target, keras.Model)
         else None
     )
@@ -193,11 +194,11 @@ def _present_strategy(
 def _attach(owners: Sequence[Any], strategy: ReplicatedStrategy | None) -> None:
     for owner in owners:
         is_model = isinstance(owner, keras.Model)
-        if is_model and keras_internals.strategy_of(owner) is not strategy:
-            keras_internals.set_strategy(owner, strategy)
+        if is_model and keras_models.strategy_of(owner) is not strategy:
+            keras_models.set_strategy(owner, strategy)
             traced_functions.forget(owner)
         if isinstance(owner, keras.optimizers.Optimizer):
-            keras_internals.set_optimizer_strategy(
+            keras_models.set_optimizer_strategy(
                 owner, strategy or default_strategy()
             )
 
@@ -222,7 +223,7 @@ def _to_promote(owners: Sequence[Any]) -> list[tuple[keras.Variable, bool]]:
     summed = {
         id(variable)
         for owner in owners
-        for variable in keras_internals.accumulators(owner)
+        for variable in keras_models.accumulators(owner)
     }
     return [
         (variable, key in summed)
@@ -232,7 +233,7 @@ def _to_promote(owners: Sequence[Any]) -> list[tuple[keras.Variable, bool]]:
 
 
 def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
-    value = keras_internals.backing(variable)
+    value = keras_variables.backing(variable)
     if value is None or not is_replicated(value):
         return value is not None
     # Made by Keras in the strategy's scope, not by `make_backing`.
@@ -241,9 +242,9 @@ def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
 
 
 def _promote_variable(variable: keras.Variable, summed: bool) -> None:
-    old = keras_internals.backing(variable)
+    old = keras_variables.backing(variable)
     value = state.copies(old)[0].read_value()
-    new = keras_internals.make_backing(variable, value, summed)
+    new = keras_variables.make_backing(variable, value, summed)
     _exchange(variable, old, new)
     if summed:
         state.keep_in_parts(new)
@@ -254,7 +255,7 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
 
 def _demote_variables(variables: Sequence[keras.Variable]) -> None:
     for variable in variables:
-        old = keras_internals.backing(variable)
+        old = keras_variables.backing(variable)
         if not is_replicated(old):
             continue
         # A strategy's scope may be open here, but not in another thread.
@@ -266,12 +267,12 @@ def _demote_variables(variables: Sequence[keras.Variable]) -> None:
 def _single(variable: keras.Variable, old: Any) -> tf.Variable:
     with tf.device(state.copies(old)[0].device):
         # Reading from outside of the replicas adds up a metric's copies.
-        return keras_internals.make_backing(variable, tf.convert_to_tensor(old))
+        return keras_variables.make_backing(variable, tf.convert_to_tensor(old))
 
 
 def _exchange(variable: keras.Variable, old: Any, new: tf.Variable) -> None:
     tensorflow_internals.keep_identity(
         state.copies(old)[0], state.copies(new)[0]
     )
-    keras_internals.set_backing(variable, new)
+    keras_variables.set_backing(variable, new)
     traced_functions.note_exchange(state.copies(old), state.copies(new))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
@@ -204,7 +204,7 @@ def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas[Any]:
 
 def _copy(leaf: Any) -> Any:
     if isinstance(leaf, keras.Variable):
-        leaf = keras_internals.backing(leaf)
+        leaf = keras_variables.backing(leaf)
     if isinstance(leaf, tf.Variable):
         return tf.Variable(leaf.read_value(), trainable=leaf.trainable)
     if isinstance(leaf, tf.Tensor):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 
@@ -87,7 +87,7 @@ def assert_not_read(variables: Iterable[Any], change: str) -> None:
 
 
 def _is_plain(model: Any) -> bool:
-    return keras_internals.strategy_of(model) is None
+    return keras_models.strategy_of(model) is None
 
 
 def _refusal(model: Any, call: str, change: str) -> StrategyError:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
 
@@ -109,7 +109,7 @@ def assert_known(target: Any, call: str) -> None:
 def copies(variable: Any) -> tuple[tf.Variable, ...]:
     """Returns a variable's copies in replica order, or itself alone."""
     if isinstance(variable, keras.Variable):
-        variable = keras_internals.backing(variable)
+        variable = keras_variables.backing(variable)
     if is_replicated(variable):
         return variable.distribute_strategy.experimental_local_results(variable)
     return (variable,)
@@ -118,7 +118,7 @@ def copies(variable: Any) -> tuple[tf.Variable, ...]:
 def is_mirrored(variable: keras.Variable) -> bool:
     """Whether copies must be equal; those of a metric are added when read."""
     on_read = tf.VariableSynchronization.ON_READ
-    return keras_internals.backing(variable).synchronization != on_read
+    return keras_variables.backing(variable).synchronization != on_read
 
 
 _in_parts: Any = weakref.WeakValueDictionary()
@@ -143,7 +143,7 @@ def sums_of(model: keras.Model) -> list[keras.Variable]:
     return [
         variable
         for variable in model.metrics_variables
-        if is_replicated(keras_internals.backing(variable))
+        if is_replicated(keras_variables.backing(variable))
         and not is_mirrored(variable)
     ]
 
@@ -158,7 +158,7 @@ def replicated_by(
 ) -> ReplicatedStrategy | None:
     """Returns what replicates the first replicated one of the variables."""
     for variable in variables:
-        value = keras_internals.backing(variable)
+        value = keras_variables.backing(variable)
         if is_replicated(value):
             return value.distribute_strategy
     return None
@@ -173,7 +173,7 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """
     found: ReplicatedStrategy | None = None
     for variable in variables:
-        value = keras_internals.backing(variable)
+        value = keras_variables.backing(variable)
         if not isinstance(value, tf.distribute.DistributedValues):
             continue
         strategy = value.distribute_strategy

@@ -15,7 +15,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
@@ -80,7 +80,7 @@ def _copy_to_all(
             f"{communicator.size - 1}. Received: {root}."
         )
     replicated = [
-        v for v in variables if is_replicated(keras_internals.backing(v))
+        v for v in variables if is_replicated(keras_variables.backing(v))
     ]
     copies = list(zip(*map(state.copies, replicated), strict=True))
 

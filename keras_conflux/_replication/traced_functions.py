@@ -8,7 +8,7 @@ to: layers that a model shares, a teacher in its loss, the seed of
 import weakref
 from typing import Any
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 
@@ -88,14 +88,14 @@ def read_by_functions(model: Any, handles: Any) -> bool:
         model: One that is not replicated.
         handles: The ids of the handles of variables.
     """
-    functions = keras_internals.functions_of(model)
+    functions = keras_models.functions_of(model)
     return any(reads(_traces_of_keras(each), handles) for each in functions)
 
 
 def _traces_of_keras(function: Any) -> list[Any]:
     return [
         graph
-        for inside in keras_internals.tf_functions_in(function)
+        for inside in keras_models.tf_functions_in(function)
         for graph in tensorflow_tracing.traces_of(inside)
     ]
 

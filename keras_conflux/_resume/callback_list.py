@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_callbacks
 from keras_conflux._resume.resumable_fit import ResumableFit
 
 
@@ -43,7 +43,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
         assert self.training is not None
-        keras_internals.flush_callbacks(self)
+        keras_callbacks.flush_callbacks(self)
         self.training.before_step(batch)
         super().on_train_batch_begin(batch, logs)
 

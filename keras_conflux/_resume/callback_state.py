@@ -9,7 +9,7 @@ from keras.callbacks import TensorBoard
 
 from keras_conflux._common import plain_values
 from keras_conflux._common.stored_arrays import Arrays
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_callbacks
 
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
@@ -54,7 +54,7 @@ class CallbackStates:
         for callback, (_, encoded) in zip(self._callbacks, saved, strict=True):
             values = plain_values.decode(encoded, arrays)
             if values.pop("monitor_op", False) and callback.monitor_op is None:
-                keras_internals.set_monitor(callback)
+                keras_callbacks.set_monitor(callback)
             if hasattr(callback, "load_state_dict"):
                 callback.load_state_dict(values)
             else:
@@ -108,7 +108,7 @@ def _files_of(callback: Any) -> list[pathlib.Path]:
         path = pathlib.Path(callback.filename)
         return [path.absolute()] if path.exists() else []
     if isinstance(callback, TensorBoard):
-        keras_internals.flush_tensorboard(callback)
+        keras_callbacks.flush_tensorboard(callback)
         found = pathlib.Path(callback.log_dir).rglob("events*")
         return sorted(path.absolute() for path in found)
     return []

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_iterators
 from keras_conflux._resume import varying_data
 from keras_conflux._resume.checkpoint_files import Saved
 
@@ -31,8 +31,8 @@ def of_data(iterator: Any) -> dict[str, Any]:
     """
     return {
         "data": [
-            "Python" if keras_internals.draws_from_python(iterator) else "",
-            str(keras_internals.batch_spec(iterator)),
+            "Python" if keras_iterators.draws_from_python(iterator) else "",
+            str(keras_iterators.batch_spec(iterator)),
             iterator.num_batches,
         ],
         "steps_per_execution": iterator.steps_per_execution,
@@ -135,8 +135,8 @@ def name_what_varies(iterator: Any, strict: bool) -> bool:
         ValueError: If `strict`, and there is something to warn of.
     """
     causes = varying_data.causes(
-        keras_internals.dataset_of(iterator),
-        keras_internals.py_dataset_of(iterator),
+        keras_iterators.dataset_of(iterator),
+        keras_iterators.py_dataset_of(iterator),
     )
     if not causes:
         return False

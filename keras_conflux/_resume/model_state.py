@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.stored_arrays import Arrays
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import weight_files
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
@@ -41,7 +41,7 @@ class ModelState:
             f"variable{number}": np.array(variable.numpy())
             for number, variable in enumerate(others)
         }
-        shared = keras_internals.present_global_seed()
+        shared = keras_variables.present_global_seed()
         if shared is not None:
             arrays[_GLOBAL_SEED] = np.array(shared.numpy())
         return cls(
@@ -87,7 +87,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
         variable.assign(saved.arrays[f"variable{number}"])
     if _GLOBAL_SEED in saved.arrays:
         # A program that has not used it yet makes it here.
-        generator = keras_internals.global_seed_generator()
+        generator = keras_variables.global_seed_generator()
         generator.state.assign(saved.arrays[_GLOBAL_SEED])
     if process_count() > 1:
         synchronization.synchronize(model)
@@ -108,7 +108,7 @@ def _beside_weights(
     optimizer = getattr(model, "optimizer", None)
     known = {id(value) for entry in written for value in entry.values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
-    shared = keras_internals.present_global_seed()
+    shared = keras_variables.present_global_seed()
     return [
         variable
         for variable in state.variables_of(model)
@@ -142,7 +142,7 @@ def _sums(model: keras.Model) -> list[tuple[Any, ...]]:
     return [
         state.copies(variable)
         for variable in state.variables_of(model)
-        if is_replicated(keras_internals.backing(variable))
+        if is_replicated(keras_variables.backing(variable))
         and not state.is_mirrored(variable)
     ]
 

@@ -20,7 +20,8 @@ from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._cluster.failures import AgreedExit
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import plain_values
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input.input_position import InputPosition
@@ -122,8 +123,8 @@ class ResumableFit:
         if self._saved is None:
             return
         fingerprint.assert_same(self._saved, self._model, self._data)
-        keras_internals.symbolic_build(
-            self._model, keras_internals.batch_spec(iterator), at_once=True
+        keras_models.symbolic_build(
+            self._model, keras_iterators.batch_spec(iterator), at_once=True
         )  # all that a checkpoint has values for
         state = self._saved.state
         self._done = state["done"]

@@ -15,7 +15,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.watchdog import StepAbandoned
@@ -181,7 +181,7 @@ def _is_built(model: keras.Model) -> bool:
 
     A model without `call` is never built itself.
     """
-    return keras_internals.metrics_are_built(model) and all(
+    return keras_models.metrics_are_built(model) and all(
         owner.built
         for owner in state.stateful_objects(model)
         if isinstance(owner, keras.layers.Layer | keras.optimizers.Optimizer)

@@ -8,7 +8,7 @@ import keras
 
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution import replica_step
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input.batches import Batch
@@ -75,7 +75,7 @@ def make_predict_function(
         # Once, as some layers are never built.
         nonlocal has_built
         with step.tracing:
-            if not has_built and not keras_internals.layers_are_built(model):
+            if not has_built and not keras_models.layers_are_built(model):
                 spec = batch.whole_specs
                 promotion.build(model, spec, strategy, layers_alone=True)
             has_built = True

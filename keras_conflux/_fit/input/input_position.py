@@ -23,7 +23,7 @@ import numpy as np
 
 from keras_conflux._common import plain_values
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input import sketches
 
@@ -106,10 +106,10 @@ class InputPosition:
             step: Of the epoch, from 0. With 0, the former epoch has ended.
         """
         here = self._here
-        dataset = keras_internals.py_dataset_of(self.iterator)
+        dataset = keras_iterators.py_dataset_of(self.iterator)
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
         # on; otherwise the next epoch makes one.
-        goes_on = here.begun and keras_internals.draws_on(self.iterator)
+        goes_on = here.begun and keras_iterators.draws_on(self.iterator)
         begun = goes_on or step > 0
         attributes = here.attributes
         if dataset is not None and not begun:
@@ -140,7 +140,7 @@ class InputPosition:
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
-        keras_internals.count_iterators(iterator, self._note_iterator)
+        keras_iterators.count_iterators(iterator, self._note_iterator)
         _positions[iterator] = self
 
     def steps(self, original: Callable) -> Generator[tuple, None, None]:
@@ -162,12 +162,12 @@ class InputPosition:
                 yield first, last, source_now
 
     def _make_former_iterators(self, start: Place) -> None:
-        keras_internals.set_learned_number(self.iterator, start.number)
-        dataset = keras_internals.dataset_of(self.iterator)
+        keras_iterators.set_learned_number(self.iterator, start.number)
+        dataset = keras_iterators.dataset_of(self.iterator)
         for _ in range(start.iterators - start.begun):
             iter(dataset)
         self._here.iterators = start.iterators - start.begun
-        owner = keras_internals.py_dataset_of(self.iterator)
+        owner = keras_iterators.py_dataset_of(self.iterator)
         if owner is not None and not start.begun:
             _set_attributes(owner, start.attributes)
 
@@ -176,7 +176,7 @@ class InputPosition:
         here, start = self._here, self._start
         here.iterators += 1
         here.drawn = here.drawn_before = 0
-        owner = keras_internals.py_dataset_of(self.iterator)
+        owner = keras_iterators.py_dataset_of(self.iterator)
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin)
             if owner is not None:
@@ -205,9 +205,9 @@ class InputPosition:
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:
-            keras_internals.add_steps_seen(self.iterator, start.drawn_before)
+            keras_iterators.add_steps_seen(self.iterator, start.drawn_before)
         # What Python code of the user's draws, drawing again has drawn again.
-        if not keras_internals.draws_from_python(self.iterator):
+        if not keras_iterators.draws_from_python(self.iterator):
             random_generators.set_states(start.generators)
         _log.info(
             "Drew %d batches again in %.1f s.",

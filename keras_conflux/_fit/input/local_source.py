@@ -9,7 +9,7 @@ from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input.local_batches import listed
 
 
@@ -26,7 +26,7 @@ def agree_on(iterator: Any, name: str) -> Tree:
     Raises:
         ReplicaMismatchError: If the parts cannot be joined to one batch.
     """
-    spec = keras_internals.batch_spec(iterator)
+    spec = keras_iterators.batch_spec(iterator)
     leaves = [_in_words(x) for x in trees.flatten(spec)]
     steps = iterator.steps_per_epoch, iterator.steps_per_execution
     told = told_by_all(
@@ -45,7 +45,7 @@ def agree_on(iterator: Any, name: str) -> Tree:
             "goes on without."
         )
     known = all(number is not None for number in numbers)
-    keras_internals.set_number_of_batches(
+    keras_iterators.set_number_of_batches(
         iterator, max(numbers) if known else None
     )
     if any(each != paths[0] for each in paths) or not _fit(specs):

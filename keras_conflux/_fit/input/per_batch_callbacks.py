@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_callbacks
 
 
 def needs_every_batch(callback: Any) -> bool:
@@ -43,7 +43,7 @@ def _overrides(callback: Any, hook: str) -> bool:
     if _package(owner) == "keras_conflux":
         return False  # ours look at batches where there are no replicas
     if owner is keras.callbacks.TensorBoard:
-        return keras_internals.tensorboard_needs_batches(callback)
+        return keras_callbacks.tensorboard_needs_batches(callback)
     return owner not in (
         keras.callbacks.Callback,
         keras.callbacks.ProgbarLogger,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops import spmd
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -99,7 +100,7 @@ def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
         for variable in found:
             is_keras = isinstance(variable, keras.Variable)
             if is_keras and not is_replicated(
-                keras_internals.backing(variable)
+                keras_variables.backing(variable)
             ):
                 raise StrategyError(
                     f"{state.name_of(variable)}, {what}, has a single "

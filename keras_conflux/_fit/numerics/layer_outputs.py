@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
@@ -51,7 +51,7 @@ def _warn_if_mixed(layer: Any, kind: Kind, context: StepContext) -> None:
     if (
         kind.role is not Role.ROWS
         or not mixes
-        or keras_internals.is_of_keras(layer)
+        or keras_models.is_of_keras(layer)
     ):
         return
     context.warn_once(

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
@@ -81,11 +81,11 @@ def _everywhere(
         (found,) = global_values([values], context)
         return found, _part(None, found, context)
     # Keras multiplies a mask into weights, where there are any.
-    mask = keras_internals.mask_of(values)
+    mask = keras_models.mask_of(values)
     given = [values, weight] if mask is None else [values, weight, mask]
     found, weight, *masks = global_values(given, context)
     if masks:
-        keras_internals.set_mask(found, masks[0])
+        keras_models.set_mask(found, masks[0])
     return found, _part(weight, found, context)
 
 

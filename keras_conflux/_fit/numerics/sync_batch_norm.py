@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -52,7 +52,7 @@ def masked_moments(
     """
     if mask is None or not layer.synchronized or not in_replica():
         return original(layer, inputs, mask)
-    axes = keras_internals.reduction_axes(layer)
+    axes = keras_models.reduction_axes(layer)
     kept = tf.cast(tf.expand_dims(mask, -1), tf.bool) & tf.ones_like(
         inputs, tf.bool
     )

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
@@ -49,7 +49,7 @@ def note_write(context: StepContext, variable: Any, value: Any) -> None:
         variable: The `keras.Variable`.
         value: What it is set to.
     """
-    backing = keras_internals.backing(variable)
+    backing = keras_variables.backing(variable)
     if backing is None or replica_collectives().count == 1:
         return
     if not is_replicated(backing):

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 
 _UNKNOWN = (
     keras.layers.Lambda,
@@ -54,7 +54,7 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
 
 
 def _warn_of_unknown(model: keras.Model, why: str, advice: str) -> None:
-    layers = keras_internals.all_layers(model)
+    layers = keras_models.all_layers(model)
     named = {
         **{f"the layer {each.name}": each for each in layers},
         **{f"the metric {each.name}": each for each in model.metrics},
@@ -79,7 +79,7 @@ def _losses(model: keras.Model) -> list[Any]:
 def _is_known(part: Any) -> bool:
     if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
         return False
-    return keras_internals.is_of_keras(part)
+    return keras_models.is_of_keras(part)
 
 
 def _name_of(loss: Any) -> str:

@@ -1,0 +1,189 @@
+"""What Keras keeps private of models, layers and optimizers."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import masking
+from keras.src.trainers import trainer as trainer_module
+
+from keras_conflux._compat import error_texts
+from keras_conflux._compat.private_keras_names import Patched
+
+
+def is_of_keras(part: Any) -> bool:
+    """Whether Keras has written a function, or the class of a layer."""
+    owner = part if inspect.isroutine(part) else type(part)
+    return (owner.__module__ or "").split(".")[0] == "keras"
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras has noted for a tensor, or `None`."""
+    return masking.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Notes a mask for a tensor."""
+    masking.set_keras_mask(tensor, mask)
+
+
+def reduction_axes(layer: Any) -> list[int]:
+    """Returns the axes over which a normalization takes means."""
+    return layer._reduction_axes
+
+
+def accumulators(optimizer: Any) -> list[keras.Variable]:
+    """Returns the variables that add up gradients between updates."""
+    # Keras has no public name for them (base_optimizer.py, `build`).
+    found = getattr(optimizer, "_accumulated_gradients", None) or []
+    return [variable for variable in found if variable is not None]
+
+
+def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
+    """Returns the strategy that a model was built under, if any."""
+    return model._distribute_strategy
+
+
+def set_strategy(model: keras.Model, strategy: Any) -> None:
+    """Makes `model` train, evaluate and predict under another strategy."""
+    model._distribute_strategy = strategy
+
+
+def functions_of(model: keras.Model) -> list[Any]:
+    """Returns what a model trains, evaluates and predicts with, or `None`s."""
+    return [model.train_function, model.test_function, model.predict_function]
+
+
+def tf_functions_in(function: Any) -> Iterator[Any]:
+    """Yields what a function of Keras' own trainer is traced as."""
+    # trainer.py makes them in closures.
+    waiting, seen = [function], set()
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tf.types.experimental.PolymorphicFunction):
+            yield item
+        elif inspect.isfunction(item) and item not in seen:
+            seen.add(item)
+            for cell in item.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty one
+                    waiting.append(cell.cell_contents)
+
+
+def optimizer_strategy(optimizer: Any) -> tf.distribute.Strategy:
+    """Returns the strategy that an optimizer makes its variables under."""
+    return optimizer._distribution_strategy
+
+
+def set_optimizer_strategy(optimizer: Any, strategy: Any) -> None:
+    """Makes an optimizer create and update its variables under a strategy."""
+    # TFOptimizer takes the strategy at construction and never asks again.
+    optimizer._distribution_strategy = strategy
+
+
+def symbolic_build(
+    model: keras.Model,
+    spec: Any,
+    at_once: bool = False,
+    layers_alone: bool = False,
+) -> None:
+    """Builds a model, its metrics and its optimizer for batches like `spec`.
+
+    Args:
+        model: What is built.
+        spec: Of a batch.
+        at_once: Whether metrics and losses are built also where a step of the
+            user's own may give them something else than the data.
+        layers_alone: Whether nothing but layers is built, as for `predict`.
+    """
+    # Public `model.build` builds neither metrics nor the optimizer.
+    try:
+        with (
+            _without_compiled(model)
+            if layers_alone
+            else _without_what_steps_tell(model, at_once)
+        ):
+            model._symbolic_build(data_batch=spec)
+    except Exception as error:
+        # Keras cannot trace some models by shapes alone. And a step of the
+        # user's own may do without `call`, or take what `call` does not. Both
+        # are built by their first step on one device, so they shall be here.
+        untraceable = error_texts.is_untraceable_by_shapes(error)
+        left_to_step = untraceable or layers_alone or has_own_step(model)
+        if not left_to_step:
+            raise
+
+
+@contextlib.contextmanager
+def _without_what_steps_tell(
+    model: keras.Model, at_once: bool
+) -> Iterator[None]:
+    """Leaves to the first step what it may build otherwise than from data.
+
+    A step of the user's own may give metrics and losses something else than
+    the data, and by its shape Keras chooses what "accuracy" means. It may
+    build layers, and an optimizer refuses variables that are made after it
+    was built.
+    """
+    if not has_own_step(model):
+        yield
+        return
+    names = ("optimizer",) if at_once else _COMPILED
+    with _without_compiled(model, names) as left:
+        yield
+    if any(part is model.optimizer for part in left) and all(
+        layer.built for layer in all_layers(model)[1:]
+    ):
+        model.optimizer.build(model.trainable_variables)
+
+
+_COMPILED = ("optimizer", "_compile_metrics", "_compile_loss")
+
+
+@contextlib.contextmanager
+def _without_compiled(
+    model: keras.Model, names: Sequence[str] = _COMPILED
+) -> Iterator[list[Any]]:
+    """Leaves out what `compile` has given a model; yields what is unbuilt."""
+    parts = [getattr(model, name, None) for name in names]
+    left = [part for part in parts if part is not None and not part.built]
+    for part in left:
+        part.built = True
+    try:
+        yield left
+    finally:
+        for part in left:
+            part.built = False
+
+
+def layers_are_built(model: keras.Model) -> bool:
+    """Whether all layers of a model have their variables."""
+    return all(layer.built for layer in all_layers(model))
+
+
+def metrics_are_built(model: keras.Model) -> bool:
+    """Whether the metrics that `compile` was given have their variables."""
+    metrics = getattr(model, "_compile_metrics", None)
+    return metrics is None or metrics.built
+
+
+def all_layers(model: keras.Model) -> list[Any]:
+    """Returns a model, and the layers in it and in each other."""
+    return list(model._flatten_layers())
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Whether a model overrides one of the three steps of Keras."""
+    trainer = Patched.FIT.owner
+    return any(
+        getattr(type(model), step) is not getattr(trainer, step)
+        for step in ("train_step", "test_step", "predict_step")
+    )
+
+
+def supports_jit(model: keras.Model) -> bool:
+    """Whether Keras holds that XLA can compile a model."""
+    return trainer_module.model_supports_jit(model)

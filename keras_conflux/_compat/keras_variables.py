@@ -1,0 +1,78 @@
+"""The variables of Keras, and the seed that all programs share."""
+
+import random
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
+from keras.src.utils import rng_utils
+
+
+def random_seed() -> int | None:
+    """Returns the seed that the program has given Keras, if it has."""
+    return rng_utils.get_random_seed()
+
+
+def backing(variable: keras.Variable) -> Any:
+    """Returns the TensorFlow variable that holds a Keras variable's value.
+
+    `None` if it has not been made yet. `variable.value` would cast it where
+    autocasting is on.
+    """
+    return variable._value
+
+
+def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
+    """Puts another TensorFlow variable under a Keras variable."""
+    variable._value = new
+
+
+def make_backing(
+    variable: keras.Variable, value: Any, summed: bool = False
+) -> tf.Variable:
+    """Makes a TensorFlow variable as Keras would in the current scope.
+
+    Args:
+        variable: The Keras variable that it is for.
+        value: Its initial value.
+        summed: Whether its value is the sum of what replicas hold, whatever
+            Keras says.
+    """
+    # As in core.Variable._initialize, except that a copy that a replica writes
+    # is never reduced on the way: it would be reduced at each writing, and
+    # Keras writes a sum by writing the old sum and what is added.
+    synchronization = "on_read" if summed else variable.synchronization
+    aggregation = "sum" if summed else variable.aggregation
+    if synchronization != "on_read":
+        aggregation = "none"
+    # Freezing a Keras variable leaves TensorFlow's watched by gradient tapes;
+    # what is made while it is frozen must be as well.
+    old = backing(variable)
+    return tf.Variable(
+        lambda: value,
+        dtype=value.dtype,
+        trainable=variable.trainable if old is None else old.trainable,
+        name=variable.name,
+        aggregation=variable._map_aggregation(aggregation),
+        synchronization=variable._map_synchronization(synchronization),
+    )
+
+
+def global_seed_generator() -> keras.random.SeedGenerator:
+    """Returns the generator behind `keras.random` without a seed."""
+    # Made here, outside of any function, for a function makes no variables.
+    # Its seed comes from Python's `random`. A model that never asks for it
+    # would not have drawn: what a PyDataset shuffles by stays the same.
+    before = random.getstate()
+    generator = seed_generator.global_seed_generator()
+    random.setstate(before)
+    return generator
+
+
+def present_global_seed() -> keras.Variable | None:
+    """Returns the seed behind `keras.random`, if this thread has used it."""
+    name = seed_generator.GLOBAL_SEED_GENERATOR
+    generator = global_state.get_global_attribute(name)
+    return None if generator is None else generator.state
