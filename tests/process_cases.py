@@ -22,6 +22,7 @@ from models import outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
 
@@ -337,6 +338,7 @@ def throughput_is_that_of_the_slowest(directory):
 def executions_have_one_length(directory):
     """Where processes measure different times."""
     of_fit, note = ExecutionPlan.of_fit, StepsPerExecution.note_execution
+    next_batches = StepGroups._next_batches
     lengths = []
 
     def choosing(*arguments):  # on CPUs no plan does
@@ -344,12 +346,19 @@ def executions_have_one_length(directory):
 
     def slower(self, steps, seconds):
         lengths.append(steps)
-        # Process 1 would run four steps at most, the others many.
-        note(self, steps, 0.9 * steps if kc.process_index() == 1 else 1e-3)
+        # Process 1 would run four steps at most, the others many. After the
+        # last execution of an epoch, it would run one.
+        seconds = (3.0 if len(lengths) == 10 else 0.9) * steps
+        note(self, steps, seconds if kc.process_index() == 1 else 1e-3)
+
+    def late(*arguments):  # after the execution that it is to follow
+        time.sleep(0.05)
+        return next_batches(*arguments)
 
     with (
         mock.patch.object(ExecutionPlan, "of_fit", choosing),
         mock.patch.object(StepsPerExecution, "note_execution", slower),
+        mock.patch.object(StepGroups, "_next_batches", late),
     ):
         many = kc.replicate(dense())
         options = {"batch_size": 2, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -357,7 +366,7 @@ def executions_have_one_length(directory):
     one = dense()
     expected = outcome(one, one.fit(X, Y, **options))
     assert_same_outcome(expected, got)
-    assert lengths == [1, 1, 1, *[4] * 14, 3], lengths
+    assert lengths == [1, 1, 1, *[4] * 8, 1, *[4] * 6, 2], lengths
 
 
 def parts_of_data(directory):

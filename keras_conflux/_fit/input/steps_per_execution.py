@@ -145,7 +145,10 @@ class StepsPerExecution:
         memory = self._smallest("the memory for batches", memory)
         self.timings = StepTimings()
         self.next = requested
-        """How many steps the next execution has at most."""
+        """How many steps the next execution has at most, until `agree` is
+        called again. A thread that draws its batches reads this at any time."""
+        self._own_next = requested
+        """The same, as this process would choose it."""
         self._memory = memory
         self._limit = None if self.chosen_here else requested
         self._executions = 0
@@ -157,7 +160,7 @@ class StepsPerExecution:
 
     def agree(self) -> None:
         """Has the next execution the length that all processes can run."""
-        self.next = self._smallest("the length of an execution", self.next)
+        self.next = self._smallest("the length of an execution", self._own_next)
 
     def _smallest(self, what: str, own: int) -> int:
         if not self.agreed_on:
@@ -186,4 +189,4 @@ class StepsPerExecution:
             self.timings.note_execution(steps, seconds)
             fitting = int(MAX_EXECUTION_SECONDS * steps / seconds)
             maximum = min(self.limit, _MAX_GROWTH * steps)
-            self.next = power_of_two(min(maximum, fitting))
+            self._own_next = power_of_two(min(maximum, fitting))
