@@ -29,7 +29,7 @@ def test_without_tensorflow():
     )
     result = import_with(hide)
     assert result.returncode != 0
-    assert "pip install 'keras-conflux[cuda]'" in result.stderr
+    assert "pip install 'tensorflow[and-cuda]'" in result.stderr
     assert result.stderr.count("Error: ") == 1
 
 

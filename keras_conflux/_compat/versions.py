@@ -20,8 +20,7 @@ def assert_installed() -> None:
         raise ImportError(
             "keras_conflux needs TensorFlow, which is not installed. On a "
             "machine with NVIDIA GPUs type `pip install "
-            "'keras-conflux[cuda]'`, elsewhere `pip install "
-            "'keras-conflux[cpu]'`."
+            "'tensorflow[and-cuda]'`, elsewhere `pip install tensorflow-cpu`."
         )
     import keras
 

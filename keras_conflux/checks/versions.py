@@ -33,7 +33,7 @@ def check(options: argparse.Namespace) -> Passed:
 
 def _todo_for_gpus(for_cuda: bool) -> str:
     if not for_cuda:
-        return "pip install 'keras-conflux[cuda]'; this TensorFlow has no CUDA"
+        return "pip install 'tensorflow[and-cuda]'; this one has no CUDA"
     installed = {each.name for each in metadata.distributions()}
     if not any(name.startswith("nvidia-cudnn") for name in installed):
         return "pip install 'tensorflow[and-cuda]'; cuDNN is not installed"
