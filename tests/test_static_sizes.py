@@ -327,3 +327,29 @@ def test_a_seed_generator_that_no_layer_holds():
         model.predict(X, batch_size=6, verbose=0)
         states.append(generator.state.numpy())
     np.testing.assert_array_equal(states[1], states[0])
+
+
+class CountsBatches(keras.layers.Layer):
+    def build(self, shape):
+        self.count = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign_add(1.0)
+        return x
+
+
+def test_a_batch_of_a_wrong_shape_changes_nothing_for_those_that_follow():
+    model = keras.Sequential(
+        [keras.Input((4,)), CountsBatches(), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, 3)
+    data = {"batch_size": 12, "verbose": 0}
+    model.fit(X[:12], Y[:12], **data)
+    with pytest.raises(ValueError, match="expected axis -1"):
+        model.fit(X[:12, :3], Y[:12], **data)
+    model.fit(X[:12], Y[:12], **data)
+    assert float(model.layers[0].count) == 2

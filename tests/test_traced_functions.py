@@ -309,3 +309,44 @@ def test_the_common_seed_goes_on_where_models_take_turns():
     keras.utils.set_random_seed(0)
     got = [model.predict(X, verbose=0) for model in many * 3]
     np.testing.assert_array_equal(got, expected)
+
+
+def watched_by(model, devices=None):
+    """Returns the losses of a model that draws, in whose fit another does."""
+    other = drawing_and_learning()
+    if devices:
+        kc.replicate(other, devices)
+    other.compile("sgd", "mse", jit_compile=False)
+
+    def ask(epoch, logs=None):
+        other.train_on_batch(X, Y)
+        other.predict(X, verbose=0)
+
+    asks = keras.callbacks.LambdaCallback(on_epoch_end=ask)
+    options = dict(batch_size=11, epochs=3, shuffle=False, verbose=0)
+    history = model.fit(X, Y, callbacks=[asks], **options)
+    return history.history["loss"]
+
+
+def drawing_and_learning(devices=None):
+    keras.utils.set_random_seed(0)
+    drawn = drawing()
+    model = keras.Sequential([drawn, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    return kc.replicate(model, devices) if devices else model
+
+
+@pytest.mark.parametrize("devices", [None, [0]], ids=["plain", "replicated"])
+def test_the_common_seed_comes_back_to_the_model_that_trains(devices):
+    expected = watched_by(drawing_and_learning())
+    got = watched_by(drawing_and_learning(devices), [1])
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_a_part_of_a_plain_model_keeps_its_devices_before_it_is_traced():
+    model = dense("sgd")
+    begins = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: kc.replicate(model.layers[0], MANY)
+    )
+    with pytest.raises(kc.StrategyError, match="is in `fit`"):
+        model.fit(X, Y, verbose=0, callbacks=[begins])

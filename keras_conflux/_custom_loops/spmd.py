@@ -23,6 +23,7 @@ from keras_conflux._custom_loops.signatures import PerDeviceFunction
 from keras_conflux._custom_loops.signatures import R
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication import common_seed
 from keras_conflux._replication import step_context
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
@@ -243,6 +244,7 @@ class _Compiled:
                 except BaseException:
                     communicator.recover()
                     raise
+                common_seed.give_back()
         except BaseException as error:
             raise self._explain(error) from None
         return Replicas(outputs, self._strategy.devices)

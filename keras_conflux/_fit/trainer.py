@@ -26,6 +26,7 @@ from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._replication import common_seed
 from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
@@ -45,6 +46,7 @@ def compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(model, *args, **kwargs)
     if strategy is not None:
         promotion.promote_new_state(model, strategy)
+        common_seed.give_back()
     return result
 
 

@@ -1,8 +1,6 @@
 """Gives models and optimizers one copy per device, in place, and back."""
 
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -11,9 +9,10 @@ import tensorflow as tf
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
+from keras_conflux._replication import common_seed
+from keras_conflux._replication import exchange
 from keras_conflux._replication import running
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
@@ -67,7 +66,7 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
         strategy: What replicates it.
     """
     seeds = keras_variables.global_seed_generator()
-    _move_seeds(seeds, strategy)
+    common_seed.take(seeds, strategy)
     owners = list(state.stateful_objects([target, seeds]))
     _promote_all(_to_promote(owners), strategy)
     for owner in owners:
@@ -92,33 +91,6 @@ def build(
     with strategy.scope():
         keras_models.symbolic_build(model, spec, layers_alone=layers_alone)
     promote_new_state(model, strategy)
-
-
-_former_seeds: Any = weakref.WeakKeyDictionary()
-"""By seed generator and strategy, the TensorFlow variables of the seed."""
-
-
-def _move_seeds(
-    seeds: keras.random.SeedGenerator, strategy: ReplicatedStrategy
-) -> None:
-    """Takes the seeds of `keras.random` from another strategy.
-
-    Models on different devices may take turns. So the variable that the seed
-    had under each strategy is kept, with all that was traced over it.
-    """
-    present = state.replicated_by([seeds.state])
-    if present in (None, strategy):
-        return
-    former = _former_seeds.setdefault(seeds, {})
-    former[present] = keras_variables.backing(seeds.state)
-    if strategy not in former:
-        _demote_variables([seeds.state])
-        return
-    value = tf.convert_to_tensor(former[present])
-    with tf.init_scope():
-        for copy in state.copies(former[strategy]):
-            copy.assign(value)
-    _exchange(seeds.state, former[present], former[strategy])
 
 
 def promote_beside(
@@ -169,7 +141,7 @@ def demote(target: Any) -> None:
         running.assert_not_held(owners, change)
         running.assert_not_read(replicated, change)
     accumulated.give_to_all(owners)
-    _demote_variables(found)
+    exchange.demote(found)
     _attach(owners, None)
 
 
@@ -245,34 +217,9 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
     old = keras_variables.backing(variable)
     value = state.copies(old)[0].read_value()
     new = keras_variables.make_backing(variable, value, summed)
-    _exchange(variable, old, new)
+    exchange.exchange(variable, old, new)
     if summed:
         state.keep_in_parts(new)
     if not state.is_mirrored(variable):
         for copy in state.copies(new)[state.is_whole_here(new) :]:
             copy.assign(tf.zeros_like(copy))
-
-
-def _demote_variables(variables: Sequence[keras.Variable]) -> None:
-    for variable in variables:
-        old = keras_variables.backing(variable)
-        if not is_replicated(old):
-            continue
-        # A strategy's scope may be open here, but not in another thread.
-        with ThreadPoolExecutor(1) as thread:
-            new = thread.submit(_single, variable, old).result()
-        _exchange(variable, old, new)
-
-
-def _single(variable: keras.Variable, old: Any) -> tf.Variable:
-    with tf.device(state.copies(old)[0].device):
-        # Reading from outside of the replicas adds up a metric's copies.
-        return keras_variables.make_backing(variable, tf.convert_to_tensor(old))
-
-
-def _exchange(variable: keras.Variable, old: Any, new: tf.Variable) -> None:
-    tensorflow_internals.keep_identity(
-        state.copies(old)[0], state.copies(new)[0]
-    )
-    keras_variables.set_backing(variable, new)
-    traced_functions.note_exchange(state.copies(old), state.copies(new))

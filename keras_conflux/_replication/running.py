@@ -81,9 +81,16 @@ def assert_not_read(variables: Iterable[Any], change: str) -> None:
     if not plain:
         return
     handles = {id(copy.handle) for v in variables for copy in state.copies(v)}
+    changed = set(map(id, variables))
     for model, call in plain:
-        if traced_functions.read_by_functions(model, handles):
+        is_its_own = any(id(v) in changed for v in state.variables_of(model))
+        if is_its_own or traced_functions.read_by_functions(model, handles):
             raise _refusal(model, call, change)
+
+
+def plain_models() -> list[Any]:
+    """Returns the models in a call that are not replicated."""
+    return [model for model, _ in list(_calls) if _is_plain(model)]
 
 
 def _is_plain(model: Any) -> bool:

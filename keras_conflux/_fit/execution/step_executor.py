@@ -26,6 +26,7 @@ from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.numerics.trace_findings import TraceAgain
 from keras_conflux._fit.numerics.unread_code import warn_of_known_sizes
+from keras_conflux._replication import common_seed
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
@@ -60,6 +61,8 @@ class StepExecutor:
     def __call__(self, group: StepGroup) -> Tree:
         with told_to_all(self._name):
             self._calls += 1
+            # Another model may have taken the seeds since the last execution.
+            promotion.promote_new_state(None, self._strategy)
             agree(f"execution {self._calls} of {self._name}", group)
             try:
                 result = None
@@ -68,6 +71,7 @@ class StepExecutor:
                         batch.steps, batch.samples, self._programs
                     ):
                         result = self._traced_rightly(batch, group.limit)
+                common_seed.give_back()
                 return result
             except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
@@ -82,15 +86,16 @@ class StepExecutor:
 
     def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
+        needs = self._needs_sizes
         while True:
-            needs = self._needs_sizes  # another thread may trace this as well
             try:
                 result = self._run(batch if needs else batch.opened(), limit)
+                self._needs_sizes = needs
                 self._tell_of_sizes()
                 return result
             except TraceAgain as again:
                 if again.counted is not None:
-                    self._refuse(again.counted)
+                    self._refuse(again.counted, needs)
                 promotion.adopt(self._model, again.untracked, self._strategy)
             except tf.errors.InvalidArgumentError as error:
                 self._note_sizes(error, batch.sizes)
@@ -101,7 +106,7 @@ class StepExecutor:
                 if needs or not batch.sizes_are_known:
                     self._note_sizes(error, batch.sizes)
                     raise
-                self._needs_sizes = error
+                needs = error
 
     def _tell_of_sizes(self) -> None:
         """Warns, once, of a step whose graph does not tell enough."""
@@ -112,14 +117,14 @@ class StepExecutor:
         self._has_told_of_sizes = True
         warn_of_known_sizes(self._model, needs)
 
-    def _refuse(self, counted: str) -> None:
+    def _refuse(self, counted: str, needs: Exception | None) -> None:
         raise StrategyError(
             f"{self._model.name}: a step {counted}. What is a constant there "
             "may be the number of the samples of one replica, and the step "
             "cannot be traced for any number of samples: "
-            f"{self._needs_sizes}. Write `keras.ops.shape(x)[0]` in place of "
+            f"{needs}. Write `keras.ops.shape(x)[0]` in place of "
             "`x.shape[0]`."
-        ) from self._needs_sizes
+        ) from needs
 
     def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
         """Says how many samples a replica has, where this may be the cause."""
