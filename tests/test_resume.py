@@ -240,8 +240,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
     resume = kc.Resume(tmp_path)
     with pytest.raises(ValueError, match="another training"):
         linear(resume, inputs=6, epochs=3)
-    with pytest.raises(ValueError, match="an optimizer with these variables"):
-        linear(resume, optimizer="adam", epochs=3)
+    for other in ("adam", keras.optimizers.SGD(momentum=0.9)):
+        with pytest.raises(ValueError, match="an optimizer with these var"):
+            linear(resume, optimizer=other, epochs=3)
     other = {"x": X, "y": Y, "batch_size": 2}
     with pytest.raises(ValueError, match="data like this"):
         linear(resume, data=other, epochs=3)
@@ -257,6 +258,33 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
             kc.Resume(tmp_path, **wrong)
     with pytest.raises(ValueError, match="names of signals"):
         kc.Resume(tmp_path, signals=("SIGNAL",))
+
+
+@pytest.mark.parametrize("kind", ["Sequential", "a class of one's own"])
+def test_a_model_that_is_built_by_fit(tmp_path, kind):
+    class OfOnesOwn(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(3, "relu")
+            self.outer = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.outer(self.inner(inputs))
+
+    def trained(folder, after=None):
+        keras.utils.set_random_seed(7)
+        layers = [keras.layers.Dense(3, "relu"), keras.layers.Dense(1)]
+        model = keras.Sequential(layers) if kind[0] == "S" else OfOnesOwn()
+        model.compile("adam", "mse", jit_compile=False)
+        callbacks = [Kill(after), kc.Resume(folder, every=1)]
+        model.fit(X, Y, BATCH, epochs=2, verbose=0, callbacks=callbacks)
+        return [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
+
+    with pytest.raises(Killed):
+        trained(tmp_path / "killed", after=STEPS + 2)
+    got, expected = trained(tmp_path / "killed"), trained(tmp_path / "plain")
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_throughput_is_measured_anew(tmp_path):
@@ -577,3 +605,17 @@ def test_a_loop_of_ones_own(tmp_path, devices):
     linear(kc.Resume(tmp_path / "of fit"))
     with pytest.raises(ValueError, match="saved by `Resume`"):
         kc.load(linear(), tmp_path / "of fit")
+
+
+def test_what_load_refuses(tmp_path):
+    kc.save(linear(optimizer="adam"), tmp_path, step=1)
+    with pytest.raises(ValueError, match="an optimizer with these variables"):
+        kc.load(linear(optimizer="rmsprop"), tmp_path)
+    with pytest.raises(ValueError, match="weights of these shapes"):
+        kc.load(linear(optimizer="adam", inputs=6), tmp_path)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    with pytest.raises(
+        ValueError, match=r"optimizer has no .*optimizer\.build"
+    ):
+        kc.load(model, tmp_path)

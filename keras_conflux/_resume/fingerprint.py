@@ -8,17 +8,21 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import keras_models
 from keras_conflux._resume import varying_data
 from keras_conflux._resume.checkpoint_files import Saved
 
 
 def of_model(model: keras.Model) -> dict[str, Any]:
-    """Returns what describes a model that is built and compiled."""
+    """Returns what describes a model, and its optimizer if it is built."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = getattr(optimizer, "variables", ())
+    is_built = getattr(optimizer, "built", False)
     return {
         "weights": _shapes(model.weights),
         "optimizer": [
-            type(model.optimizer).__name__,
-            *_shapes(getattr(model.optimizer, "variables", ())),
+            type(optimizer).__name__,
+            *_shapes(variables if is_built else ()),
         ],
     }
 
@@ -77,33 +81,20 @@ def own_part(saved: Saved) -> dict[str, Any]:
     return parts[process_index() if len(parts) > 1 else 0]
 
 
-def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
-    """Raises if a checkpoint was saved of another training.
+def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
+    """Raises if a checkpoint was saved with other data.
 
     Args:
         saved: The checkpoint.
-        model: Before it is restored; its optimizer may not be built.
-        data: From `of_data`.
+        here: From `of_data`.
 
     Raises:
-        ValueError: If the model, its optimizer or the data are others.
+        ValueError: If it was.
     """
-    there = saved.state["fingerprint"] | own_part(saved)["data"]
-    here = of_model(model) | data
-    if not model.optimizer.built:
-        here["optimizer"][1:] = there["optimizer"][1:]
-    for what, name in (
-        ("weights", "weights of these shapes"),
-        ("optimizer", "an optimizer with these variables"),
-        ("data", "data like this: kind, shapes of batches, their number"),
-    ):
-        if there[what] != here[what]:
-            raise ValueError(
-                f"The checkpoint {saved.path} belongs to another training. It "
-                f"was saved with {name}: {_shortened(there[what])}; here are "
-                f"{_shortened(here[what])}. Train with what it was saved with, "
-                "or pass `Resume` another directory."
-            )
+    there = own_part(saved)["data"]
+    if there["data"] != here["data"]:
+        name = "data like this: kind, shapes of batches, their number"
+        raise _of_another(saved, name, there["data"], here["data"])
     steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:
         raise ValueError(
@@ -119,6 +110,51 @@ def assert_same(saved: Saved, model: keras.Model, data: dict[str, Any]) -> None:
             f"{' and '.join(here['versions'])}. Results may differ in the "
             "last digits."
         )
+
+
+def assert_same_model(saved: Saved, model: keras.Model) -> None:
+    """Raises if a checkpoint was saved of another model or optimizer.
+
+    Args:
+        saved: The checkpoint.
+        model: What it is to be restored into, with all that can be built.
+
+    Raises:
+        ValueError: If it was, or if the model or the optimizer is not built.
+    """
+    there, here = saved.state["fingerprint"], of_model(model)
+    if there["weights"] != here["weights"]:
+        _assert_built(saved, keras_models.layers_are_built(model), "the model")
+        name = "weights of these shapes"
+        raise _of_another(saved, name, there["weights"], here["weights"])
+    (kind, *variables), (kind_here, *variables_here) = (
+        there["optimizer"],
+        here["optimizer"],
+    )
+    # One that no step had used has nothing to restore.
+    if kind != kind_here or (variables and variables != variables_here):
+        if kind == kind_here:
+            _assert_built(saved, model.optimizer.built, "its optimizer")
+        name = "an optimizer with these variables"
+        raise _of_another(saved, name, there["optimizer"], here["optimizer"])
+
+
+def _assert_built(saved: Saved, is_built: bool, what: str) -> None:
+    if not is_built:
+        raise ValueError(
+            f"The checkpoint {saved.path} cannot be restored, because {what} "
+            "has no variables yet. Build both before: call the model on a "
+            "batch, then model.optimizer.build(model.trainable_variables)"
+        )
+
+
+def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
+    return ValueError(
+        f"The checkpoint {saved.path} belongs to another training. It was "
+        f"saved with {name}: {_shortened(there)}; here are "
+        f"{_shortened(here)}. Train with what it was saved with, or use "
+        "another directory."
+    )
 
 
 def name_what_varies(iterator: Any, strict: bool) -> bool:

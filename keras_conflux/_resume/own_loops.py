@@ -13,6 +13,7 @@ from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._fit.input import random_generators
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import checkpoint_writing
+from keras_conflux._resume import fingerprint
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume import model_state
 from keras_conflux._resume.model_state import ModelState
@@ -73,6 +74,7 @@ def save(
                     "loop": encoded,
                     "generators": generators,
                     "variables": copies.variables,
+                    "fingerprint": fingerprint.of_model(model),
                 },
                 arrays | copies.arrays,
                 keep,
@@ -94,8 +96,9 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         The `state` that was saved; `None` if there is no checkpoint.
 
     Raises:
-        ValueError: If the checkpoint is of another model, or of
-            `keras_conflux.Resume`, or the directory is a URL.
+        ValueError: If the checkpoint is of another model or optimizer, or of
+            `keras_conflux.Resume`, if the optimizer is not built, or if the
+            directory is a URL.
 
     Example:
         ```python
@@ -115,6 +118,8 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
             "`fit` the callback. To read its weights alone: "
             f"model.load_weights({str(weights)!r})"
         )
+    if "fingerprint" in saved.state:  # former versions wrote none
+        fingerprint.assert_same_model(saved, model)
     model_state.restore(model, saved, process_index() == 0)
     random_generators.set_states(
         plain_values.decode(saved.state["generators"], saved.arrays)

@@ -122,10 +122,11 @@ class ResumableFit:
         self._data = fingerprint.of_data(iterator)
         if self._saved is None:
             return
-        fingerprint.assert_same(self._saved, self._model, self._data)
+        fingerprint.assert_same_data(self._saved, self._data)
         keras_models.symbolic_build(
             self._model, keras_iterators.batch_spec(iterator), at_once=True
         )  # all that a checkpoint has values for
+        fingerprint.assert_same_model(self._saved, self._model)
         state = self._saved.state
         self._done = state["done"]
         self._epoch = state["epoch"]
