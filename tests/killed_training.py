@@ -20,8 +20,8 @@ import resume_cases
 
 import keras_conflux as kc
 from keras_conflux._fit.input import random_generators
-from keras_conflux._resume import callback_state
 from keras_conflux._resume import model_state
+from keras_conflux._resume.callback_files import CallbackFiles
 from keras_conflux._resume.callback_state import CallbackStates
 
 
@@ -97,7 +97,7 @@ CALLBACKS = {
 FAULTS = {
     "generators": (random_generators, "set_states"),
     "callbacks": (CallbackStates, "restore"),
-    "files": (callback_state, "cut_files"),
+    "files": (CallbackFiles, "go_on"),
 }
 
 

@@ -443,7 +443,7 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path, name, harm):
 def test_a_newer_format_is_refused(tmp_path):
     linear(kc.Resume(tmp_path))
     path = newest(tmp_path).path / "state.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(ValueError, match="pip install --upgrade"):
         linear(kc.Resume(tmp_path))
 

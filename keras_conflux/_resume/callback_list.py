@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_conflux._compat import keras_callbacks
+from keras_conflux._resume.callback_files import CallbackFiles
 from keras_conflux._resume.resumable_fit import ResumableFit
 
 
@@ -15,14 +16,20 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         callbacks: Those of the user, and those that Keras adds.
         model: Callbacks get it when the training begins, as they do in `fit`.
         params: What `fit` tells callbacks, but the number of steps.
+        files: Those that the callbacks write.
     """
 
     def __init__(
-        self, callbacks: list[Any], model: keras.Model, params: dict[str, Any]
+        self,
+        callbacks: list[Any],
+        model: keras.Model,
+        params: dict[str, Any],
+        files: CallbackFiles,
     ) -> None:
         super().__init__(callbacks, add_history=True)
         self._trained = model
         self._told = params
+        self._files = files
         self.training: ResumableFit | None = None
         """Set before `fit` begins."""
 
@@ -31,7 +38,9 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         assert self.training is not None
         self.set_model(self._trained)
         self.set_params({**self._told, "steps": self.training.steps_per_epoch})
+        self._files.note()
         super().on_train_begin(logs)
+        self._files.note()
         self.training.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -52,6 +61,11 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         super().on_train_batch_end(batch, logs)
         assert self.training is not None
         self.training.after_step(batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes the files that callbacks begin."""
+        super().on_test_begin(logs)
+        self._files.note()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""

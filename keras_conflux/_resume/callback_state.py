@@ -1,11 +1,6 @@
-"""What callbacks hold and have written, and how both are taken back."""
+"""What callbacks hold, and how it is given back."""
 
-import os
-import pathlib
 from typing import Any
-
-from keras.callbacks import CSVLogger
-from keras.callbacks import TensorBoard
 
 from keras_conflux._common import plain_values
 from keras_conflux._common.stored_arrays import Arrays
@@ -73,42 +68,8 @@ def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
         )
 
 
-def file_lengths(callbacks: list[Any]) -> dict[str, int]:
-    """Returns how long the files are that callbacks append to, in bytes."""
-    return {
-        str(path): path.stat().st_size
-        for callback in callbacks
-        for path in _files_of(callback)
-    }
-
-
-def cut_files(callbacks: list[Any], lengths: dict[str, int]) -> None:
-    """Takes back what callbacks have written since. Before they open a file."""
-    for name, length in lengths.items():
-        if pathlib.Path(name).exists():
-            os.truncate(name, length)
-    for callback in callbacks:
-        if isinstance(callback, CSVLogger):
-            callback.append = True
-        for path in _files_of(callback):
-            if str(path) not in lengths and not isinstance(callback, CSVLogger):
-                path.unlink()
-
-
 def _held_by(callback: Any) -> dict[str, Any]:
     if hasattr(callback, "state_dict"):
         return dict(callback.state_dict())
     held = plain_values.attributes(callback)
     return {k: v for k, v in held.items() if k not in _SET_ANEW}
-
-
-def _files_of(callback: Any) -> list[pathlib.Path]:
-    """Returns the files that a callback appends to."""
-    if isinstance(callback, CSVLogger):
-        path = pathlib.Path(callback.filename)
-        return [path.absolute()] if path.exists() else []
-    if isinstance(callback, TensorBoard):
-        keras_callbacks.flush_tensorboard(callback)
-        found = pathlib.Path(callback.log_dir).rglob("events*")
-        return sorted(path.absolute() for path in found)
-    return []

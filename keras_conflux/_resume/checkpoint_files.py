@@ -19,7 +19,8 @@ from keras_conflux._common.stored_arrays import with_special_dtypes
 WEIGHTS = "model.weights.h5"
 ARRAYS = "state.npz"
 STATE = "state.json"
-FORMAT = 1
+FORMAT = 2
+"""1 had the files of callbacks by their absolute paths."""
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")
 """A `Path` of a URL has one slash only."""
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")

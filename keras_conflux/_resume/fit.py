@@ -13,9 +13,9 @@ from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import side_effects
 from keras_conflux._replication import data_contract
-from keras_conflux._resume import callback_state
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import from_first_process
+from keras_conflux._resume.callback_files import CallbackFiles
 from keras_conflux._resume.callback_list import ResumableCallbacks
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.resumable_fit import ResumableFit
@@ -51,15 +51,19 @@ def fit(
     is_local = process_count() > 1 and data_contract.of(model) == "local"
     parts = process_count() if is_local else 1
     with writer.open():
-        saved = _saved(resume, callbacks, given, parts)
+        writing = callbacks if process_index() == 0 else []
+        files = CallbackFiles(writing, resume.directory)
+        saved = _saved(resume, files, given, parts)
         given["callbacks"] = ResumableCallbacks(
             _called_here(callbacks, given["verbose"]),
             model,
             {"verbose": given["verbose"], "epochs": given["epochs"]},
+            files,
         )
         training = ResumableFit(
             model,
             _with_state(callbacks, given["callbacks"].callbacks),
+            files,
             saved,
             parts,
             SavingInterval(resume.every),
@@ -124,19 +128,19 @@ def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
 
 
 def _saved(
-    resume: Resume, callbacks: list[Any], given: dict[str, Any], parts: int
+    resume: Resume, files: CallbackFiles, given: dict[str, Any], parts: int
 ) -> Saved | None:
     """Finds where to go on, and takes back what was written since."""
     saved = from_first_process.read_newest(resume.directory)
     resume.resumed_at = None
     if saved is None:
+        files.begin_anew()
         return None
     fingerprint.assert_as_many_parts(saved, parts)
-    if process_index() == 0:
-        callback_state.cut_files(callbacks, saved.state["files"])
     epoch, step = saved.state["epoch"], saved.state["step"]
     resume.resumed_at = epoch, step
     over = saved.state["stopped"] or epoch >= given["epochs"]
+    files.go_on(saved.state["files"], over)
     given["initial_epoch"] = given["epochs"] if over else epoch
     if over:
         ended = "a callback had ended it" if saved.state["stopped"] else "done"

@@ -26,9 +26,9 @@ from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input.input_position import InputPosition
 from keras_conflux._fit.input.input_position import Place
-from keras_conflux._resume import callback_state
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import model_state
+from keras_conflux._resume.callback_files import CallbackFiles
 from keras_conflux._resume.callback_state import CallbackStates
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.from_all_processes import gathered
@@ -46,6 +46,7 @@ class ResumableFit:
     Args:
         model: The model that is trained.
         callbacks: Those whose state belongs to the training.
+        files: Those that callbacks write.
         saved: Where to go on; `None` to begin.
         parts: How many processes draw a part of the data of their own; 1 if all
             draw the same.
@@ -60,6 +61,7 @@ class ResumableFit:
         self,
         model: keras.Model,
         callbacks: list[Any],
+        files: CallbackFiles,
         saved: Saved | None,
         parts: int,
         interval: SavingInterval,
@@ -70,6 +72,7 @@ class ResumableFit:
     ) -> None:
         self._model = model
         self._callbacks = callbacks
+        self._files = files
         self._saved = saved
         self._parts = parts
         self._interval = interval
@@ -238,7 +241,7 @@ class ResumableFit:
                 for part in parts
             ],
             "callbacks": self._states.changed(arrays),
-            "files": callback_state.file_lengths(self._callbacks),
+            "files": self._files.written(),
             "variables": model.variables,
             "fingerprint": fingerprint.of_model(self._model),
         }
