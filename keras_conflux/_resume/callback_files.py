@@ -231,7 +231,7 @@ def _path_of_log(callback: CSVLogger) -> pathlib.Path:
 
 def _undone(name: str) -> str:
     """Returns a name that TensorBoard does not read."""
-    return name.replace(_EVENTS, _UNDONE)
+    return f"{_UNDONE}.{name.replace(_EVENTS, 'events')}"
 
 
 def _end(path: pathlib.Path, length: int) -> str:
