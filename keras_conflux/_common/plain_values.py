@@ -27,7 +27,7 @@ def encode(value: Any, arrays: Arrays) -> Any:
         return value
     if isinstance(value, np.ndarray | np.generic | tf.Tensor):
         array = np.array(value)
-        if array.dtype == object:
+        if array.dtype.hasobject:
             raise TypeError("An array of objects is no plain value.")
         name = f"value{len(arrays)}"
         arrays[name] = array

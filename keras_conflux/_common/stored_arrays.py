@@ -13,12 +13,13 @@ Arrays = dict[str, np.ndarray]
 def without_special_dtypes(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
     """Returns arrays that NumPy's files can hold, and which were others.
 
-    NumPy reads bfloat16 and float8 back as bytes without a meaning.
+    NumPy reads bfloat16 and float8 back as bytes without a meaning. Structured
+    arrays, which are of the same kind, it reads as they were.
     """
     special = {
         name: array.dtype.name
         for name, array in arrays.items()
-        if array.dtype.kind == "V"
+        if array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name)
     }
     stored = {
         name: array.view(f"u{array.dtype.itemsize}")
