@@ -1,6 +1,7 @@
 """Plain Python values as JSON, and their arrays beside it."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +12,14 @@ import tensorflow as tf
 from keras_conflux._common.stored_arrays import Arrays
 
 
-def encode(value: Any, arrays: Arrays) -> Any:
+def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
     """Returns what JSON can hold of a value.
 
     Args:
         value: Of Python's and NumPy's numbers, strings, arrays, tensors, and
             lists, tuples and dicts of them.
         arrays: Gets the arrays, under names that the result refers to.
+        copies: Whether it gets copies of them.
 
     Raises:
         TypeError: If something else is in it.
@@ -26,7 +28,7 @@ def encode(value: Any, arrays: Arrays) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic | tf.Tensor):
-        array = np.array(value)
+        array = np.array(value) if copies else np.asarray(value)
         if array.dtype.hasobject:
             raise TypeError("An array of objects is no plain value.")
         name = f"value{len(arrays)}"
@@ -36,10 +38,10 @@ def encode(value: Any, arrays: Arrays) -> Any:
         is_tensor = isinstance(value, tf.Tensor)
         return {"tensor" if is_tensor else "scalar": name}
     if kind in (list, tuple):
-        return {kind.__name__: [encode(each, arrays) for each in value]}
+        return {kind.__name__: [encode(each, arrays, copies) for each in value]}
     if kind is dict:
         items = [
-            [encode(key, arrays), encode(each, arrays)]
+            [encode(key, arrays, copies), encode(each, arrays, copies)]
             for key, each in value.items()
         ]
         return {"dict": items}
@@ -66,7 +68,7 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 def is_plain(value: Any) -> bool:
     """Whether `encode` takes a value."""
     try:
-        encode(value, {})
+        encode(value, {}, copies=False)
     except TypeError:
         return False
     return True
@@ -87,14 +89,21 @@ def attributes(owner: Any, largest: int | None = None) -> dict[str, Any]:
     }
 
 
-def are_equal(one: Any, other: Any) -> bool:
-    """Whether two plain values are the same, bit by bit."""
-    here: Arrays = {}
-    there: Arrays = {}
-    texts = [json.dumps(encode(one, here)), json.dumps(encode(other, there))]
-    return texts[0] == texts[1] and all(
-        here[name].dtype == there[name].dtype
-        and here[name].shape == there[name].shape
-        and here[name].tobytes() == there[name].tobytes()
-        for name in here
-    )
+def digest(value: Any) -> str:
+    """Returns by what a plain value is known again, bit by bit."""
+    arrays: Arrays = {}
+    text = json.dumps(encode(value, arrays, copies=False))
+    found = hashlib.sha256(text.encode())
+    for array in arrays.values():
+        found.update(f"{array.dtype} {array.shape}".encode())
+        if array.nbytes:
+            flat = np.ascontiguousarray(array).reshape(-1)
+            found.update(flat.view(np.uint8).data)
+    return found.hexdigest()
+
+
+def size(value: Any) -> int:
+    """Returns how many bytes the arrays in a plain value have."""
+    arrays: Arrays = {}
+    encode(value, arrays, copies=False)
+    return sum(array.nbytes for array in arrays.values())

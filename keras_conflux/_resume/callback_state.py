@@ -1,13 +1,18 @@
 """What callbacks hold, and how it is given back."""
 
+import copy
 from typing import Any
 
 from keras_conflux._common import plain_values
 from keras_conflux._common.stored_arrays import Arrays
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_callbacks
 
 _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
+
+_LARGE = 2**20
+"""How many bytes a value may have, of which a copy is kept."""
 
 
 class CallbackStates:
@@ -21,22 +26,17 @@ class CallbackStates:
 
     def __init__(self, callbacks: list[Any]) -> None:
         self._callbacks = callbacks
-        self._before = [_held_by(each) for each in callbacks]
+        self._before = [_Before(each) for each in callbacks]
 
     def changed(self, arrays: Arrays) -> list[list[Any]]:
         """Returns `[class, values]` for each callback.
 
         Args:
-            arrays: Gets the arrays among the values.
+            arrays: Gets copies of the arrays among the values.
         """
         found = []
         for callback, before in zip(self._callbacks, self._before, strict=True):
-            values = {
-                name: value
-                for name, value in _held_by(callback).items()
-                if name not in before
-                or not plain_values.are_equal(value, before[name])
-            }
+            values = before.changed()
             if hasattr(callback, "monitor_op"):
                 values["monitor_op"] = callback.monitor_op is not None
             encoded = plain_values.encode(values, arrays)
@@ -46,14 +46,62 @@ class CallbackStates:
     def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
         """Gives the callbacks what they had."""
         _assert_same(self._callbacks, saved)
-        for callback, (_, encoded) in zip(self._callbacks, saved, strict=True):
+        for callback, before, (_, encoded) in zip(
+            self._callbacks, self._before, saved, strict=True
+        ):
             values = plain_values.decode(encoded, arrays)
             if values.pop("monitor_op", False) and callback.monitor_op is None:
                 keras_callbacks.set_monitor(callback)
-            if hasattr(callback, "load_state_dict"):
+            if _tells_its_state(callback):
                 callback.load_state_dict(values)
             else:
-                vars(callback).update(values)
+                vars(callback).update(before.of_others(values) | values)
+
+
+class _Before:
+    """What a callback held when its training began.
+
+    Of large arrays it keeps digests only.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+        held = _held_by(callback)
+        self._digests = {k: plain_values.digest(v) for k, v in held.items()}
+        self._values = {
+            name: copy.deepcopy(value)
+            for name, value in held.items()
+            if plain_values.size(value) <= _LARGE
+        }
+
+    def changed(self) -> dict[str, Any]:
+        """Returns what is another now, or all that the callback tells."""
+        held = _held_by(self._callback)
+        if _tells_its_state(self._callback):
+            return held
+        return {
+            name: value
+            for name, value in held.items()
+            if plain_values.digest(value) != self._digests.get(name)
+        }
+
+    def of_others(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Returns what had not changed when others were saved, and has since.
+
+        An `on_epoch_begin` sets it, and the epoch has begun once more.
+        """
+        found = {}
+        for name in self.changed().keys() & self._digests.keys() - saved.keys():
+            if name in self._values:
+                found[name] = copy.deepcopy(self._values[name])
+            else:
+                owner = type(self._callback).__name__
+                warn(
+                    f"The attribute {name!r} of {owner} is too large to be put "
+                    "back to what it was in the middle of the epoch. Give the "
+                    "callback `state_dict` and `load_state_dict`."
+                )
+        return found
 
 
 def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
@@ -68,8 +116,25 @@ def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
         )
 
 
+def _tells_its_state(callback: Any) -> bool:
+    return hasattr(callback, "state_dict")
+
+
 def _held_by(callback: Any) -> dict[str, Any]:
-    if hasattr(callback, "state_dict"):
-        return dict(callback.state_dict())
-    held = plain_values.attributes(callback)
-    return {k: v for k, v in held.items() if k not in _SET_ANEW}
+    """Returns what can be saved of a callback. These are no copies."""
+    if not _tells_its_state(callback):
+        return {
+            name: value
+            for name, value in vars(callback).items()
+            if name not in _SET_ANEW and plain_values.is_plain(value)
+        }
+    state = dict(callback.state_dict())
+    for name, value in state.items():
+        if not plain_values.is_plain(value):
+            raise TypeError(
+                f"`{type(callback).__name__}.state_dict()` returns under "
+                f"{name!r} what cannot be saved. Expected: numbers, strings, "
+                "arrays, and lists, tuples and dicts of them. Received: a "
+                f"{type(value).__name__}."
+            )
+    return state
