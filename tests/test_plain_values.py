@@ -1,5 +1,7 @@
 """Plain values come back from the files of a checkpoint as they were."""
 
+import collections
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -34,9 +36,36 @@ def test_arrays_of_all_kinds(array):
     assert found.tobytes() == array.tobytes()
 
 
+VALUES = [
+    {"k": (1, [2.5, None, True]), 3: {}},
+    {1, "two", (3, 4)},
+    frozenset({1.5}),
+    collections.deque([1, 2], maxlen=2),
+    collections.OrderedDict([("b", 1), ("a", 2)]),
+    collections.Counter("abba"),
+    collections.defaultdict(list, {"loss": [0.5]}),
+    b"\x00\xff",
+    bytearray(b"\x01"),
+    10**30,
+    2.5 - 1j,
+    float("-inf"),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_of_all_kinds(value):
+    (found,) = and_back([value])
+    assert found == value
+    assert repr(found) == repr(value) or isinstance(value, set)
+    if isinstance(value, collections.defaultdict):
+        assert found["more"] == []
+
+
 @pytest.mark.parametrize(
     "value",
     [
+        collections.defaultdict(lambda: 3),
+        np.ma.masked_array([1.0, 2.0], [False, True]),
         np.array([None]),
         np.zeros(2, [("name", object)]),
         keras.losses.MeanSquaredError(),

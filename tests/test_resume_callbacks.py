@@ -1,5 +1,7 @@
 """What callbacks hold is given back when a training goes on."""
 
+import collections
+import random
 import tracemalloc
 
 import keras
@@ -53,6 +55,78 @@ def test_a_value_that_is_what_it_was_at_first(tmp_path):
     assert callback.done == undisturbed.done == 2
     with pytest.warns(kc.ConfluxWarning, match="'due' of OncePerEpoch is too"):
         resumed(tmp_path / "large", lambda: OncePerEpoch(2**21))
+
+
+class Odd(keras.callbacks.Callback):
+    """Holds what is not a number, string or array."""
+
+    def __init__(self, shared, rate):
+        super().__init__()
+        self.shared = shared
+        self.first = self.second = []
+        self.recent = collections.deque(maxlen=4)
+        self.by_epoch = collections.defaultdict(list)
+        self.seen = set()
+        self.numpy = np.random.default_rng(1)
+        self.python = random.Random(1)
+        self.rate = keras.Variable(rate)
+        self.constant = keras.Variable(rate)
+        self.learned = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.learned = self.model.optimizer.learning_rate
+
+    def on_train_batch_end(self, batch, logs=None):
+        drawn = self.numpy.random() + self.python.random()
+        self.shared.append(logs["loss"])
+        self.first = [drawn, float(self.rate)]
+        self.second.append(drawn)
+        self.recent.append(drawn)
+        self.by_epoch["drawn"].append(drawn)
+        self.seen.add(float(self.rate))
+        self.rate.assign_add(0.5)
+
+    def found(self):
+        held = {**vars(self), "rate": float(self.rate)}
+        names = ("shared", "first", "second", "recent", "by_epoch", "seen")
+        return [held[name] for name in (*names, "rate")]
+
+
+def test_what_else_a_callback_holds(tmp_path):
+    shared = []
+
+    def make():
+        shared.append([])
+        return Odd(shared[-1], rate=0.5)
+
+    callback, undisturbed = resumed(tmp_path, make)
+    assert callback.found() == undisturbed.found()
+    assert shared[-1] == undisturbed.shared
+
+
+def test_objects_that_could_lose_their_state_are_named(tmp_path):
+    count = {"epochs": 0}
+
+    def counting(epoch, logs):
+        count["epochs"] += 1
+
+    callback = keras.callbacks.Callback()
+    callback.path = tmp_path
+    callback.function = len
+    callback.generator = np.random.default_rng(1)
+    linear(kc.Resume(tmp_path / "a"), callback)  # nothing that could be lost
+    callback.teacher = keras.Sequential(
+        [keras.Input((5,)), keras.layers.BatchNormalization()]
+    )
+    callback.items = iter([1, 2])
+    named = (
+        r"holds.*: 'teacher' \(a Sequential\), 'items' \(a list_iterator\)\."
+    )
+    with pytest.warns(kc.ConfluxWarning, match=named):
+        linear(kc.Resume(tmp_path / "b"), callback)
+    lambdas = keras.callbacks.LambdaCallback(on_epoch_end=counting)
+    with pytest.warns(kc.ConfluxWarning, match=r"'on_epoch_end' \(a function"):
+        linear(kc.Resume(tmp_path / "c"), lambdas)
 
 
 class Telling(keras.callbacks.Callback):
