@@ -79,7 +79,7 @@ class Odd(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         drawn = self.numpy.random() + self.python.random()
         self.shared.append(logs["loss"])
-        self.first = [drawn, float(self.rate)]
+        self.first = self.first[:1] or [-drawn]
         self.second.append(drawn)
         self.recent.append(drawn)
         self.by_epoch["drawn"].append(drawn)
