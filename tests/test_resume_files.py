@@ -98,6 +98,16 @@ def test_a_folder_that_moved(tmp_path):
     assert rows(after / "log.csv") == ["epoch", "0", "1"]
 
 
+def test_nothing_is_deleted(tmp_path):
+    killed(tmp_path, after=STEPS + 3, every=STEPS - 1)
+    (path,) = (tmp_path / "tb" / "train").glob("*tfevents*")
+    before = [path.read_bytes(), (tmp_path / "log.csv").read_bytes()]
+    train(tmp_path)
+    (rest,) = path.parent.glob("undone.*")
+    assert path.read_bytes() + rest.read_bytes() == before[0]
+    assert (tmp_path / "log.csv.undone").read_bytes() == before[1]
+
+
 def test_killed_before_the_first_checkpoint(tmp_path):
     (tmp_path / "log.csv").write_text("epoch,loss\n7,0.5\n")
     expected = tmp_path / "expected"

@@ -2,14 +2,16 @@
 
 Only what this training is known to have written is touched: a CSV file that
 begins as it left it, and event files whose names were noted when it made them.
-What others may have written is moved aside, under a name that nobody reads.
+Nothing is deleted: what is taken back is kept beside, where nobody reads it.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import shutil
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -119,7 +121,7 @@ class CallbackFiles:
             if index < len(self._callbacks):
                 path = self._path(index, name)
                 if path.exists():
-                    path.rename(path.with_name(_undone(path.name)))
+                    path.rename(_free(_aside(path)))
 
     def _cut(self, written: Written) -> None:
         callback = self._callbacks[written.callback]
@@ -141,9 +143,8 @@ class CallbackFiles:
                 "or come twice."
             )
             return
-        if is_log:
-            _keep_rest(path, length)
         if path.stat().st_size > length:
+            _keep_rest(path, length)
             os.truncate(path, length)
 
     def _path(self, index: int, name: str) -> pathlib.Path:
@@ -229,9 +230,20 @@ def _path_of_log(callback: CSVLogger) -> pathlib.Path:
     return pathlib.Path(callback.filename).absolute()
 
 
-def _undone(name: str) -> str:
-    """Returns a name that TensorBoard does not read."""
-    return f"{_UNDONE}.{name.replace(_EVENTS, 'events')}"
+def _aside(path: pathlib.Path) -> pathlib.Path:
+    """Returns where what is taken back is kept, and TensorBoard sees none."""
+    if _EVENTS in path.name:
+        name = path.name.replace(_EVENTS, "events")
+        return path.with_name(f"{_UNDONE}.{name}")
+    return path.with_name(f"{path.name}.{_UNDONE}")
+
+
+def _free(path: pathlib.Path) -> pathlib.Path:
+    """Returns a path that no file has yet."""
+    if not path.exists():
+        return path
+    numbered = (path.with_name(f"{path.name}.{i}") for i in itertools.count(1))
+    return next(each for each in numbered if not each.exists())
 
 
 def _end(path: pathlib.Path, length: int) -> str:
@@ -247,9 +259,9 @@ def _end(path: pathlib.Path, length: int) -> str:
 def _keep_rest(path: pathlib.Path, length: int) -> None:
     """Copies what will be cut to a file beside.
 
-    Another program may have appended it, where a log is shared.
+    Another program may have appended it where a log is shared, or go on from a
+    copy of the checkpoints.
     """
-    rest = path.read_bytes()[length:]
-    if rest:
-        with open(f"{path}.{_UNDONE}", "ab") as file:
-            file.write(rest)
+    with open(path, "rb") as file, open(_aside(path), "ab") as kept:
+        file.seek(length)
+        shutil.copyfileobj(file, kept)
