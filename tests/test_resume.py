@@ -260,6 +260,25 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         kc.Resume(tmp_path, signals=("SIGNAL",))
 
 
+def test_other_settings_of_compile_are_named(tmp_path, recwarn):
+    def trained(optimizer, loss, epochs):
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(optimizer, loss)
+        resume = kc.Resume(tmp_path)
+        model.fit(X, Y, BATCH, epochs, verbose=0, callbacks=[resume])
+        return float(model.optimizer.learning_rate)
+
+    adam, mse = keras.optimizers.Adam, keras.losses.MeanSquaredError()
+    for epochs in (1, 2):
+        trained(adam(), mse, epochs)
+    assert not [each for each in recwarn if each.category is kc.ConfluxWarning]
+    words = r"beta_1 was 0\.9 and is 0\.8; .*_rate was 0\.001 and is 0\.5"
+    with pytest.warns(kc.ConfluxWarning, match=words):
+        assert trained(adam(0.5, beta_1=0.8), mse, 3) < 0.1
+    with pytest.warns(kc.ConfluxWarning, match="loss was 'Mean.* and is 'mae'"):
+        trained(adam(0.5, beta_1=0.8), "mae", 4)
+
+
 @pytest.mark.parametrize("kind", ["Sequential", "a class of one's own"])
 def test_a_model_that_is_built_by_fit(tmp_path, kind):
     class OfOnesOwn(keras.Model):

@@ -26,6 +26,7 @@ from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input.input_position import InputPosition
 from keras_conflux._fit.input.input_position import Place
+from keras_conflux._resume import compiled_settings
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import model_state
 from keras_conflux._resume.callback_files import CallbackFiles
@@ -82,6 +83,7 @@ class ResumableFit:
         self._epochs = epochs
         self._states: CallbackStates | None = None
         self._data: dict[str, Any] = {}
+        self._compiled: dict[str, Any] = {}
         self._taken: _Taken | None = None
         self._done = 0
         """How many steps former epochs had."""
@@ -123,6 +125,7 @@ class ResumableFit:
         varies = fingerprint.name_what_varies(iterator, self._strict)
         self._position.varies = varies
         self._data = fingerprint.of_data(iterator)
+        self._compiled = compiled_settings.of_model(self._model)
         if self._saved is None:
             return
         fingerprint.assert_same_data(self._saved, self._data)
@@ -130,6 +133,7 @@ class ResumableFit:
             self._model, keras_iterators.batch_spec(iterator), at_once=True
         )  # all that a checkpoint has values for
         fingerprint.assert_same_model(self._saved, self._model)
+        compiled_settings.name_changed(self._saved, self._compiled)
         state = self._saved.state
         self._done = state["done"]
         self._epoch = state["epoch"]
@@ -244,6 +248,7 @@ class ResumableFit:
             "files": self._files.written(),
             "variables": model.variables,
             "fingerprint": fingerprint.of_model(self._model),
+            "compiled": self._compiled,
         }
         position = self._done + step, self._epoch
         return functools.partial(
