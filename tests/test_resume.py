@@ -459,6 +459,28 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path, name, harm):
     assert resume.resumed_at == (1, STEPS - 1)
 
 
+def test_new_checkpoints_stay_where_damaged_ones_were(tmp_path):
+    linear(kc.Resume(tmp_path, keep=1), epochs=2)
+    (newest(tmp_path).path / "state.npz").write_bytes(b"")
+    with (
+        pytest.warns(kc.ConfluxWarning, match=r"There is no other\."),
+        pytest.raises(Killed),
+    ):
+        linear(kc.Resume(tmp_path, every=1, keep=1), Kill(4), epochs=2)
+    (whole,) = kc.checkpoints(tmp_path)
+    assert (whole.step, whole.damage) == (4, None)
+    assert [*tmp_path.glob("damaged-step-*")]
+
+
+def test_a_directory_that_has_a_later_step(tmp_path):
+    model = linear()
+    for step in (9, 10, 10):
+        kc.save(model, tmp_path, step=step)
+    with pytest.raises(ValueError, match=r"000010-.*later step.*step=5"):
+        kc.save(model, tmp_path, step=5)
+    assert [each.step for each in kc.checkpoints(tmp_path)] == [10, 9]
+
+
 def test_a_newer_format_is_refused(tmp_path):
     linear(kc.Resume(tmp_path))
     path = newest(tmp_path).path / "state.json"

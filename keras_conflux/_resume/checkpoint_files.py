@@ -102,10 +102,8 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
             damage = None
         except Damage as error:
             damage = str(error)
-        matched = _NAME.fullmatch(path.name)
-        assert matched is not None
         sizes = [each.stat().st_size for each in path.iterdir()]
-        step, epoch = map(int, matched.groups())
+        step, epoch = position_of(path)
         modified = path.stat().st_mtime
         found.append(
             Checkpoint(path, step, epoch, sum(sizes), modified, damage)
@@ -124,6 +122,14 @@ def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
         return []
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
     return sorted(found, reverse=True)
+
+
+def position_of(folder: pathlib.Path) -> tuple[int, int]:
+    """Returns how many steps had been done, and the epoch, by the name."""
+    matched = _NAME.fullmatch(folder.name)
+    assert matched is not None
+    step, epoch = map(int, matched.groups())
+    return step, epoch
 
 
 def read(path: pathlib.Path) -> Saved:

@@ -77,7 +77,8 @@ def write(
             raise OSError(str(error)) from error
         raise
     for old in checkpoint_files.folders(directory)[keep:]:
-        _remove(old)
+        if old != final:
+            _remove(old)
     return final
 
 
@@ -85,6 +86,20 @@ def remove_unfinished(directory: str | os.PathLike[str]) -> None:
     """Removes what a process that was killed has left half-written."""
     for path in pathlib.Path(directory).glob(".step-*"):
         _remove(path)
+
+
+def put_aside(path: pathlib.Path) -> pathlib.Path:
+    """Gives a damaged checkpoint a name by which it counts no more.
+
+    Returns:
+        Where it is; where it was, if this process may not rename it.
+    """
+    aside = path.with_name(f"damaged-{path.name}")
+    try:
+        _remove(aside)
+        return path.rename(aside)
+    except OSError:
+        return path
 
 
 def _settled(path: pathlib.Path) -> str:

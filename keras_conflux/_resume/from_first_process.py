@@ -12,12 +12,14 @@ from keras_conflux._common.stored_arrays import from_bytes
 from keras_conflux._common.stored_arrays import to_bytes
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import checkpoint_writing
 from keras_conflux._resume.checkpoint_files import Saved
 
 
 def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
     """Returns the newest checkpoint that is whole; warns of those that are not.
 
+    Those are renamed, so that they are not kept in place of whole ones.
     The first process reads it. The others may have no access to its files.
 
     Raises:
@@ -40,12 +42,26 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
-    for path in checkpoint_files.folders(directory):
+    passed = set()
+    # Listed again each time: a training that writes there removes old ones.
+    while left := [
+        path
+        for path in checkpoint_files.folders(directory)
+        if path not in passed
+    ]:
+        passed.add(left[0])
         try:
-            return checkpoint_files.read(path)
+            return checkpoint_files.read(left[0])
         except checkpoint_files.Damage as error:
-            warn(
-                f"The checkpoint {path} is not used: {error}. The one before "
-                "it is."
-            )
+            if left[0].exists():
+                aside = checkpoint_writing.put_aside(left[0])
+                warn(
+                    f"The checkpoint {left[0]} is not used: {error}. It is "
+                    f"{aside.name} now, and can be removed. "
+                    + (
+                        "The one before it is used."
+                        if left[1:]
+                        else "There is no other."
+                    )
+                )
     return None

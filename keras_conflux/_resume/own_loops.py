@@ -46,7 +46,8 @@ def save(
     Raises:
         OSError: If it cannot be written.
         TypeError: If something else is in `state`.
-        ValueError: If `keep` is below 1, or the directory is a URL.
+        ValueError: If `keep` is below 1, if there is a checkpoint of a later
+            step, or if the directory is a URL.
 
     Example:
         ```python
@@ -65,6 +66,7 @@ def save(
     with told_to_all("saving a checkpoint"):
         model_state.gather(model)
         if process_index() == 0:
+            _assert_newest(directory, step)
             copies = ModelState.of(model)
             checkpoint_writing.write(
                 directory,
@@ -80,6 +82,18 @@ def save(
                 keep,
             )
         barrier()
+
+
+def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
+    """Raises `ValueError` if `load` would read another than that of a step."""
+    for newest in checkpoint_files.folders(directory)[:1]:
+        latest, _ = checkpoint_files.position_of(newest)
+        if latest > step:
+            raise ValueError(
+                f"{newest} is of a later step, and `load` would read it. Go on "
+                "from it, remove it, or save to another directory. Received: "
+                f"step={step}"
+            )
 
 
 def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
