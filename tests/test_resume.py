@@ -28,6 +28,7 @@ from tensorflow.python.eager import context
 
 import keras_conflux as kc
 from keras_conflux._fit.input import sketches
+from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.signals import Preemption
@@ -479,6 +480,27 @@ def test_a_directory_that_has_a_later_step(tmp_path):
     with pytest.raises(ValueError, match=r"000010-.*later step.*step=5"):
         kc.save(model, tmp_path, step=5)
     assert [each.step for each in kc.checkpoints(tmp_path)] == [10, 9]
+
+
+@pytest.mark.parametrize("until", [0, 3])
+def test_checkpoints_that_go_while_they_are_listed(
+    tmp_path, monkeypatch, until
+):
+    """As a training does that writes there."""
+    model = linear()
+    for step in (1, 2):
+        kc.save(model, tmp_path, step=step)
+    oldest = kc.checkpoints(tmp_path)[1].path
+    digest_of, digests = checkpoint_files.digest_of, itertools.count()
+
+    def removing(path):
+        # The newer one has two digests, and then come those of this one.
+        if next(digests) == until:
+            shutil.rmtree(oldest)
+        return digest_of(path)
+
+    monkeypatch.setattr(checkpoint_files, "digest_of", removing)
+    assert [each.step for each in kc.checkpoints(tmp_path)] == [2]
 
 
 def test_a_newer_format_is_refused(tmp_path):

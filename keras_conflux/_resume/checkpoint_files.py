@@ -3,6 +3,7 @@
 Nothing here needs TensorFlow, so `conflux resume` is quick.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -97,18 +98,22 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
     """
     found = []
     for path in folders(directory):
-        try:
-            read(path)
-            damage = None
-        except Damage as error:
-            damage = str(error)
-        sizes = [each.stat().st_size for each in path.iterdir()]
-        step, epoch = position_of(path)
-        modified = path.stat().st_mtime
-        found.append(
-            Checkpoint(path, step, epoch, sum(sizes), modified, damage)
-        )
+        # A training that writes there may remove it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found.append(_described(path))
     return found
+
+
+def _described(path: pathlib.Path) -> Checkpoint:
+    try:
+        read(path)
+        damage = None
+    except Damage as error:
+        damage = str(error)
+    step, epoch = position_of(path)
+    sizes = [each.stat().st_size for each in path.iterdir()]
+    modified = path.stat().st_mtime
+    return Checkpoint(path, step, epoch, sum(sizes), modified, damage)
 
 
 class Damage(Exception):
@@ -160,8 +165,11 @@ def read(path: pathlib.Path) -> Saved:
             raise Damage(f"{name} cannot be read ({error})") from error
         if found != expected:
             raise Damage(f"{name} has changed since it was written")
-    with np.load(path / ARRAYS, allow_pickle=False) as stored:
-        arrays = with_special_dtypes(dict(stored), special)
+    try:
+        with np.load(path / ARRAYS, allow_pickle=False) as stored:
+            arrays = with_special_dtypes(dict(stored), special)
+    except OSError as error:
+        raise Damage(f"{ARRAYS} cannot be read ({error})") from error
     return Saved(path, json.loads(text), arrays)
 
 
