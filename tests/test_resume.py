@@ -261,6 +261,66 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         kc.Resume(tmp_path, signals=("SIGNAL",))
 
 
+def test_optimizers_that_a_step_builds_are_named(tmp_path, recwarn):
+    class Two(keras.Model):
+        """Trains its halves by an optimizer each."""
+
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = (
+                keras.Sequential([keras.Input((n,)), keras.layers.Dense(1)])
+                for n in (5, 1)
+            )
+
+        def compile(self, ours):
+            super().compile()
+            self.ours = ours
+
+        def train_step(self, data):
+            x, y = data
+            parts = [self.left, self.right]
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean((self.right(self.left(x)) - y) ** 2)
+            for part, optimizer in zip(parts, self.ours, strict=True):
+                variables = part.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(
+                    zip(gradients, variables, strict=True)
+                )
+            return {"loss": loss}
+
+    def trained(folder, is_built, after=None, **options):
+        keras.utils.set_random_seed(7)
+        model = Two()
+        model.compile(ours=[keras.optimizers.Adam(), keras.optimizers.Adam()])
+        if is_built:
+            model.ours[0].build(model.left.trainable_variables)
+            model.ours[1].build(model.right.trainable_variables)
+        resume = kc.Resume(folder, every=1, **options)
+        callbacks = [Kill(after), resume]
+        model.fit(X, Y, BATCH, verbose=0, callbacks=callbacks)
+        return model.get_weights() + [
+            v.numpy() for optimizer in model.ours for v in optimizer.variables
+        ]
+
+    with pytest.raises(ValueError, match=r"builds these optimizers: adam.*, a"):
+        trained(tmp_path / "strict", is_built=False, strict=True)
+    killed = tmp_path / "killed"
+    with (
+        pytest.warns(kc.ConfluxWarning, match="builds these optimizers"),
+        pytest.raises(Killed),
+    ):
+        trained(killed, is_built=False, after=2)
+    with pytest.raises(ValueError, match=r"adam.*_momentum .*adam.* not built"):
+        trained(killed, is_built=False)
+    recwarn.clear()
+    got = trained(killed, is_built=True)
+    expected = trained(tmp_path / "plain", is_built=True)
+    assert not recwarn.list
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_other_settings_of_compile_are_named(tmp_path, recwarn):
     def trained(optimizer, loss, epochs):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])

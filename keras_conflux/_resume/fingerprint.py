@@ -9,6 +9,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
+from keras_conflux._resume import model_state
 from keras_conflux._resume import varying_data
 from keras_conflux._resume.checkpoint_files import Saved
 
@@ -155,6 +156,30 @@ def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
         f"{_shortened(here)}. Train with what it was saved with, or use "
         "another directory."
     )
+
+
+def name_what_is_not_built(model: keras.Model, strict: bool) -> None:
+    """Warns of optimizers that a checkpoint could not be restored into.
+
+    Args:
+        model: Before its first step.
+        strict: Whether that is an error.
+
+    Raises:
+        ValueError: If `strict`, and there is something to warn of.
+    """
+    unbuilt = model_state.unbuilt_optimizers(model)
+    if not unbuilt:
+        return
+    message = (
+        "This training cannot be resumed, because a step of the model's own "
+        f"builds these optimizers: {', '.join(unbuilt)}. Before that step, the "
+        "state of a checkpoint cannot be restored into them. For each of them, "
+        f"{model_state.HOW_TO_BUILD}."
+    )
+    if strict:
+        raise ValueError(message)
+    warn(message)
 
 
 def name_what_varies(iterator: Any, strict: bool) -> bool:

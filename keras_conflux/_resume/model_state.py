@@ -73,6 +73,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
     Raises:
         ValueError: If it is of another model.
     """
+    _assert_same(saved, model)
     if has_files:
         try:
             model.load_weights(saved.path / WEIGHTS)
@@ -82,7 +83,6 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
                 "the model that it was saved of, or in another directory."
             ) from error
     others = _beside_weights(model, weight_files.entries_of(model))
-    _assert_same(saved, _described(others))
     for number, variable in enumerate(others):
         variable.assign(saved.arrays[f"variable{number}"])
     if _GLOBAL_SEED in saved.arrays:
@@ -120,19 +120,56 @@ def _described(variables: list[keras.Variable]) -> list[list[Any]]:
     return [[v.path, list(v.shape), str(v.dtype)] for v in variables]
 
 
-def _assert_same(saved: Saved, here: list[list[Any]]) -> None:
+def _assert_same(saved: Saved, model: keras.Model) -> None:
+    here = _described(_beside_weights(model, weight_files.entries_of(model)))
     there = saved.state["variables"]
     if [each[1:] for each in there] == [each[1:] for each in here]:
         return
     listed = [
         ", ".join(f"{path} {shape} {dtype}" for path, shape, dtype in each)
-        for each in (there, here)
+        for each in (_beyond(there, here), _beyond(here, there))
     ]
+    unbuilt = "".join(
+        f" The optimizer {name} is not built: {HOW_TO_BUILD}."
+        for name in unbuilt_optimizers(model)
+    )
     raise ValueError(
         f"{saved.path} was saved of another model, or of one that was compiled "
-        f"in another way. Its variables besides the weights were {listed[0]}; "
-        f"the model has {listed[1]}."
+        "in another way. Besides the weights and in this order, only the "
+        f"checkpoint has the variables [{listed[0]}], and only the model has "
+        f"[{listed[1]}].{unbuilt}"
     )
+
+
+HOW_TO_BUILD = (
+    "before training, call its `build` with the variables that it trains, as "
+    "in optimizer.build(part.trainable_variables)"
+)
+
+
+def unbuilt_optimizers(model: keras.Model) -> list[str]:
+    """Returns the names of those that nothing but the model's step builds."""
+    own = getattr(model, "optimizer", None)  # which Keras builds
+    of_keras = {id(each) for each in state.stateful_objects(own)}
+    return sorted(
+        each.name
+        for each in state.stateful_objects(model)
+        if isinstance(each, keras.optimizers.Optimizer)
+        and not each.built
+        and id(each) not in of_keras
+    )
+
+
+def _beyond(some: list[list[Any]], others: list[list[Any]]) -> list[list[Any]]:
+    """Returns those of some variables that others have no counterpart of."""
+    left = [each[1:] for each in others]
+    found = []
+    for each in some:
+        if each[1:] in left:
+            left.remove(each[1:])
+        else:
+            found.append(each)
+    return found
 
 
 def _sums(model: keras.Model) -> list[tuple[Any, ...]]:

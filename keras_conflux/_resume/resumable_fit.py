@@ -127,6 +127,7 @@ class ResumableFit:
         self._data = fingerprint.of_data(iterator)
         self._compiled = compiled_settings.of_model(self._model)
         if self._saved is None:
+            fingerprint.name_what_is_not_built(self._model, self._strict)
             return
         fingerprint.assert_same_data(self._saved, self._data)
         keras_models.symbolic_build(

@@ -34,7 +34,8 @@ class Resume(keras.callbacks.Callback):
         keep: How many checkpoints stay, at least 1.
         signals: Names of signals that end the training with a checkpoint.
         strict: Whether data that is another each time, such as a shuffle
-            without a seed, is an error instead of a warning.
+            without a seed, is an error instead of a warning, and so are
+            optimizers that only a step of the model's own builds.
 
     Raises:
         ValueError: If an argument is wrong; from `fit`, if the checkpoint
