@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 
+from keras_conflux._compat import tensorflow_pipelines
+
 
 def dataset_of(iterator: Any) -> Any:
     """Returns the data set that an epoch iterator of Keras draws from."""
@@ -52,13 +54,28 @@ def batch_spec(iterator: Any) -> Any:
     return keras.tree.map_structure(_first_spec, spec)
 
 
-def draws_from_python(iterator: Any) -> bool:
+def has_python_source(iterator: Any) -> bool:
     """Whether an epoch iterator of Keras draws from Python code of the user's.
 
     That is a generator, a `PyDataset` or another library's data set.
     """
     plain = data_adapters.ArrayDataAdapter | data_adapters.TFDatasetAdapter
     return not isinstance(iterator.data_adapter, plain)
+
+
+def calls_python(iterator: Any) -> bool:
+    """Whether Python code of the user's runs where batches are drawn.
+
+    Besides what `has_python_source` names, a `tf.data.Dataset` may call it.
+    """
+    if has_python_source(iterator):
+        return True
+    dataset = dataset_of(iterator)
+    return isinstance(dataset, tf.data.Dataset) and any(
+        tensorflow_pipelines.is_python(operation)
+        for each in tensorflow_pipelines.datasets_below(dataset)
+        for operation in tensorflow_pipelines.operations_of_dataset(each)
+    )
 
 
 def set_number_of_batches(iterator: Any, number: int | None) -> None:

@@ -289,6 +289,8 @@ READ = (
     PrivateName(
         "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
     ),
+    PrivateName("tensorflow:data.Dataset._inputs", "self"),
+    PrivateName("tensorflow:data.Dataset._functions", "self"),
     PrivateName(
         f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__",
         None,

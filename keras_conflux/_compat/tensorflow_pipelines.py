@@ -28,6 +28,26 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
 
 
 def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
-    """Returns the operations of the function that a data set maps by."""
-    mapped = getattr(dataset, "_map_func", None)
-    return [] if mapped is None else mapped.function.graph.get_operations()
+    """Returns the operations of the functions that a data set calls.
+
+    Those of functions inside of these are among them, such as of a data set
+    that an `interleave` makes of each element.
+    """
+    found: list[tf.Operation] = []
+    waiting = [each.function.graph for each in dataset._functions()]
+    seen = set()
+    while waiting:
+        graph = waiting.pop()
+        if id(graph) not in seen:
+            seen.add(id(graph))
+            found += graph.get_operations()
+            waiting += [each.graph for each in graph._functions.values()]
+    return found
+
+
+def is_python(operation: tf.Operation) -> bool:
+    """Whether an operation calls Python code."""
+    return operation.type in _PYTHON
+
+
+_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")

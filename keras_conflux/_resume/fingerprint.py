@@ -36,7 +36,7 @@ def of_data(iterator: Any) -> dict[str, Any]:
     """
     return {
         "data": [
-            "Python" if keras_iterators.draws_from_python(iterator) else "",
+            "Python" if keras_iterators.has_python_source(iterator) else "",
             str(keras_iterators.batch_spec(iterator)),
             iterator.num_batches,
         ],

@@ -49,7 +49,7 @@ _step_groups: Any = weakref.WeakKeyDictionary()
 def attach(iterator: Any, plan: ExecutionPlan) -> None:
     """Makes an epoch iterator of Keras yield the step groups of a plan."""
     # What a callback tells Python code at the end of a batch is in the next.
-    ahead = not (plan.steered and keras_iterators.draws_from_python(iterator))
+    ahead = not (plan.steered and keras_iterators.has_python_source(iterator))
     groups = StepGroups(plan, iterator.steps_per_execution, ahead)
     if plan.is_local:
         groups.spec = local_source.agree_on(iterator, plan.name)

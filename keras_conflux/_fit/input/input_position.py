@@ -207,7 +207,7 @@ class InputPosition:
         if self.iterator.steps_per_epoch:
             keras_iterators.add_steps_seen(self.iterator, start.drawn_before)
         # What Python code of the user's draws, drawing again has drawn again.
-        if not keras_iterators.draws_from_python(self.iterator):
+        if not keras_iterators.calls_python(self.iterator):
             random_generators.set_states(start.generators)
         _log.info(
             "Drew %d batches again in %.1f s.",
