@@ -4,12 +4,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ON_GPU
 from resume_cases import BATCH
 from resume_cases import STEPS
 from resume_cases import X
 from resume_cases import Y
 from test_resume import Kill
 from test_resume import Killed
+from test_resume import unseeded
 
 import keras_conflux as kc
 
@@ -38,7 +40,7 @@ def train(data, folder=None, after=None, devices=None, epochs=3, **options):
     if folder is not None:
         callbacks.append(kc.Resume(folder, every=1))
     history = model.fit(
-        **data(), epochs=epochs, callbacks=callbacks, verbose=0, **options
+        **(data() | options), epochs=epochs, callbacks=callbacks, verbose=0
     )
     return [*model.get_weights(), *history.history.values()]
 
@@ -48,9 +50,11 @@ def assert_goes_on(folder, data, after=STEPS + 3, **options):
     expected = train(data, **options)
     with pytest.raises(Killed):
         train(data, folder, after, **options)
-    for one, other in zip(
-        train(data, folder, **options), expected, strict=True
-    ):
+    assert_equal(train(data, folder, **options), expected)
+
+
+def assert_equal(got, expected):
+    for one, other in zip(got, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -78,3 +82,139 @@ def noisy():
 @pytest.mark.parametrize("data", [generated, noisy])
 def test_python_code_in_tf_data_draws_random_numbers(tmp_path, data, devices):
     assert_goes_on(tmp_path, data, devices=devices)
+
+
+class Reordered(keras.utils.PyDataset):
+    """Has another order after each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(len(X))
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        rows = self.order[index * BATCH : (index + 1) * BATCH]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        self.order = np.roll(self.order, 5)
+
+
+def shuffled():
+    return SAMPLES.shuffle(len(X), seed=3)
+
+
+def shuffled_batches():
+    return shuffled().batch(BATCH)
+
+
+def cut_validation():
+    return {
+        **{"x": X, "y": Y, "batch_size": BATCH},
+        **{"validation_data": shuffled_batches(), "validation_steps": 2},
+    }
+
+
+def reordered_validation():
+    return cut_validation() | {"validation_data": Reordered()}
+
+
+def parts_of_one_shuffle():
+    data = shuffled()
+    parts = {"x": data.skip(8).batch(2), "validation_data": data.take(8)}
+    parts["validation_data"] = parts["validation_data"].batch(2)
+    return parts
+
+
+def parts_of_one_shuffle_cut():
+    return parts_of_one_shuffle() | {"steps_per_epoch": 4}
+
+
+def same_for_validation():
+    data = shuffled_batches()
+    return {"x": data, "validation_data": data, "steps_per_epoch": 4}
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize(
+    ("data", "after"),
+    [
+        (cut_validation, STEPS + 3),
+        (reordered_validation, 2 * STEPS),
+        (parts_of_one_shuffle, 10),
+        (parts_of_one_shuffle_cut, 6),
+        (same_for_validation, 6),
+    ],
+)
+def test_validation_data(tmp_path, data, after, devices):
+    assert_goes_on(tmp_path, data, after, devices=devices)
+
+
+@pytest.mark.skipif(ON_GPU, reason="deterministic ops refuse to have no seed")
+def test_validation_data_that_varies_is_named(tmp_path):
+    def generator():
+        yield X, Y
+
+    without_seed = unseeded(lambda: SAMPLES.shuffle(9)).batch(BATCH)
+    repeated = shuffled().repeat().batch(BATCH)
+    for words, data in (
+        ("validation data .* shuffles without a seed", without_seed),
+        ("validation data .* is a generator", generator()),
+        ("validation data .* `validation_steps` ends it", repeated),
+    ):
+        with pytest.warns(kc.ConfluxWarning, match=words):
+            train(
+                cut_validation,
+                tmp_path / words,
+                epochs=1,
+                validation_data=data,
+                validation_steps=1,
+            )
+
+
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    [(shuffled_batches, 0), (shuffled_batches, STEPS + 3), (Reordered, 0)],
+)
+def test_a_second_training_on_the_same_data(tmp_path, make, steps):
+    """The first one, which is over, has to leave the data as it did."""
+
+    def trained(folder, after=None):
+        keras.utils.set_random_seed(7)
+        data = make()
+        first = train(lambda: {"x": data}, folder and folder / "1", epochs=2)
+        second = folder and folder / "2"
+        return first + train(lambda: {"x": data}, second, after, epochs=2)
+
+    expected = trained(None)
+    with pytest.raises(Killed):
+        trained(tmp_path, steps)
+    assert_equal(trained(tmp_path), expected)
+
+
+def test_data_that_this_process_has_used_before(tmp_path):
+    data = {"x": shuffled_batches()}
+    with pytest.raises(Killed):
+        train(lambda: data, tmp_path, STEPS + 3)
+    with pytest.warns(kc.ConfluxWarning, match="shuffled more often"):
+        train(lambda: data, tmp_path)
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize(
+    "later",
+    [
+        lambda data: data.repeat(2),
+        lambda data: data.concatenate(data),
+        lambda data: data.repeat().take(40),
+        lambda data: data.cache(),
+        lambda data: tf.data.Dataset.range(2).flat_map(lambda _: data),
+    ],
+)
+def test_a_shuffle_that_begins_more_than_once(tmp_path, later, devices):
+    def data():
+        return {"x": later(shuffled()).batch(BATCH)}
+
+    assert_goes_on(tmp_path, data, 14, devices=devices)

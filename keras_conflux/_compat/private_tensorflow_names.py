@@ -5,6 +5,7 @@ Read in TensorFlow 2.20.0 and 2.21.0.
 
 from keras_conflux._compat.private_names import PrivateName
 
+_DATA = "tensorflow.python.data.ops"
 _DISTRIBUTE = "tensorflow.python.distribute"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
 _CONTEXT = "tensorflow.python.eager.context:Context"
@@ -291,6 +292,16 @@ READ = (
     ),
     PrivateName("tensorflow:data.Dataset._inputs", "self"),
     PrivateName("tensorflow:data.Dataset._functions", "self"),
+    PrivateName(f"{_DATA}.batch_op:_BatchDataset"),
+    PrivateName(f"{_DATA}.batch_op:_ParallelBatchDataset"),
+    PrivateName(f"{_DATA}.cache_op:CacheDataset"),
+    PrivateName(f"{_DATA}.concatenate_op:_ConcatenateDataset"),
+    PrivateName(f"{_DATA}.dataset_ops:_OptionsDataset"),
+    PrivateName(f"{_DATA}.filter_op:_FilterDataset"),
+    PrivateName(f"{_DATA}.map_op:_MapDataset"),
+    PrivateName(f"{_DATA}.map_op:_ParallelMapDataset"),
+    PrivateName(f"{_DATA}.prefetch_op:_PrefetchDataset"),
+    PrivateName(f"{_DATA}.repeat_op:_RepeatDataset"),
     PrivateName(
         f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__",
         None,

@@ -1,8 +1,17 @@
 """What a `tf.data.Dataset` is made of."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import batch_op
+from tensorflow.python.data.ops import cache_op
+from tensorflow.python.data.ops import concatenate_op
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import filter_op
+from tensorflow.python.data.ops import map_op
+from tensorflow.python.data.ops import prefetch_op
+from tensorflow.python.data.ops import repeat_op
 
 
 def datasets_below(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
@@ -51,3 +60,74 @@ def is_python(operation: tf.Operation) -> bool:
 
 
 _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
+
+
+def has_shuffles(dataset: Any) -> bool:
+    """Whether a data set takes seeds for each iterator that is made of it."""
+    return isinstance(dataset, tf.data.Dataset) and any(
+        seeds_of_dataset(each) is not None or _captures_a_dataset(each)
+        for each in datasets_below(dataset)
+    )
+
+
+def begins_shuffles_later(dataset: Any) -> bool:
+    """Whether a data set takes seeds also while it is drawn from."""
+    return isinstance(dataset, tf.data.Dataset) and any(
+        has_shuffles(each)
+        for each in datasets_below(dataset)
+        if isinstance(each, _BEGINS_LATER) or _captures_a_dataset(each)
+    )
+
+
+def is_endless(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set may not end."""
+    return dataset.cardinality() < 0 and any(
+        each.cardinality() == tf.data.INFINITE_CARDINALITY
+        for each in datasets_below(dataset)
+    )
+
+
+def begin(dataset: Any, drawn: bool) -> None:
+    """Makes an iterator and drops it.
+
+    Args:
+        dataset: A data set.
+        drawn: Whether to draw all of it, if that takes seeds. Nothing is drawn
+            of an endless one.
+    """
+    if not (drawn and begins_shuffles_later(dataset)):
+        iter(dataset)
+        return
+    while isinstance(dataset, _DRAWS_ALL):
+        (dataset,) = dataset._inputs()
+    if is_endless(dataset):
+        iter(dataset)
+    else:
+        for _ in dataset:
+            pass
+
+
+_BEGINS_LATER = (
+    repeat_op._RepeatDataset,
+    concatenate_op._ConcatenateDataset,
+    cache_op.CacheDataset,
+)
+_DRAWS_ALL = (
+    batch_op._BatchDataset,
+    batch_op._ParallelBatchDataset,
+    dataset_ops._OptionsDataset,
+    filter_op._FilterDataset,
+    map_op._MapDataset,
+    map_op._ParallelMapDataset,
+    prefetch_op._PrefetchDataset,
+)
+"""What draws all of its input, once."""
+
+
+def _captures_a_dataset(dataset: tf.data.Dataset) -> bool:
+    """Whether a function of a data set makes elements of another one."""
+    return any(
+        captured.dtype == tf.variant
+        for each in dataset._functions()
+        for captured in each.function.captured_inputs
+    )

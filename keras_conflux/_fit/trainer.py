@@ -23,6 +23,7 @@ from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import input_position
+from keras_conflux._fit.input import iterator_history
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
@@ -208,6 +209,7 @@ def make_iterator(
     else:
         original(iterator, default_strategy(), *args, **kwargs)
         epoch_iterator.attach(iterator, plan)
+    iterator_history.follow(iterator)
     input_position.attach_next(iterator)
 
 

@@ -12,6 +12,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import side_effects
+from keras_conflux._fit.input.validation_data import ValidationData
 from keras_conflux._replication import data_contract
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import from_first_process
@@ -71,6 +72,7 @@ def fit(
             Preemption(resume.signals),
             resume.strict,
             given["epochs"],
+            ValidationData(given["validation_data"], given["validation_steps"]),
         )
         given["callbacks"].training = training
         with training.running():

@@ -26,9 +26,11 @@ from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input.input_position import InputPosition
 from keras_conflux._fit.input.input_position import Place
+from keras_conflux._fit.input.validation_data import ValidationData
 from keras_conflux._resume import compiled_settings
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import model_state
+from keras_conflux._resume import varying_data
 from keras_conflux._resume.callback_files import CallbackFiles
 from keras_conflux._resume.callback_state import CallbackStates
 from keras_conflux._resume.checkpoint_files import Saved
@@ -56,6 +58,7 @@ class ResumableFit:
         preemption: Notes signals.
         strict: Whether what cannot be exact is an error.
         epochs: How many there are to be in all.
+        validation: The validation data.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class ResumableFit:
         preemption: Preemption,
         strict: bool,
         epochs: int,
+        validation: ValidationData,
     ) -> None:
         self._model = model
         self._callbacks = callbacks
@@ -91,7 +95,9 @@ class ResumableFit:
         self._ended = 0
         """How many steps of this epoch have ended."""
         self._position = InputPosition(
-            None if saved is None else _place(saved), is_part=parts > 1
+            None if saved is None else _place(saved),
+            validation,
+            is_part=parts > 1,
         )
 
     @contextlib.contextmanager
@@ -122,8 +128,7 @@ class ResumableFit:
         """Called after all callbacks' `on_train_begin`."""
         self._states = CallbackStates(self._callbacks)
         iterator = self._position.iterator
-        varies = fingerprint.name_what_varies(iterator, self._strict)
-        self._position.varies = varies
+        self._position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
         self._compiled = compiled_settings.of_model(self._model)
         if self._saved is None:
@@ -136,12 +141,36 @@ class ResumableFit:
         fingerprint.assert_same_model(self._saved, self._model)
         compiled_settings.name_changed(self._saved, self._compiled)
         state = self._saved.state
+        over = state["stopped"] or state["epoch"] >= self._epochs
+        if not self._position.restore(over):
+            fingerprint.say_that_data_is_further_on(self._strict)
         self._done = state["done"]
         self._epoch = state["epoch"]
         self._interval.begin(self._done + state["step"])
         self._restore(self._saved)
         if not self._position.skipped:
             random_generators.set_states(_place(self._saved).generators)
+
+    def _name_what_varies(self) -> bool:
+        """Returns whether the data of the training varies."""
+        iterator, validation = (
+            self._position.iterator,
+            self._position.validation,
+        )
+        varies = fingerprint.name_what_varies(
+            "data",
+            varying_data.causes(
+                keras_iterators.dataset_of(iterator),
+                keras_iterators.py_dataset_of(iterator),
+            ),
+            self._strict,
+        )
+        fingerprint.name_what_varies(
+            "validation data",
+            varying_data.causes_in_validation(validation),
+            self._strict,
+        )
+        return varies
 
     def begin_epoch(self, epoch: int) -> None:
         """Called after all callbacks' `on_epoch_begin`."""

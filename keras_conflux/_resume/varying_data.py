@@ -1,5 +1,6 @@
 """What makes a data set yield other batches each time, by name."""
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_pipelines
+from keras_conflux._fit.input.validation_data import ValidationData
 
 
 def causes(dataset: Any, owner: Any = None) -> list[str]:
@@ -19,6 +21,23 @@ def causes(dataset: Any, owner: Any = None) -> list[str]:
     found = dict.fromkeys(_of_dataset(dataset))
     found |= dict.fromkeys(_of_py_dataset(owner))
     return list(found)
+
+
+def causes_in_validation(data: ValidationData) -> list[str]:
+    """Returns the same of validation data, which is drawn from many times."""
+    found = causes(data.dataset, data.owner)
+    if isinstance(data.source, types.GeneratorType):
+        found.append(
+            "it is a generator, which goes on where former evaluations, which "
+            "draw ahead, have left it"
+        )
+    cut = data.steps is not None
+    if cut and tensorflow_pipelines.begins_shuffles_later(data.dataset):
+        found.append(
+            "`validation_steps` ends it within data that are shuffled and then "
+            "repeated, concatenated or cached"
+        )
+    return found
 
 
 def _of_dataset(dataset: Any) -> Iterator[str]:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.input import iterator_history
 from keras_conflux._fit.input import local_source
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
@@ -63,10 +64,9 @@ def enumerate_step_groups(
     groups = _step_groups.get(iterator)
     position = position_of(iterator)
     number = iterator.num_batches
-    if position is None:
-        steps = original(iterator)
-    else:
-        steps = position.steps(original)
+    steps = iterator_history.noting_draws(original, iterator)
+    if position is not None:
+        steps = position.steps(steps)
         number = number and number - position.skipped
     if groups is None:
         return steps

@@ -8,24 +8,24 @@ batches are drawn once more, and dropped.
 
 import contextlib
 import contextvars
-import copy
 import dataclasses
 import itertools
 import logging
 import time
 import weakref
-from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from keras_conflux._common import plain_values
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
+from keras_conflux._fit.input import iterator_history
+from keras_conflux._fit.input import py_dataset_state
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input import sketches
+from keras_conflux._fit.input.validation_data import ValidationData
 
 _log = logging.getLogger("keras_conflux")
 _WHAT_TO_DO = (
@@ -33,8 +33,6 @@ _WHAT_TO_DO = (
     "directory; `model.load_weights` reads the `model.weights.h5` of the "
     "checkpoint."
 )
-_LARGEST_ATTRIBUTE = 8 * 2**20
-"""How many bytes an array may have that a `PyDataset` holds, to be saved."""
 
 
 @dataclasses.dataclass
@@ -43,7 +41,10 @@ class Place:
 
     Attributes:
         step: Of the epoch: so many batches of it have been trained.
-        iterators: How many iterators had been made, with the current one.
+        iterators: How many iterators had been made of the data, with the
+            current one.
+        made: All that had been made at this place, from `iterator_history`;
+            `None` in checkpoints that do not have it.
         begun: Whether that one had been drawn from, and is to be again.
         drawn: How many batches of it have been trained, in all epochs.
         drawn_before: Those of former epochs, which share it where
@@ -53,12 +54,16 @@ class Place:
         number: How many batches an epoch has, if it is known by now.
         attributes: Those of a `PyDataset`, or what its `state_dict` returned,
             when it was made, or now if it has not begun.
+        validation: The state of the validation data.
+        validation_iterators: How many iterators had been made of those when the
+            current one was.
         last: The sketch of the last batch that has been trained, if it is
             known. The batch that is drawn again in its place must have it.
     """
 
     step: int = 0
     iterators: int = 0
+    made: list[bool] | None = None
     begun: bool = False
     drawn: int = 0
     drawn_before: int = 0
@@ -66,7 +71,19 @@ class Place:
     generators: Any = None
     number: int | None = None
     attributes: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
+    validation_iterators: int = 0
     last: np.ndarray | None = None
+
+    def iterators_of(self, dataset: str) -> list[bool]:
+        """Returns all iterators that had been made, from `iterator_history`.
+
+        Args:
+            dataset: `"training"` or `"validation"`.
+        """
+        if dataset == "validation":
+            return [] if self.validation is None else self.validation["made"]
+        return self.made or [False] * self.iterators
 
 
 class InputPosition:
@@ -74,12 +91,19 @@ class InputPosition:
 
     Args:
         start: Where to begin, if not at the beginning.
+        validation: The validation data of that call.
         is_part: Whether other processes draw other parts of the batches. This
             one may then end before the last step of an epoch.
     """
 
-    def __init__(self, start: Place | None, is_part: bool = False) -> None:
+    def __init__(
+        self,
+        start: Place | None,
+        validation: ValidationData,
+        is_part: bool = False,
+    ) -> None:
         self._start = start
+        self.validation = validation
         self._is_part = is_part
         self._here = Place()
         self.iterator: Any = None
@@ -113,7 +137,7 @@ class InputPosition:
         begun = goes_on or step > 0
         attributes = here.attributes
         if dataset is not None and not begun:
-            attributes = _attributes(dataset)
+            attributes = py_dataset_state.of(dataset)
         return dataclasses.replace(
             here,
             step=step,
@@ -123,6 +147,8 @@ class InputPosition:
             generators=random_generators.states(),
             number=self.iterator.num_batches,
             attributes=attributes,
+            made=iterator_history.of(keras_iterators.dataset_of(self.iterator)),
+            validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
         )
 
@@ -143,15 +169,45 @@ class InputPosition:
         keras_iterators.count_iterators(iterator, self._note_iterator)
         _positions[iterator] = self
 
-    def steps(self, original: Callable) -> Generator[tuple, None, None]:
-        """Yields `(first step, last step, source)` of an epoch from here."""
+    def restore(self, over: bool) -> bool:
+        """Brings the data to where it was before the current iterator.
+
+        Args:
+            over: Whether nothing is to be drawn, as training has ended.
+
+        Returns:
+            Whether it is there. A data set that this process has used before
+            may be further on.
+        """
         start = self._start
-        if start is not None:
-            self._make_former_iterators(start)
+        if start is None:
+            return True
+        keras_iterators.set_learned_number(self.iterator, start.number)
+        owner = keras_iterators.py_dataset_of(self.iterator)
+        if owner is not None and not start.begun:
+            py_dataset_state.restore(owner, start.attributes)
+        if start.validation is not None:
+            self.validation.restore_attributes(start.validation)
+        self._here.iterators = start.iterators
+        if over or not start.begun:
+            return self._make_iterators(start) or over
+        return self._make_iterators(
+            start, start.iterators - 1, start.validation_iterators
+        )
+
+    def steps(
+        self, enumerated: Iterator[tuple]
+    ) -> Generator[tuple, None, None]:
+        """Yields `(first step, last step, source)` of an epoch from here.
+
+        Args:
+            enumerated: The same of the whole epoch, from Keras.
+        """
+        start = self._start
         here, skipped = self._here, self.skipped
         here.drawn_before = here.drawn
         source = None
-        for first, last, source_now in original(self.iterator):
+        for first, last, source_now in enumerated:
             if source is None:
                 source = source_now
                 if start is not None:
@@ -161,29 +217,38 @@ class InputPosition:
                 here.begun = True
                 yield first, last, source_now
 
-    def _make_former_iterators(self, start: Place) -> None:
-        keras_iterators.set_learned_number(self.iterator, start.number)
+    def _make_iterators(
+        self,
+        start: Place,
+        count: int | None = None,
+        validation_count: int | None = None,
+    ) -> bool:
+        """Makes as many as there were, or all; returns whether none is more."""
         dataset = keras_iterators.dataset_of(self.iterator)
-        for _ in range(start.iterators - start.begun):
-            iter(dataset)
-        self._here.iterators = start.iterators - start.begun
-        owner = keras_iterators.py_dataset_of(self.iterator)
-        if owner is not None and not start.begun:
-            _set_attributes(owner, start.attributes)
+        made = start.iterators_of("training")[:count]
+        validated = start.iterators_of("validation")[:validation_count]
+        return all(
+            [
+                iterator_history.make_again(dataset, made),
+                self.validation.make_iterators(validated),
+            ]
+        )
 
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
-        here.iterators += 1
+        dataset = keras_iterators.dataset_of(self.iterator)
+        here.iterators = len(iterator_history.of(dataset)) + 1
+        here.validation_iterators = self.validation.iterators
         here.drawn = here.drawn_before = 0
         owner = keras_iterators.py_dataset_of(self.iterator)
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin)
             if owner is not None:
-                _set_attributes(owner, start.attributes)
+                py_dataset_state.restore(owner, start.attributes)
         here.generators_at_begin = random_generators.states()
         if owner is not None:
-            here.attributes = _attributes(owner)
+            here.attributes = py_dataset_state.of(owner)
 
     def _draw_again(self, start: Place, source: Any) -> None:
         """Draws what has been trained, from an iterator that has just begun."""
@@ -202,6 +267,7 @@ class InputPosition:
                 f"been trained when the checkpoint was saved. {_WHAT_TO_DO}"
             )
         self._assert_same(start, batch)
+        self._make_iterators(start)
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:
@@ -227,47 +293,6 @@ class InputPosition:
                 "changed, or it draws random numbers without a seed. "
                 f"{_WHAT_TO_DO}"
             )
-
-
-_STATE = "state_dict()"  # no attribute has such a name
-
-
-def _attributes(owner: Any) -> dict[str, Any]:
-    """Returns copies of what a `PyDataset` holds, or says that it holds."""
-    if not _tells_its_state(owner):
-        return plain_values.attributes(owner, _LARGEST_ATTRIBUTE)
-    state = copy.deepcopy(dict(owner.state_dict()))
-    for name, value in state.items():
-        if not plain_values.is_plain(value):
-            raise TypeError(
-                f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
-                "what cannot be saved. Expected: numbers, strings, arrays, and "
-                "lists, tuples and dicts of them. Received: a "
-                f"{type(value).__name__}. Of a NumPy generator, return "
-                "`generator.bit_generator.state`."
-            )
-    return {_STATE: state}
-
-
-def _set_attributes(owner: Any, attributes: dict[str, Any] | None) -> None:
-    """Gives a `PyDataset` what it held."""
-    if attributes is None:
-        return
-    if _tells_its_state(owner) != (_STATE in attributes):
-        raise ValueError(
-            f"`{type(owner).__name__}` has got or lost the methods "
-            "`state_dict` and `load_state_dict` since the checkpoint was "
-            f"saved. {_WHAT_TO_DO}"
-        )
-    attributes = copy.deepcopy(attributes)
-    if _STATE in attributes:
-        owner.load_state_dict(attributes[_STATE])
-    else:
-        vars(owner).update(attributes)
-
-
-def _tells_its_state(owner: Any) -> bool:
-    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
 
 
 _positions: Any = weakref.WeakKeyDictionary()

@@ -1,0 +1,52 @@
+"""Where the validation of a `fit` stands in its data.
+
+Each evaluation draws from the beginning. So it is enough to know which
+iterators have been made, and what a `PyDataset` holds.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._fit.input import iterator_history
+from keras_conflux._fit.input import py_dataset_state
+
+
+class ValidationData:
+    """Takes and gives back the state of a `fit`'s validation data.
+
+    Args:
+        given: The argument `validation_data`.
+        steps: The argument `validation_steps`.
+    """
+
+    def __init__(self, given: Any, steps: int | None) -> None:
+        source = keras.utils.unpack_x_y_sample_weight(given)[0]
+        is_dataset = isinstance(source, tf.data.Dataset)
+        is_py_dataset = isinstance(source, keras.utils.PyDataset)
+        self.source = source
+        self.steps = steps
+        self.dataset = source if is_dataset else None
+        self.owner = source if is_py_dataset else None
+
+    @property
+    def iterators(self) -> int:
+        """How many iterators have been made of a `tf.data.Dataset`."""
+        return len(iterator_history.of(self.dataset))
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` takes."""
+        held = None if self.owner is None else py_dataset_state.of(self.owner)
+        return {"made": iterator_history.of(self.dataset), "attributes": held}
+
+    def make_iterators(self, made: list[bool]) -> bool:
+        """Makes iterators again; returns whether the data is where it was."""
+        if self.dataset is None:
+            return True
+        return iterator_history.make_again(self.dataset, made)
+
+    def restore_attributes(self, state: dict[str, Any]) -> None:
+        """Gives a `PyDataset` what it held."""
+        if self.owner is not None:
+            py_dataset_state.restore(self.owner, state["attributes"])
