@@ -1,5 +1,7 @@
 """The data of a training that is interrupted is found again."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from test_resume import Killed
 from test_resume import unseeded
 
 import keras_conflux as kc
+from keras_conflux._fit.input import py_dataset_state
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 SAMPLES = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -218,3 +221,23 @@ def test_a_shuffle_that_begins_more_than_once(tmp_path, later, devices):
         return {"x": later(shuffled()).batch(BATCH)}
 
     assert_goes_on(tmp_path, data, 14, devices=devices)
+
+
+class Large(Reordered):
+    """Holds its samples, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.samples = X
+
+
+def test_large_arrays_of_a_pydataset(tmp_path, monkeypatch):
+    monkeypatch.setattr(py_dataset_state, "_LARGE", 8 * len(X) - 1)
+    assert_goes_on(tmp_path, lambda: {"x": Large()})
+    state = json.loads((checkpoint(tmp_path) / "state.json").read_text())
+    assert '"order"' in state["state"]
+    assert '"samples"' not in state["state"]
+
+
+def checkpoint(folder):
+    return kc.checkpoints(folder)[0].path

@@ -22,9 +22,9 @@ import numpy as np
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input import iterator_history
-from keras_conflux._fit.input import py_dataset_state
 from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input import sketches
+from keras_conflux._fit.input.py_dataset_state import PyDatasetState
 from keras_conflux._fit.input.validation_data import ValidationData
 
 _log = logging.getLogger("keras_conflux")
@@ -108,6 +108,7 @@ class InputPosition:
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
+        self._held = PyDatasetState(None)
         self.varies = False
         """Whether the data is known to be another each time."""
         self._before: tuple[int, Tree] = -1, None
@@ -130,14 +131,10 @@ class InputPosition:
             step: Of the epoch, from 0. With 0, the former epoch has ended.
         """
         here = self._here
-        dataset = keras_iterators.py_dataset_of(self.iterator)
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
         # on; otherwise the next epoch makes one.
         goes_on = here.begun and keras_iterators.draws_on(self.iterator)
         begun = goes_on or step > 0
-        attributes = here.attributes
-        if dataset is not None and not begun:
-            attributes = py_dataset_state.of(dataset)
         return dataclasses.replace(
             here,
             step=step,
@@ -146,7 +143,7 @@ class InputPosition:
             drawn_before=here.drawn_before if step else here.drawn,
             generators=random_generators.states(),
             number=self.iterator.num_batches,
-            attributes=attributes,
+            attributes=here.attributes if begun else self._held.taken(),
             made=iterator_history.of(keras_iterators.dataset_of(self.iterator)),
             validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
@@ -166,6 +163,7 @@ class InputPosition:
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
+        self._held = PyDatasetState(keras_iterators.py_dataset_of(iterator))
         keras_iterators.count_iterators(iterator, self._note_iterator)
         _positions[iterator] = self
 
@@ -183,9 +181,8 @@ class InputPosition:
         if start is None:
             return True
         keras_iterators.set_learned_number(self.iterator, start.number)
-        owner = keras_iterators.py_dataset_of(self.iterator)
-        if owner is not None and not start.begun:
-            py_dataset_state.restore(owner, start.attributes)
+        if not start.begun:
+            self._held.restore(start.attributes)
         if start.validation is not None:
             self.validation.restore_attributes(start.validation)
         self._here.iterators = start.iterators
@@ -241,14 +238,11 @@ class InputPosition:
         here.iterators = len(iterator_history.of(dataset)) + 1
         here.validation_iterators = self.validation.iterators
         here.drawn = here.drawn_before = 0
-        owner = keras_iterators.py_dataset_of(self.iterator)
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin)
-            if owner is not None:
-                py_dataset_state.restore(owner, start.attributes)
+            self._held.restore(start.attributes)
         here.generators_at_begin = random_generators.states()
-        if owner is not None:
-            here.attributes = py_dataset_state.of(owner)
+        here.attributes = self._held.taken()
 
     def _draw_again(self, start: Place, source: Any) -> None:
         """Draws what has been trained, from an iterator that has just begun."""

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._fit.input import iterator_history
-from keras_conflux._fit.input import py_dataset_state
+from keras_conflux._fit.input.py_dataset_state import PyDatasetState
 
 
 class ValidationData:
@@ -29,6 +29,7 @@ class ValidationData:
         self.steps = steps
         self.dataset = source if is_dataset else None
         self.owner = source if is_py_dataset else None
+        self._held = PyDatasetState(self.owner)
 
     @property
     def iterators(self) -> int:
@@ -37,8 +38,10 @@ class ValidationData:
 
     def state(self) -> dict[str, Any]:
         """Returns what `restore` takes."""
-        held = None if self.owner is None else py_dataset_state.of(self.owner)
-        return {"made": iterator_history.of(self.dataset), "attributes": held}
+        return {
+            "made": iterator_history.of(self.dataset),
+            "attributes": self._held.taken(),
+        }
 
     def make_iterators(self, made: list[bool]) -> bool:
         """Makes iterators again; returns whether the data is where it was."""
@@ -48,5 +51,4 @@ class ValidationData:
 
     def restore_attributes(self, state: dict[str, Any]) -> None:
         """Gives a `PyDataset` what it held."""
-        if self.owner is not None:
-            py_dataset_state.restore(self.owner, state["attributes"])
+        self._held.restore(state["attributes"])
