@@ -17,6 +17,7 @@ from test_resume import unseeded
 
 import keras_conflux as kc
 from keras_conflux._fit.input import py_dataset_state
+from keras_conflux._resume import varying_data
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 SAMPLES = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -221,6 +222,41 @@ def test_a_shuffle_that_begins_more_than_once(tmp_path, later, devices):
         return {"x": later(shuffled()).batch(BATCH)}
 
     assert_goes_on(tmp_path, data, 14, devices=devices)
+
+
+def with_random(x, y):
+    return x + tf.random.normal([5], seed=3), y
+
+
+def with_random_inside(x, y):
+    return tf.data.Dataset.from_tensors((x, y)).map(with_random)
+
+
+def with_python(x, y):
+    x = tf.numpy_function(np.negative, [x], x.dtype)
+    return tf.ensure_shape(x, [5]), y
+
+
+@pytest.mark.skipif(ON_GPU, reason="ops are deterministic")
+def test_random_numbers_in_parallel_calls_are_named():
+    calls = {"num_parallel_calls": 2}
+    for words, data in (
+        ("`RandomStandardNormal` in par", SAMPLES.map(with_random, **calls)),
+        (
+            "`RandomStandardNormal` in par",
+            SAMPLES.interleave(with_random_inside, **calls),
+        ),
+        ("Python code in parallel", SAMPLES.map(with_python, **calls)),
+    ):
+        found = varying_data.causes(data.batch(BATCH))
+        assert len(found) == 1
+        assert words in found[0]
+    for data in (
+        SAMPLES.map(with_random),
+        SAMPLES.map(with_random, num_parallel_calls=1),
+        SAMPLES.map(lambda x, y: (x + 1, y), **calls),
+    ):
+        assert not varying_data.causes(data.batch(BATCH))
 
 
 class Large(Reordered):

@@ -36,6 +36,12 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
     return getattr(dataset, "_deterministic", None) == "false"
 
 
+def is_parallel(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set calls its function several times at once."""
+    calls = getattr(dataset, "_num_parallel_calls", None)
+    return calls is not None and tf.get_static_value(calls) != 1
+
+
 def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
     """Returns the operations of the functions that a data set calls.
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_pipelines
 from keras_conflux._fit.input.validation_data import ValidationData
 
@@ -54,6 +55,31 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         for operation in tensorflow_pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
+        if tensorflow_pipelines.is_parallel(each):
+            yield from _of_parallel_calls(each)
+
+
+def _of_parallel_calls(dataset: Any) -> Iterator[str]:
+    if tensorflow_internals.is_deterministic():
+        return
+    for operation in tensorflow_pipelines.operations_of_dataset(dataset):
+        if _draws_in_turn(operation):
+            yield (
+                f"it uses `{operation.type}` in parallel calls, which get its "
+                "numbers in any order (leave `num_parallel_calls` out, or use "
+                "stateless operations)"
+            )
+        if tensorflow_pipelines.is_python(operation):
+            yield (
+                "it calls Python code in parallel, which draws random numbers "
+                "in any order, if it draws any (leave `num_parallel_calls` out)"
+            )
+
+
+def _draws_in_turn(operation: tf.Operation) -> bool:
+    names = {attribute.name for attribute in operation.op_def.attr}
+    draws = {"seed", "seed2"} <= names or operation.type == "RngReadAndSkip"
+    return operation.op_def.is_stateful and draws
 
 
 def _has_no_seed(operation: tf.Operation) -> bool:
@@ -62,7 +88,7 @@ def _has_no_seed(operation: tf.Operation) -> bool:
         return not (operation.get_attr("seed") or operation.get_attr("seed2"))
     if operation.type == "ShuffleDatasetV3":
         seeds = map(tf.get_static_value, operation.inputs[2:4])
-        return not any(seeds)
+        return all(seed == 0 for seed in seeds)  # None is not known
     return False
 
 
