@@ -52,7 +52,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda x: type(x).__name__)
 def test_values_of_all_kinds(value):
     (found,) = and_back([value])
     assert found == value
@@ -70,7 +70,7 @@ def test_values_of_all_kinds(value):
         np.zeros(2, [("name", object)]),
         keras.losses.MeanSquaredError(),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_plain_value(value):
     assert not plain_values.is_plain({"deep": [value]})

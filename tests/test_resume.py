@@ -30,6 +30,7 @@ import keras_conflux as kc
 from keras_conflux._fit.input import sketches
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import fingerprint
+from keras_conflux._resume import fit as resumed_fit
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.signals import Preemption
 
@@ -71,6 +72,7 @@ def train(
     **options,
 ):
     """Runs the script of a user once; returns what it leaves behind."""
+    resumed_fit.ended_here.clear()  # as in a process of its own
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     layers = keras.layers
@@ -374,6 +376,20 @@ def test_throughput_is_measured_anew(tmp_path):
     model = linear(kc.Resume(tmp_path), kc.Throughput(), Kill(), epochs=2)
     assert len(model.history.history["samples_per_second"]) == 2
     assert min(model.history.history["samples_per_second"]) > 0
+
+
+def test_each_training_of_a_process_has_a_directory(tmp_path):
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True)
+    callbacks = [kc.Resume(tmp_path / "r"), log]
+    linear(*callbacks, epochs=1)
+    linear(*callbacks, epochs=2)  # more of the same
+    rows = (tmp_path / "log.csv").read_text()
+    for options in ({"epochs": 2}, {"epochs": 4, "initial_epoch": 2}):
+        with pytest.raises(ValueError, match="a directory of its own"):
+            linear(*callbacks, **options)
+    assert (tmp_path / "log.csv").read_text() == rows
+    shutil.rmtree(tmp_path / "r")
+    linear(kc.Resume(tmp_path / "r"), epochs=1)
 
 
 def test_two_trainings_do_not_share_a_directory(tmp_path):

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,13 @@ def fit(
         )
         given["callbacks"].training = training
         with training.running():
-            return original(*call.args, **call.kwargs)
+            history = original(*call.args, **call.kwargs)
+        ended_here.add(resume.directory)
+        return history
+
+
+ended_here: set[pathlib.Path] = set()
+"""The directories of trainings that have come to their end in this process."""
 
 
 def _resume_among(callbacks: Any) -> Resume | None:
@@ -140,8 +147,16 @@ def _saved(
         return None
     fingerprint.assert_as_many_parts(saved, parts)
     epoch, step = saved.state["epoch"], saved.state["step"]
-    resume.resumed_at = epoch, step
     over = saved.state["stopped"] or epoch >= given["epochs"]
+    if resume.directory in ended_here and (over or given["initial_epoch"]):
+        raise ValueError(
+            "A training of this process has ended in the directory of this "
+            f"`Resume`, {str(resume.directory)!r}, so this one would go on "
+            f"after its {epoch} epochs, with its optimizer, instead of training "
+            "anew. Give each call of `fit` a directory of its own, such as one "
+            "for each phase or fold."
+        )
+    resume.resumed_at = epoch, step
     files.go_on(saved.state["files"], over)
     given["initial_epoch"] = given["epochs"] if over else epoch
     if over:

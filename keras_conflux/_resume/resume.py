@@ -39,7 +39,8 @@ class Resume(keras.callbacks.Callback):
 
     Raises:
         ValueError: If an argument is wrong; from `fit`, if the checkpoint
-            belongs to another model, other data or other callbacks.
+            belongs to another model, other data or other callbacks, or to
+            another training of this process.
         RuntimeError: From `fit`, if another training writes to the directory.
         OSError: From `fit`, if nothing can be written there.
 
