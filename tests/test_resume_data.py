@@ -17,6 +17,7 @@ from test_resume import unseeded
 
 import keras_conflux as kc
 from keras_conflux._fit.input import py_dataset_state
+from keras_conflux._resume import fit as resumed_fit
 from keras_conflux._resume import varying_data
 
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -34,6 +35,7 @@ def train(data, folder=None, after=None, devices=None, epochs=3, **options):
         epochs: How many there are.
         options: Of `fit`.
     """
+    resumed_fit.ended_here.clear()  # as in a process of its own
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])

@@ -10,6 +10,7 @@ from test_resume import linear
 from test_resume import newest
 
 import keras_conflux as kc
+from keras_conflux._resume import fit as resumed_fit
 
 
 def log(folder, **options):
@@ -22,6 +23,7 @@ def board(folder, **options):
 
 def train(folder, after=None, every=1, resume="r", epochs=2, **options):
     """Runs a script whose callbacks write files."""
+    resumed_fit.ended_here.clear()  # as in a process of its own
     callbacks = [
         log(folder, append=resume != "r"),
         board(folder, update_freq="batch"),

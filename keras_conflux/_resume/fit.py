@@ -152,9 +152,9 @@ def _saved(
         raise ValueError(
             "A training of this process has ended in the directory of this "
             f"`Resume`, {str(resume.directory)!r}, so this one would go on "
-            f"after its {epoch} epochs, with its optimizer, instead of training "
-            "anew. Give each call of `fit` a directory of its own, such as one "
-            "for each phase or fold."
+            f"after its {epoch} epochs, with its optimizer, instead of "
+            "training anew. Give each call of `fit` a directory of its own, "
+            "such as one for each phase or fold."
         )
     resume.resumed_at = epoch, step
     files.go_on(saved.state["files"], over)
