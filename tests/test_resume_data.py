@@ -261,6 +261,22 @@ def test_random_numbers_in_parallel_calls_are_named():
         assert not varying_data.causes(data.batch(BATCH))
 
 
+@pytest.mark.parametrize("after", [STEPS, STEPS + 3])
+def test_a_seed_generator_in_tf_data(tmp_path, after):
+    def noisy():
+        seed = keras.random.SeedGenerator(3)
+
+        def with_noise(x, y):
+            return x + keras.random.normal([5], seed=seed), y
+
+        return SAMPLES.map(with_noise).batch(BATCH)
+
+    def data():
+        return {"x": noisy(), "validation_data": noisy()}
+
+    assert_goes_on(tmp_path, data, after)
+
+
 class Large(Reordered):
     """Holds its samples, too."""
 

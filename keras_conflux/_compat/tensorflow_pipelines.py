@@ -60,6 +60,19 @@ def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
     return found
 
 
+def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
+    """Returns the variables that the functions of data sets read or change."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return []
+    found = {
+        id(variable): variable
+        for each in datasets_below(dataset)
+        for function in each._functions()
+        for variable in function.function.variables
+    }
+    return list(found.values())
+
+
 def is_python(operation: tf.Operation) -> bool:
     """Whether an operation calls Python code."""
     return operation.type in _PYTHON

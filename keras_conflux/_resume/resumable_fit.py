@@ -149,7 +149,10 @@ class ResumableFit:
         self._interval.begin(self._done + state["step"])
         self._restore(self._saved)
         if not self._position.skipped:
-            random_generators.set_states(_place(self._saved).generators)
+            random_generators.set_states(
+                _place(self._saved).generators,
+                keras_iterators.dataset_of(iterator),
+            )
 
     def _name_what_varies(self) -> bool:
         """Returns whether the data of the training varies."""

@@ -78,7 +78,10 @@ def _of_parallel_calls(dataset: Any) -> Iterator[str]:
 
 def _draws_in_turn(operation: tf.Operation) -> bool:
     names = {attribute.name for attribute in operation.op_def.attr}
-    draws = {"seed", "seed2"} <= names or operation.type == "RngReadAndSkip"
+    draws = {"seed", "seed2"} <= names or operation.type in (
+        "AssignVariableOp",  # of a seed generator
+        "RngReadAndSkip",
+    )
     return operation.op_def.is_stateful and draws
 
 

@@ -141,7 +141,9 @@ class InputPosition:
             begun=begun,
             drawn=here.drawn_before + step if step else here.drawn,
             drawn_before=here.drawn_before if step else here.drawn,
-            generators=random_generators.states(),
+            generators=random_generators.states(
+                keras_iterators.dataset_of(self.iterator)
+            ),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.taken(),
             made=iterator_history.of(keras_iterators.dataset_of(self.iterator)),
@@ -184,7 +186,7 @@ class InputPosition:
         if not start.begun:
             self._held.restore(start.attributes)
         if start.validation is not None:
-            self.validation.restore_attributes(start.validation)
+            self.validation.restore(start.validation)
         self._here.iterators = start.iterators
         if over or not start.begun:
             return self._make_iterators(start) or over
@@ -239,9 +241,9 @@ class InputPosition:
         here.validation_iterators = self.validation.iterators
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
-            random_generators.set_states(start.generators_at_begin)
+            random_generators.set_states(start.generators_at_begin, dataset)
             self._held.restore(start.attributes)
-        here.generators_at_begin = random_generators.states()
+        here.generators_at_begin = random_generators.states(dataset)
         here.attributes = self._held.taken()
 
     def _draw_again(self, start: Place, source: Any) -> None:

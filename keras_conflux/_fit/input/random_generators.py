@@ -1,4 +1,4 @@
-"""The random generators of this process."""
+"""The random generators of this process, and those of data."""
 
 import random
 from typing import Any
@@ -6,19 +6,40 @@ from typing import Any
 import numpy as np
 
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_pipelines
 
 
-def states() -> dict[str, Any]:
-    """Returns where Python's, NumPy's and TensorFlow's generators stand."""
+def states(dataset: Any = None) -> dict[str, Any]:
+    """Returns where Python's, NumPy's and TensorFlow's generators stand.
+
+    Args:
+        dataset: A `tf.data.Dataset`, whose functions may have variables, such
+            as those of a `keras.random.SeedGenerator`.
+    """
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "tensorflow": tensorflow_internals.eager_seed_state(),
+        "variables": variables(dataset),
     }
 
 
-def set_states(saved: dict[str, Any]) -> None:
-    """Puts the generators where they stood."""
+def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
+    """Puts the generators where they stood, and those of a data set."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
     tensorflow_internals.set_eager_seed_state(saved["tensorflow"])
+    set_variables(dataset, saved.get("variables", []))
+
+
+def variables(dataset: Any) -> list[np.ndarray]:
+    """Returns the values of the variables of a `tf.data.Dataset`."""
+    found = tensorflow_pipelines.variables_of_dataset(dataset)
+    return [each.numpy() for each in found]
+
+
+def set_variables(dataset: Any, values: list[np.ndarray]) -> None:
+    """Gives the variables of a `tf.data.Dataset` their values."""
+    found = tensorflow_pipelines.variables_of_dataset(dataset)
+    for variable, value in zip(found, values, strict=False):
+        variable.assign(value)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._fit.input import iterator_history
+from keras_conflux._fit.input import random_generators
 from keras_conflux._fit.input.py_dataset_state import PyDatasetState
 
 
@@ -41,6 +42,7 @@ class ValidationData:
         return {
             "made": iterator_history.of(self.dataset),
             "attributes": self._held.taken(),
+            "variables": random_generators.variables(self.dataset),
         }
 
     def make_iterators(self, made: list[bool]) -> bool:
@@ -49,6 +51,7 @@ class ValidationData:
             return True
         return iterator_history.make_again(self.dataset, made)
 
-    def restore_attributes(self, state: dict[str, Any]) -> None:
-        """Gives a `PyDataset` what it held."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Gives a `PyDataset` what it held, and variables their values."""
+        random_generators.set_variables(self.dataset, state["variables"])
         self._held.restore(state["attributes"])
