@@ -369,6 +369,46 @@ def test_a_model_that_is_built_by_fit(tmp_path, kind):
         np.testing.assert_array_equal(one, other)
 
 
+class Freezing(keras.callbacks.Callback):
+    """Freezes a layer in the second epoch."""
+
+    def __init__(self, is_forced):
+        super().__init__()
+        self.is_forced = is_forced
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.layers[0].trainable = False
+            if self.is_forced:
+                self.model.make_train_function(force=True)
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+def test_layers_that_a_callback_has_frozen(tmp_path, devices):
+    def trained(folder, after=None, is_forced=True):
+        keras.utils.set_random_seed(7)
+        layers = keras.layers
+        model = keras.Sequential(
+            [layers.Dense(3), layers.BatchNormalization(), layers.Dense(1)]
+        )
+        if devices:
+            kc.replicate(model, devices)
+        model.compile("adam", "mse", jit_compile=False)
+        resume = kc.Resume(folder, every=1)
+        callbacks = [Kill(after), Freezing(is_forced), resume]
+        model.fit(X, Y, SAMPLES // 2, 3, verbose=0, callbacks=callbacks)
+        return [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
+
+    expected, killed = trained(tmp_path / "plain"), tmp_path / "killed"
+    with pytest.raises(Killed):
+        trained(killed, after=4)
+    for one, other in zip(trained(killed), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if devices is None:
+        with pytest.warns(kc.ConfluxWarning, match=r"function\(force=True\)"):
+            trained(tmp_path / "not forced", is_forced=False)
+
+
 def test_throughput_is_measured_anew(tmp_path):
     speed = kc.Throughput()
     with pytest.raises(Killed):

@@ -38,6 +38,7 @@ from keras_conflux._resume.from_all_processes import gathered
 from keras_conflux._resume.model_state import ModelState
 from keras_conflux._resume.saving_interval import SavingInterval
 from keras_conflux._resume.signals import Preemption
+from keras_conflux._resume.trainable_layers import TrainableLayers
 from keras_conflux._resume.writer import CheckpointWriter
 
 _log = logging.getLogger("keras_conflux")
@@ -86,6 +87,7 @@ class ResumableFit:
         self._strict = strict
         self._epochs = epochs
         self._states: CallbackStates | None = None
+        self._layers: TrainableLayers | None = None
         self._data: dict[str, Any] = {}
         self._compiled: dict[str, Any] = {}
         self._taken: _Taken | None = None
@@ -127,6 +129,7 @@ class ResumableFit:
     def begin(self) -> None:
         """Called after all callbacks' `on_train_begin`."""
         self._states = CallbackStates(self._callbacks)
+        self._layers = TrainableLayers(self._model)
         iterator = self._position.iterator
         self._position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
@@ -178,6 +181,8 @@ class ResumableFit:
     def begin_epoch(self, epoch: int) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
         self._epoch, self._ended = epoch, 0
+        if not self._done and self._layers is not None:
+            self._layers.note_traced()  # by the first step
         # Callbacks and Keras have begun an epoch, in whose middle this is.
         if self._saved is not None and self._position.skipped:
             self._restore(self._saved)
@@ -266,6 +271,7 @@ class ResumableFit:
     ) -> Callable[[], None]:
         """Returns what writes a checkpoint of this moment."""
         assert self._states is not None
+        assert self._layers is not None
         model = ModelState.of(self._model)
         arrays = dict(model.arrays)
         state = {
@@ -282,6 +288,7 @@ class ResumableFit:
             "variables": model.variables,
             "fingerprint": fingerprint.of_model(self._model),
             "compiled": self._compiled,
+            "trainable": self._layers.changed(),
         }
         position = self._done + step, self._epoch
         return functools.partial(
@@ -311,6 +318,8 @@ class ResumableFit:
     def _restore(self, saved: Saved) -> None:
         model_state.restore(self._model, saved, process_index() == 0)
         assert self._states is not None
+        assert self._layers is not None
+        self._layers.restore(saved.state.get("trainable"))
         self._states.restore(saved.state["callbacks"], saved.arrays)
 
 
