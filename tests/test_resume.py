@@ -798,3 +798,27 @@ def test_what_load_refuses(tmp_path):
         ValueError, match=r"optimizer has no .*optimizer\.build"
     ):
         kc.load(model, tmp_path)
+
+
+def test_models_that_are_saved_as_one(tmp_path):
+    class Both(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.optimizers = [linear(), linear()], []
+            for part in self.parts:
+                self.optimizers.append(keras.optimizers.Adam(0.1))
+                self.optimizers[-1].build(part.trainable_variables)
+            self.built = True
+
+        def values(self):
+            held = [*self.parts, *self.optimizers]
+            return [v.numpy() for each in held for v in each.variables]
+
+    saved = Both()
+    for optimizer, part in zip(saved.optimizers, saved.parts, strict=True):
+        optimizer.apply([tf.ones(v.shape) for v in part.trainable_variables])
+    kc.save(saved, tmp_path, step=1, state="both")
+    loaded = Both()
+    assert kc.load(loaded, tmp_path) == "both"
+    for one, other in zip(loaded.values(), saved.values(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -37,6 +37,7 @@ def save(
 
     Args:
         model: A compiled model, or one that has its optimizer as an attribute.
+            Models that are trained together are attributes of one.
         directory: Where the checkpoints are, of this training alone.
         step: How many steps are done. The checkpoint with most is the newest.
         state: What else the loop needs to go on: numbers, strings, arrays, and
