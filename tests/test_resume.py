@@ -1,5 +1,6 @@
 """Trainings that are interrupted end as those that are not."""
 
+import errno
 import itertools
 import os
 import pathlib
@@ -576,6 +577,24 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path, name, harm):
     assert resume.resumed_at == (1, STEPS - 1)
 
 
+def test_a_checkpoint_that_cannot_be_read_now_keeps_its_name(
+    tmp_path, monkeypatch
+):
+    linear(kc.Resume(tmp_path, every=1), epochs=2)
+
+    def fail(path):
+        if path.parent == last:
+            raise OSError(errno.EIO, "Input/output error")
+        return digest_of(path)
+
+    last, digest_of = newest(tmp_path).path, checkpoint_files.digest_of
+    monkeypatch.setattr(checkpoint_files, "digest_of", fail)
+    with pytest.warns(kc.ConfluxWarning, match="Input/output.*before it is"):
+        linear(kc.Resume(tmp_path), epochs=2)
+    assert last.exists()
+    assert not [*tmp_path.glob("damaged-*")]
+
+
 def test_new_checkpoints_stay_where_damaged_ones_were(tmp_path):
     linear(kc.Resume(tmp_path, keep=1), epochs=2)
     (newest(tmp_path).path / "state.npz").write_bytes(b"")
@@ -623,7 +642,7 @@ def test_a_newer_format_is_refused(tmp_path):
     linear(kc.Resume(tmp_path))
     path = newest(tmp_path).path / "state.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(ValueError, match="pip install --upgrade"):
+    with pytest.raises(ValueError, match="Install the newer version"):
         linear(kc.Resume(tmp_path))
 
 

@@ -120,6 +120,10 @@ class Damage(Exception):
     """What is wrong with a checkpoint."""
 
 
+class Unreadable(Damage):
+    """Why a checkpoint cannot be read now. It may be whole."""
+
+
 def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
     root = local_directory(directory)
@@ -149,12 +153,12 @@ def read(path: pathlib.Path) -> Saved:
         text, digest, files = outer["state"], outer["sha256"], outer["files"]
         written_in, special = outer["format"], outer["dtypes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damage(f"{STATE} cannot be read ({error})") from error
+        raise _not_read(STATE, error) from error
     if written_in > FORMAT:
         raise ValueError(
             f"{path} is in format {written_in}, of a newer version of "
-            f"keras-conflux; this one reads format {FORMAT}. Upgrade it: "
-            "pip install --upgrade keras-conflux"
+            f"keras-conflux; this one reads format {FORMAT}. Install the "
+            "newer version."
         )
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise Damage(f"{STATE} has changed since it was written")
@@ -162,15 +166,24 @@ def read(path: pathlib.Path) -> Saved:
         try:
             found = digest_of(path / name)
         except OSError as error:
-            raise Damage(f"{name} cannot be read ({error})") from error
+            raise _not_read(name, error) from error
         if found != expected:
             raise Damage(f"{name} has changed since it was written")
     try:
         with np.load(path / ARRAYS, allow_pickle=False) as stored:
             arrays = with_special_dtypes(dict(stored), special)
     except OSError as error:
-        raise Damage(f"{ARRAYS} cannot be read ({error})") from error
+        raise _not_read(ARRAYS, error) from error
     return Saved(path, json.loads(text), arrays)
+
+
+def _not_read(name: str, error: Exception) -> Damage:
+    """Returns what is wrong: a disk or rights, unless the file is at fault."""
+    elsewhere = isinstance(error, OSError)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        elsewhere = False
+    kind = Unreadable if elsewhere else Damage
+    return kind(f"{name} cannot be read ({error})")
 
 
 def digest_of(path: pathlib.Path) -> str:

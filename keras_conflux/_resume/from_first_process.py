@@ -53,15 +53,12 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
         try:
             return checkpoint_files.read(left[0])
         except checkpoint_files.Damage as error:
-            if left[0].exists():
+            if not left[0].exists():
+                continue
+            said = f"The checkpoint {left[0]} is not used: {error}."
+            if not isinstance(error, checkpoint_files.Unreadable):
                 aside = checkpoint_writing.put_aside(left[0])
-                warn(
-                    f"The checkpoint {left[0]} is not used: {error}. It is "
-                    f"{aside.name} now, and can be removed. "
-                    + (
-                        "The one before it is used."
-                        if left[1:]
-                        else "There is no other."
-                    )
-                )
+                said += f" It is {aside.name} now, and can be removed."
+            before = "The one before it is used."
+            warn(f"{said} {before if left[1:] else 'There is no other.'}")
     return None
