@@ -476,3 +476,28 @@ def test_programs_of_other_devices_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "_cache", cache)
     assert setup.current("GPU") is cache
     assert setup.current("CPU") is None
+
+
+@pytest.mark.parametrize(
+    ("moment", "kept"), [("replace", "first"), ("utime", "second")]
+)
+def test_two_processes_that_add_a_file_at_once_leave_one(
+    tmp_path, monkeypatch, moment, kept
+):
+    store = Store(tmp_path / "store")
+    files = {}
+    for content in ("first", "second"):
+        (tmp_path / content).mkdir()
+        files[content] = tmp_path / content / "program"
+        files[content].write_text(content)
+    original = getattr(os, moment)
+
+    def late(*arguments):
+        monkeypatch.setattr(os, moment, original)
+        store.add("kind", files["second"])
+        original(*arguments)
+
+    monkeypatch.setattr(os, moment, late)
+    store.add("kind", files["first"])
+    (found,) = (store.folder / "kind").iterdir()
+    assert found.read_text() == kept

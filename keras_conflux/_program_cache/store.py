@@ -68,10 +68,11 @@ class Store:
         except BaseException:
             os.unlink(unfinished)
             raise
-        former = [path for path in folder.iterdir() if path.stem == file.name]
-        for path in _by_age(former):
-            if path == target:
-                break  # what follows is of another process
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(target)  # it is as old as its name, not as its content
+        same = _by_age(p for p in folder.iterdir() if p.stem == file.name)
+        # What follows, or has taken its place, is of another process.
+        for path in same[: same.index(target)] if target in same else []:
             path.unlink(missing_ok=True)
 
     def keep_newest(self, kind: str, count: int) -> None:
