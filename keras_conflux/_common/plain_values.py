@@ -125,7 +125,26 @@ def is_plain(value: Any) -> bool:
     return True
 
 
-def attributes(owner: Any, largest: int | None = None) -> dict[str, Any]:
+def told_state(owner: Any) -> dict[str, Any]:
+    """Returns what the `state_dict` of an object returns. It is no copy.
+
+    Raises:
+        TypeError: If there is something else than plain values in it.
+    """
+    state = dict(owner.state_dict())
+    for name, value in state.items():
+        if not is_plain(value):
+            raise TypeError(
+                f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
+                "what cannot be saved. Expected: numbers, strings, arrays, and "
+                "lists, tuples and dicts of them. Received: a "
+                f"{type(value).__name__}. Of a NumPy generator, return "
+                "`generator.bit_generator.state`."
+            )
+    return state
+
+
+def attributes(owner: Any, largest: int) -> dict[str, Any]:
     """Returns copies of the attributes of an object that are plain values.
 
     Args:
@@ -135,7 +154,7 @@ def attributes(owner: Any, largest: int | None = None) -> dict[str, Any]:
     return {
         name: copy.deepcopy(value)
         for name, value in vars(owner).items()
-        if largest is None or getattr(value, "nbytes", 0) <= largest
+        if getattr(value, "nbytes", 0) <= largest
         if is_plain(value)
     }
 

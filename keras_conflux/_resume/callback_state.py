@@ -132,7 +132,7 @@ def _tells_its_state(callback: Any) -> bool:
 def _held_by(callback: Any) -> dict[str, Any]:
     """Returns what can be saved of a callback. These are no copies."""
     if _tells_its_state(callback):
-        return _told_by(callback)
+        return plain_values.told_state(callback)
     plain = {
         name: value
         for name, value in vars(callback).items()
@@ -190,16 +190,3 @@ def _fill(container: Any, value: Any) -> None:
     elif isinstance(container, collections.deque):
         container.clear()
         container.extend(value)
-
-
-def _told_by(callback: Any) -> dict[str, Any]:
-    state = dict(callback.state_dict())
-    for name, value in state.items():
-        if not plain_values.is_plain(value):
-            raise TypeError(
-                f"`{type(callback).__name__}.state_dict()` returns under "
-                f"{name!r} what cannot be saved. Expected: numbers, strings, "
-                "arrays, and lists, tuples and dicts of them. Received: a "
-                f"{type(value).__name__}."
-            )
-    return state

@@ -59,6 +59,10 @@ class Saved:
     state: dict[str, Any]
     arrays: Arrays
 
+    def is_over(self, epochs: int) -> bool:
+        """Whether a training of so many epochs had ended."""
+        return self.state["stopped"] or self.state["epoch"] >= epochs
+
 
 def local_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a directory that this process reaches by its path.

@@ -147,7 +147,7 @@ def _saved(
         return None
     fingerprint.assert_as_many_parts(saved, parts)
     epoch, step = saved.state["epoch"], saved.state["step"]
-    over = saved.state["stopped"] or epoch >= given["epochs"]
+    over = saved.is_over(given["epochs"])
     if resume.directory in ended_here and (over or given["initial_epoch"]):
         raise ValueError(
             "A training of this process has ended in the directory of this "

@@ -144,8 +144,7 @@ class ResumableFit:
         fingerprint.assert_same_model(self._saved, self._model)
         compiled_settings.name_changed(self._saved, self._compiled)
         state = self._saved.state
-        over = state["stopped"] or state["epoch"] >= self._epochs
-        if not self._position.restore(over):
+        if not self._position.restore(self._saved.is_over(self._epochs)):
             fingerprint.say_that_data_is_further_on(self._strict)
         self._done = state["done"]
         self._epoch = state["epoch"]

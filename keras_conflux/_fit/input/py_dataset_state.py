@@ -35,7 +35,7 @@ class PyDatasetState:
         if owner is None:
             return None
         if _tells_its_state(owner):
-            return {_STATE: _told_state(owner)}
+            return {_STATE: copy.deepcopy(plain_values.told_state(owner))}
         return plain_values.attributes(owner, _LARGE) | {
             name: np.array(value)
             for name, value in _large_arrays(owner).items()
@@ -59,20 +59,6 @@ class PyDatasetState:
             owner.load_state_dict(attributes[_STATE])
         else:
             vars(owner).update(attributes)
-
-
-def _told_state(owner: Any) -> dict[str, Any]:
-    state = copy.deepcopy(dict(owner.state_dict()))
-    for name, value in state.items():
-        if not plain_values.is_plain(value):
-            raise TypeError(
-                f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
-                "what cannot be saved. Expected: numbers, strings, arrays, and "
-                "lists, tuples and dicts of them. Received: a "
-                f"{type(value).__name__}. Of a NumPy generator, return "
-                "`generator.bit_generator.state`."
-            )
-    return state
 
 
 def _large_arrays(owner: Any) -> dict[str, np.ndarray]:
