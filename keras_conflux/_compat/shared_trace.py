@@ -1,7 +1,6 @@
 """One trace of a function, which each replica calls with its own variables."""
 
 import weakref
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,9 +52,11 @@ class SharedTrace:
         A function that it calls may have been traced before, for another
         program of the same replica.
         """
-        return all(map(_is_known_elsewhere, self._captures)) and not any(
-            graph in _of_one_replica or _draws(graph)
-            for graph in _with_functions(self._concrete.graph)
+        graph = self._concrete.graph
+        return (
+            all(map(_is_known_elsewhere, self._captures))
+            and _is_for_all(graph)
+            and all(map(_calls_for_all, graph._functions.values()))
         )
 
     def __call__(self, *arguments: Any) -> Any:
@@ -77,15 +78,19 @@ class SharedTrace:
         return call(arguments, {}, captures)
 
 
-def _with_functions(graph: Any) -> Iterator[Any]:
-    """Yields a graph, and those of all functions that it calls."""
-    yield graph
-    for function in graph._functions.values():
-        yield function.graph
+def _is_for_all(graph: Any) -> bool:
+    return graph not in _of_one_replica and _DRAWS.isdisjoint(
+        each.type for each in graph.get_operations()
+    )
 
 
-def _draws(graph: Any) -> bool:
-    return any(each.type in _DRAWS for each in graph.get_operations())
+def _calls_for_all(function: Any) -> bool:
+    if hasattr(function, "graph"):
+        return _is_for_all(function.graph)
+    # One of TensorFlow 1, such as the loops of `tf.nn.ctc_loss`, is called by
+    # the graph around it, in which `note_rank` has noted what it asks for.
+    nodes = function.definition.node_def
+    return _DRAWS.isdisjoint(each.op for each in nodes)
 
 
 def _is_known_elsewhere(capture: Any) -> bool:
