@@ -302,6 +302,23 @@ Detected at node while defined at (most recent call last):
     assert error_texts.reason_of(error) == "Input 1 to  must be a constant."
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "is_so"),
+    [
+        (tf.errors.InvalidArgumentError, "compile-time constant", True),
+        (tf.errors.InvalidArgumentError, "shapes differ", False),
+        (
+            tf.errors.InternalError,
+            "RET_CHECK failure (external/xla/xla/service/hlo_verifier.cc:1459)",
+            True,
+        ),
+        (tf.errors.InternalError, "NCCL: unhandled CUDA error in XLA", False),
+    ],
+)
+def test_errors_of_xlas_compiler(kind, text, is_so):
+    assert error_texts.is_of_compiler(kind(None, None, text)) == is_so
+
+
 def test_an_interrupt_leaves_the_model_usable():
     def interrupt(epoch, logs=None):
         raise KeyboardInterrupt

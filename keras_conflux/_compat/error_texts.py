@@ -8,6 +8,8 @@ import re
 import tensorflow as tf
 
 _COMPILER_WORDS = ("XLA", "compil")
+_CHECK_OF_COMPILER = "RET_CHECK failure (external/xla/xla/service/"
+"""XLA says so where one of its passes has made a program that is not valid."""
 
 _NOISE = re.compile(
     r"Graph execution error|Detected at node|File |\d+ root error|"
@@ -19,6 +21,8 @@ def is_of_compiler(error: tf.errors.OpError) -> bool:
     """Whether XLA says that it cannot compile a program."""
     kinds = tf.errors.InvalidArgumentError | tf.errors.UnimplementedError
     text = str(error)
+    if isinstance(error, tf.errors.InternalError):
+        return _CHECK_OF_COMPILER in text
     return isinstance(error, kinds) and any(w in text for w in _COMPILER_WORDS)
 
 
