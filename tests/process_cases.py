@@ -5,6 +5,8 @@ Each returns arrays. `replicate` is given models, and gives them back.
 
 import dataclasses
 import os
+import pathlib
+import re
 import signal
 import time
 import warnings
@@ -503,6 +505,13 @@ def plain_variables_are_warned_of(directory):
         assert told == (sets_samples or len(kc.devices()) > 1)
 
 
+def sigterm_ends_them(directory):
+    """Unless a training with `kc.Resume` runs."""
+    told = pathlib.Path("/proc/self/status").read_text()
+    caught = int(re.search(r"SigCgt:\s*(\w+)", told)[1], 16)
+    assert not caught & 1 << (signal.SIGTERM - 1)
+
+
 class Adds(keras.layers.Layer):
     """Adds one, or its samples, to a `tf.Variable`."""
 
@@ -529,5 +538,6 @@ CHECKS = {
         trainings_are_resumed,
         parts_are_resumed,
         plain_variables_are_warned_of,
+        sigterm_ends_them,
     )
 }

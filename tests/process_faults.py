@@ -55,6 +55,8 @@ class Fault(keras.callbacks.Callback):
             kill()
         if fault == "killed while a step hangs":
             threading.Timer(1, kill).start()
+        if fault == "terminated":
+            os.kill(os.getpid(), signal.SIGTERM)
         if fault == "stopped by a signal":
             os.kill(os.getpid(), signal.SIGSTOP)
         if fault == "raises":

@@ -61,6 +61,7 @@ FAULTS = {
 MORE_FAULTS = {
     "exits": ("process 1 has raised SystemExit", 5),
     "interrupted": ("process 1 has raised KeyboardInterrupt", 5),
+    "terminated": (UNREACHABLE, 10),
     "stopped by a signal": (UNREACHABLE + ".*heartbeats", 15),
     "evaluates": ("process 1: the begin of evaluate", 5),
     "waits at a barrier": (OTHER_PLACE + "process 1: a barrier", 5),

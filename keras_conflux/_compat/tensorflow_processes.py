@@ -5,7 +5,11 @@ coordination service, which knows who is alive and keeps short texts.
 Collectives between processes go from server to server, or through NCCL.
 """
 
+import contextlib
 import copy
+import signal
+import threading
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +67,22 @@ def connect(
             protocol="grpc",
         )
     )
-    running.ensure_initialized()
+    with _sigterm_kept():
+        running.ensure_initialized()
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Lets SIGTERM do what it did before.
+
+    TensorFlow's service catches it, as a note for whoever asks, so that it
+    would no longer end the process.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and before is not None:
+        signal.signal(signal.SIGTERM, before)
 
 
 def put_text(key: str, text: str) -> None:
