@@ -6,6 +6,8 @@ from typing import Any
 from keras_conflux.checks.progress import doing
 from keras_conflux.checks.table import Passed
 
+_INPUTS = 256
+"""Few, so that moving the samples does not take longer than training."""
 _WIDTH = 4096
 _BATCH = 4096
 _STEPS = 20
@@ -43,12 +45,12 @@ def _speed(devices: Any) -> dict[str, float]:
     keras.config.set_dtype_policy("mixed_bfloat16")
     layers = [keras.layers.Dense(_WIDTH, "relu") for _ in range(4)]
     model: Any = keras.Sequential(
-        [keras.Input((_WIDTH,)), *layers, keras.layers.Dense(1)]
+        [keras.Input((_INPUTS,)), *layers, keras.layers.Dense(1)]
     )
     model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=True)
     kc.replicate(model, devices)
     size = _BATCH * len(devices)
-    batch = np.zeros((size, _WIDTH), "float16"), np.zeros((size, 1), "float32")
+    batch = np.zeros((size, _INPUTS), "float16"), np.zeros((size, 1), "float32")
     data = tf.data.Dataset.from_tensors(batch).repeat(_STEPS)
     history = model.fit(
         data, epochs=4, verbose=0, callbacks=[kc.Throughput()]

@@ -34,7 +34,7 @@ CHECKS = (
     Check("collectives", 60, _PEER_ACCESS),
     Check("equal", 120, _PEER_ACCESS),
     Check("compiled", 120, "compile your models with `jit_compile=False`"),
-    Check("faster", 120, _PEER_ACCESS),
+    Check("faster", 120, _PEER_ACCESS, is_timed=True),
     Check("disk", 60, "choose another directory", is_timed=True),
     Check("resume", 120, "choose another directory"),
     Check(

@@ -57,13 +57,13 @@ class CheckRunner:
         self._started: list[subprocess.Popen[str]] = []
 
     def results(self, checks: Sequence[Check]) -> Iterator[Result]:
-        """Yields how each check ends; on CPUs, two run at once.
+        """Yields how each check ends; several run at once.
 
         Args:
             checks: Those that are timed run alone.
         """
         # Most of a check is TensorFlow's import, which keeps one core busy.
-        at_once = 1 if self._gpus else 2
+        at_once = max(2, (os.cpu_count() or 1) // 4)
         for is_timed, group in itertools.groupby(checks, lambda x: x.is_timed):
             pool = ThreadPoolExecutor(1 if is_timed else at_once)
             try:
