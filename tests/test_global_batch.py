@@ -952,7 +952,7 @@ class OfRagged(keras.Model):
 
 def train_on_ragged(length, count, in_branch=False):
     model = OfRagged(length, in_branch)
-    model.compile(keras.optimizers.SGD(0.5))
+    model.compile(keras.optimizers.SGD(0.5), jit_compile=False)
     if count:
         kc.replicate(model, count)
     lengths = np.random.default_rng(0).integers(1, 6, 22)

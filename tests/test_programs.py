@@ -3,6 +3,8 @@
 Each is small, and draws no random numbers in its steps: replicas draw others.
 """
 
+from contextlib import nullcontext as nothing
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tensorflow as tf
 from conftest import COUNTS
 from conftest import DEVICES
 from conftest import MANY
+from conftest import ON_GPU
 from keras import layers
 from keras import ops
 from models import assert_same_training
@@ -713,7 +716,8 @@ class PrivateSteps(keras.Model):
 
 def private_steps():
     model = PrivateSteps()
-    model.compile(sgd())
+    # XLA draws other noise than the graph that runs the first step.
+    model.compile(sgd(), jit_compile=False)
     return model, batches(X, X[:, :1] * X[:, 1:2])
 
 
@@ -903,6 +907,11 @@ HAVE_TEST_STEPS = (
 )
 
 
+NOT_COMPILED = ("detector with hard negatives", "masked words")
+"""The programs of which XLA cannot compile what several replicas do: both take
+a number of rows that only their values tell."""
+
+
 class Failing(MaskedWords):
     """Fails after it has made weights."""
 
@@ -934,7 +943,10 @@ def test_a_program_trains_what_one_device_does(name, count):
     one_logs = one.fit(data, epochs=2, verbose=0)
     many, data = PROGRAMS[name]()
     kc.replicate(many, count)
-    many_logs = many.fit(data, epochs=2, verbose=0)
+    warns = ON_GPU and name in NOT_COMPILED
+    told = "XLA cannot compile" if warns else None
+    with pytest.warns(kc.ConfluxWarning, match=told) if warns else nothing():
+        many_logs = many.fit(data, epochs=2, verbose=0)
     assert_same_training(one, many, one_logs, many_logs)
     kc.assert_in_sync(many)
     if name in HAVE_TEST_STEPS:
