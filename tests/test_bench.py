@@ -21,6 +21,7 @@ from conftest import ON_GPU
 from keras_conflux._fit import slow_input
 from keras_conflux._program_cache import flags
 from keras_conflux.bench import __main__ as bench
+from keras_conflux.bench import attention
 from keras_conflux.bench import measured
 from keras_conflux.bench import messages
 from keras_conflux.bench import models
@@ -346,6 +347,25 @@ def test_images_of_a_pipeline(tmp_path, source):
     assert 40 < images.std() < 90
     assert set(labels) == set(range(6))  # drawn again when all are drawn
     assert not np.array_equal(images, others)
+
+
+@pytest.mark.parametrize("way", ["fused", "keras"])
+def test_attentions(monkeypatch, capsys, way):
+    disabled = []
+    monkeypatch.setattr(
+        keras.config, "disable_flash_attention", lambda: disabled.append(way)
+    )
+    asked = "16 --batch 1 --layers 1 --steps 2 --epochs 1 --way"
+    policy = keras.config.dtype_policy()
+    try:
+        attention.main([*asked.split(), way])
+    finally:
+        keras.config.set_dtype_policy(policy)
+    found = json.loads(capsys.readouterr().out)
+    assert found["attention"] == way
+    assert disabled == ["keras"] * (way == "keras")
+    assert len(found["step_ms"]) == 1
+    assert len(found["losses"]) == 2
 
 
 def test_messages_of_a_process_that_is_alone(monkeypatch):
