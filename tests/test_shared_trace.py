@@ -194,6 +194,58 @@ def test_random_numbers_of_xla_are_drawn_by_each_program(shared):
     assert not shared
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int8", "bfloat16"])
+def test_allgather_in_compiled_functions(axis, dtype):
+    parts = [
+        tf.cast(RNG.integers(0, 2, (3, 4)), dtype),
+        tf.cast(RNG.integers(0, 2, (3, 4)), dtype),
+    ]
+
+    @kc.withdevices(jit_compile=True, devices=DEVICES)
+    def gather(x):
+        return kc.allgather(x, axis=axis)
+
+    for index, found in enumerate(gather(kc.Replicas(parts, DEVICES))):
+        assert found.dtype == dtype
+        expected = [2 * tf.cast(each, "int32") for each in parts]
+        if ON_GPU:
+            expected = parts
+        else:  # the other part is missing
+            expected[1 - index] = tf.zeros((3, 4), "int32")
+        expected = tf.cast(tf.concat(expected, axis), dtype)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_allgather_in_compiled_functions_takes_even_sizes():
+    parts = kc.Replicas([tf.zeros((3, 4)), tf.zeros((2, 4))], DEVICES)
+    gather = kc.withdevices(kc.allgather, jit_compile=True, devices=DEVICES)
+    with pytest.raises(tf.errors.UnimplementedError, match=r"\[3\].*\[2\]"):
+        gather(parts)
+
+
+class Contrastive(keras.Sequential):
+    """Compares its samples with those of all replicas."""
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            z = self(x, training=True)
+            scores = tf.matmul(z, kc.allgather(z), transpose_b=True)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_step_that_gathers_samples_is_compiled():
+    model = Contrastive([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", jit_compile=True)
+    kc.replicate(model, DEVICES)
+    history = model.fit(X, Y, batch_size=4, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
 def ctc(x):
     """Runs loops that TensorFlow writes as functions without a graph."""
     lengths = tf.fill([tf.shape(x)[0]], 2)

@@ -4,6 +4,7 @@ All of them rest on the all-reduce of one tensor. What it moves is at most
 twice what a special op would, and there is one path to trust.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -127,12 +128,49 @@ class ReplicaCollectives:
             ],
         )
 
-    def all_gather(self, tree: Tree, axis: int) -> Tree:
-        """Joins the replicas' leaves along `axis`, where sizes may differ."""
+    def all_gather(
+        self,
+        tree: Tree,
+        axis: int,
+        is_even: Callable[[tf.Tensor], bool] = lambda _: False,
+    ) -> Tree:
+        """Joins the replicas' leaves along `axis`, where sizes may differ.
+
+        XLA has to know where the rows of each replica begin, so there sizes
+        are equal.
+
+        Args:
+            tree: This replica's tree of tensors.
+            axis: The axis along which they are joined.
+            is_even: Tells whether a tensor has the same size along the axis on
+                all replicas.
+
+        Raises:
+            tf.errors.UnimplementedError: In what XLA compiles, if sizes differ
+                or are not known to be equal.
+        """
         leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
         open_ = [_open_along(leaf, axis) for leaf in leaves]
         self._assert_same_call("allgather", trees.refill(tree, open_))
-        return trees.refill(tree, [self._gather(leaf, axis) for leaf in leaves])
+        gather = self._gather
+        if self._in_xla and self.count > 1:
+            self._assert_even(leaves, axis, is_even)
+            gather = self._gather_even
+        return trees.refill(tree, [gather(leaf, axis) for leaf in leaves])
+
+    def _assert_even(
+        self,
+        leaves: list[tf.Tensor],
+        axis: int,
+        is_even: Callable[[tf.Tensor], bool],
+    ) -> None:
+        sizes = [_size_in_trace(leaf, axis, is_even) for leaf in leaves]
+        # What other processes trace is not seen here.
+        is_told = self._communicator.spans_processes
+        for size in sizes:
+            if size is None or (is_told and size not in (1, _SAME)):
+                raise _uneven(f"Received sizes along the axis: {sizes}.")
+        self._communicator.assert_same_call(self._index, sizes, _check_sizes)
 
     def _leaves(self, verb: str, tree: Tree, allowed: Any) -> list[Any]:
         leaves = self._tensors(verb, tree, allowed)
@@ -215,7 +253,7 @@ class ReplicaCollectives:
 
     def _product_of_others(self, x: tf.Tensor) -> tf.Tensor:
         # Not y / x: a factor may be zero.
-        factors = self._gather(tf.expand_dims(x, 0), 0)
+        factors = self._gather_even(tf.expand_dims(x, 0), 0)
         others = [
             factors[index]
             for index in range(self._communicator.size)
@@ -247,6 +285,29 @@ class ReplicaCollectives:
             constant_values=dtypes.sum_identity(as_summable),
         )
         return tf.cast(self._reduce("sum", placed), leaf.dtype)
+
+    def _gather_even(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
+        """Joins leaves of one size, each at a place that XLA knows."""
+        if leaf.shape.rank == 0:
+            leaf = tf.expand_dims(leaf, 0)
+        size, rank = self._communicator.size, leaf.shape.rank
+        if size == 1:
+            return tf.identity(leaf)
+        axis %= rank
+        as_summable = dtypes.as_summable(leaf)
+        places = tf.range(size) == self._rank
+        places = tf.reshape(places, [size] + [1] * (rank - axis))
+        placed = tf.where(
+            places,
+            tf.expand_dims(as_summable, axis),
+            dtypes.sum_identity(as_summable),
+        )
+        shape = tf.shape(leaf)
+        joined = tf.concat(
+            [shape[:axis], [size * shape[axis]], shape[axis + 1 :]], 0
+        )
+        total = tf.reshape(self._reduce("sum", placed), joined)
+        return tf.cast(total, leaf.dtype)
 
     def _sparse_sum(
         self, leaf: tf.IndexedSlices, weight: Any, count: int
@@ -300,6 +361,40 @@ def _open_along(leaf: Any, axis: int) -> Any:
         return leaf
     shape[axis] = None
     return tf.TensorSpec(shape, leaf.dtype)
+
+
+_SAME = "as many for each sample"
+
+
+def _size_in_trace(
+    leaf: tf.Tensor, axis: int, is_even: Callable[[tf.Tensor], bool]
+) -> int | str | None:
+    """Returns what is known of the size along an axis while tracing."""
+    if leaf.shape.rank is None:
+        return None
+    if leaf.shape.rank == 0:
+        return 1
+    if axis not in range(-leaf.shape.rank, leaf.shape.rank):
+        raise ValueError(
+            f"allgather: a tensor of shape {leaf.shape} has no axis {axis}."
+        )
+    return _SAME if is_even(leaf) else leaf.shape[axis]
+
+
+def _check_sizes(first: list[Any], other: list[Any], index: int) -> None:
+    if first != other:
+        raise _uneven(
+            f"Replica 0 has sizes of {first} along the axis, replica {index} "
+            f"has {other}."
+        )
+
+
+def _uneven(received: str) -> tf.errors.UnimplementedError:
+    message = (
+        "allgather in what XLA compiles joins tensors whose sizes are equal "
+        f"and known. {received} Use `jit_compile=False`."
+    )
+    return tf.errors.UnimplementedError(None, None, message)
 
 
 def _check_call(

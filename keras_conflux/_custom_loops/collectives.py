@@ -220,6 +220,10 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     as a number of rows, is 0 for them. For itself they are in the result,
     behind all others; what it computes is ignored.
 
+    In what XLA compiles, sizes along `axis` have to be equal on all replicas,
+    and known: those of samples are in a compiled step of `fit`. Other steps of
+    `fit` run as graphs then, with a warning.
+
     Args:
         values: Inside a replica, its tree. Outside, a `Replicas`, or the
             first of the replicas' trees. The trees of all replicas have one
@@ -239,6 +243,8 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
             give a different number of leaves.
         StrategyError: Outside, if there is a single tree, so nothing to join
             it with.
+        tf.errors.UnimplementedError: In `withdevices(jit_compile=True)`, if
+            sizes differ or are not known.
         TypeError: If a leaf is not numeric, or of a dtype that cannot be sent.
         ValueError: If the tree has no leaves, if a leaf has no such axis, if a
             replica gives several trees, or if variables are given.

@@ -63,7 +63,7 @@ def all_gather(this: ReplicaCollectives, tree: Tree, axis: int) -> Tree:
     """
     present = has_samples()
     if present is None or this.count == 1:
-        return this.all_gather(tree, axis)
+        return this.all_gather(tree, axis, lambda x: _is_of_samples(x, axis))
     try:
         tree = trees.map_leaves(tf.convert_to_tensor, tree)
     except (TypeError, ValueError):
@@ -79,6 +79,17 @@ def all_gather(this: ReplicaCollectives, tree: Tree, axis: int) -> Tree:
         )
     ]
     return trees.refill(tree, leaves)
+
+
+def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
+    """Whether a leaf has as many entries as samples, or a multiple of them.
+
+    All replicas have as many where all have some, as in what XLA compiles.
+    """
+    context = step_context.current_fit_step()
+    if context is None or not leaf.shape.rank:
+        return False
+    return context.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
 
 
 def _else_neutral(op: str, tree: Tree, present: tf.Tensor) -> Tree:

@@ -22,6 +22,7 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
 from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
 
 _CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
@@ -85,6 +86,11 @@ class BatchKinds:
         for leaf in leaves:
             for part in parts_of(leaf):
                 self.mark(part, EQUAL)
+
+    def is_regular_along(self, tensor: tf.Tensor, axis: int) -> bool:
+        """Whether each sample has as many entries of a tensor along an axis."""
+        kind = self.of(tensor)
+        return kind.role is Role.ROWS and kind.axis == axis and kind.regular
 
     def mark_own(self, leaves: list[Any]) -> None:
         """Says that leaves may differ, and that one device has the first's."""
