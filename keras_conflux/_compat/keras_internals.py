@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras.src.backend.common import global_state
+from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import (
     distribution_lib as backend_distribution,
 )
@@ -43,3 +44,8 @@ def with_this_threads_state(fn: Callable) -> Callable:
         return fn(*args, **kwargs)
 
     return run
+
+
+def is_stateless() -> bool:
+    """Whether a `keras.StatelessScope` keeps what is written here."""
+    return stateless_scope.in_stateless_scope()

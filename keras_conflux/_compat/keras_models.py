@@ -43,6 +43,85 @@ def accumulators(optimizer: Any) -> list[keras.Variable]:
     return [variable for variable in found if variable is not None]
 
 
+_WITH_TENSORS = (
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adafactor,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lamb,
+    keras.optimizers.Lion,
+    keras.optimizers.Muon,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+    keras.optimizers.SGD,
+)
+"""The optimizers that do with tensors what they do with variables.
+
+ScheduleFreeAdamW keeps the `value` of a variable and writes the variable before
+it uses it. With TensorFlow, what it has kept is then what was written.
+"""
+
+
+def updates_with_tensors(optimizer: Any) -> bool:
+    """Whether an optimizer can be given tensors for variables, and be shared.
+
+    It does the same for each variable of a shape.
+    """
+    is_its_own = "update_step" not in vars(optimizer)
+    return type(optimizer) in _WITH_TENSORS and is_its_own
+
+
+def updated_with(optimizer: Any, variable: tf.Variable) -> list[Any]:
+    """Returns a variable, and what an optimizer keeps for it alone.
+
+    Args:
+        optimizer: One that has been built.
+        variable: One of those that it updates, as TensorFlow knows it.
+
+    Returns:
+        Variables of Keras, or `None` for what it does not keep for this one.
+    """
+    trained = optimizer._trainable_variables
+    index = optimizer._get_variable_index(variable)
+    kept = [
+        found[index]
+        for name, found in vars(optimizer).items()
+        if name not in _NOT_UPDATED and _is_one_for_each(found, trained)
+    ]
+    # Adafactor has an integer, which lies on the CPU, where it keeps nothing.
+    return [trained[index], *map(_unless_integer, kept)]
+
+
+def _unless_integer(variable: keras.Variable | None) -> keras.Variable | None:
+    if variable is None or variable.dtype.startswith("int"):
+        return None
+    return variable
+
+
+_NOT_UPDATED = (
+    "_trainable_variables",
+    "_variables",
+    "_accumulated_gradients",
+    "_model_variables_moving_average",
+)
+"""Lists of variables of an optimizer that its `update_step` does not use."""
+
+
+def _is_one_for_each(found: Any, trained: Sequence[Any]) -> bool:
+    """Whether something is a list of a variable, or `None`, for each."""
+    return (
+        isinstance(found, list | tuple)
+        and len(found) == len(trained)
+        and all(
+            each is None or isinstance(each, keras.Variable) for each in found
+        )
+        and any(each is not None for each in found)
+    )
+
+
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
     """Returns the strategy that a model was built under, if any."""
     return model._distribute_strategy

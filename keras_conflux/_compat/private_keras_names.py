@@ -62,6 +62,14 @@ class Patched:
         f"{_TF_OPTIMIZER}.add_variable_from_reference",
         "self, reference_variable, name, initializer",
     )
+    VARIABLE_KEY = PrivateName(f"{_TF_OPTIMIZER}._var_key", "self, variable")
+    UPDATE_VARIABLES = PrivateName(
+        f"{_TF_OPTIMIZER}._distributed_tf_update_step",
+        "self, distribution, grads_and_vars, learning_rate",
+    )
+    OPTIMIZER_ASSIGN = PrivateName(
+        f"{_TF_OPTIMIZER}.assign", "self, variable, value"
+    )
     OPTIMIZER_ASSIGN_ADD = PrivateName(
         f"{_TF_OPTIMIZER}.assign_add", "self, variable, value"
     )
@@ -235,7 +243,19 @@ READ = (
     PrivateName(
         f"{_TF_VARIABLE}._map_synchronization", "self, synchronization"
     ),
-    PrivateName(f"{_OPTIMIZER}.build", None, ("_accumulated_gradients",)),
+    PrivateName(
+        f"{_OPTIMIZER}.build",
+        None,
+        (
+            "_accumulated_gradients",
+            "_model_variables_moving_average",
+            "_trainable_variables",
+        ),
+    ),
+    PrivateName(f"{_OPTIMIZER}._get_variable_index", "self, variable"),
+    PrivateName(
+        "keras.src.backend.common.stateless_scope:in_stateless_scope", ""
+    ),
     PrivateName(f"{_TF_OPTIMIZER}.__init__", None, ("_distribution_strategy",)),
     PrivateName(f"{_TF_TRAINER}.__init__", None, ("_distribute_strategy",)),
     PrivateName(

@@ -27,8 +27,9 @@ from keras_conflux._fit.numerics import longest_samples
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import merged_values
+from keras_conflux._fit.numerics import optimizer_writes
 from keras_conflux._fit.numerics import random_seeds
-from keras_conflux._fit.numerics import sparse_updates
+from keras_conflux._fit.numerics import shared_updates
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
 from keras_conflux._replication import keras_distribution
@@ -46,8 +47,11 @@ PATCHES = (
     (Patched.SUM_GRADIENTS, gradients.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
-    (Patched.OPTIMIZER_ASSIGN_ADD, sparse_updates.write),
-    (Patched.OPTIMIZER_ASSIGN_SUB, sparse_updates.write),
+    (Patched.VARIABLE_KEY, variables.key),
+    (Patched.UPDATE_VARIABLES, shared_updates.update),
+    (Patched.OPTIMIZER_ASSIGN, optimizer_writes.assign),
+    (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.assign_add),
+    (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.assign_sub),
     (Patched.OPTIMIZER_INIT, variables.make_distributed),
     # Losses and metrics.
     (Patched.SCALE_LOSS, losses.scale),

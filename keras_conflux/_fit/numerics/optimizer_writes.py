@@ -1,18 +1,57 @@
-"""Sparse updates that leave the same bits in the copies of all replicas."""
+"""What an optimizer writes to a variable."""
 
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_conflux._compat import keras_internals
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
 
-def write(
+def assign(
     original: Callable, optimizer: Any, variable: Any, value: Any
 ) -> None:
-    """Adds up the rows of a sparse update that repeat, and then writes it.
+    """Sets a variable, or its value where a `keras.StatelessScope` has it."""
+    if _is_tensor_here(variable):
+        variable.assign(value)
+    else:
+        original(optimizer, variable, value)
+
+
+def assign_add(
+    original: Callable, optimizer: Any, variable: Any, value: Any
+) -> None:
+    """Adds to a variable, or to its value as above.
+
+    The rows of a sparse update that repeat are added up before.
+    """
+    if _is_tensor_here(variable):
+        variable.assign_add(value)
+    else:
+        original(optimizer, variable, _repeatable(value))
+
+
+def assign_sub(
+    original: Callable, optimizer: Any, variable: Any, value: Any
+) -> None:
+    """Subtracts from a variable. See `assign_add`."""
+    if _is_tensor_here(variable):
+        variable.assign_sub(value)
+    else:
+        original(optimizer, variable, _repeatable(value))
+
+
+def _is_tensor_here(variable: Any) -> bool:
+    return (
+        isinstance(variable, keras.Variable) and keras_internals.is_stateless()
+    )
+
+
+def _repeatable(value: Any) -> Any:
+    """Makes a sparse update leave the same bits in the copies of all replicas.
 
     TensorFlow adds repeated rows to a variable in any order, as its threads
     come. Only what is written is added up here: what Keras' optimizers make of
@@ -21,8 +60,8 @@ def write(
     is_sparse = isinstance(value, tf.IndexedSlices)
     # XLA has one replica here; several on GPUs have dense gradients.
     if is_sparse and in_replica() and replica_collectives().count > 1:
-        value = _each_row_once(value)
-    original(optimizer, variable, value)
+        return _each_row_once(value)
+    return value
 
 
 def _each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
