@@ -246,6 +246,28 @@ def test_a_step_that_gathers_samples_is_compiled():
     assert np.isfinite(history.history["loss"]).all()
 
 
+class Masked(keras.Sequential):
+    """Compares the samples that it has chosen by their values."""
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            z = tf.boolean_mask(self(x, training=True), x[:, 0] > 0)
+            scores = tf.matmul(z, z, transpose_b=True)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_rows_whose_number_only_values_tell_are_not_compiled():
+    model = Masked([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", jit_compile=True)
+    kc.replicate(model, DEVICES)
+    with pytest.warns(kc.ConfluxWarning, match="cannot compile.*'boolean_mask"):
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+
 def ctc(x):
     """Runs loops that TensorFlow writes as functions without a graph."""
     lengths = tf.fill([tf.shape(x)[0]], 2)

@@ -214,6 +214,15 @@ def gathered(
     return [context.gathered[id(source)] for source in sources]
 
 
+def _names(sources: list[tf.Tensor], kinds: list[Kind]) -> str:
+    """Returns the names of rows of which samples have different numbers."""
+    return ", ".join(
+        repr(source.op.name)
+        for source, kind in zip(sources, kinds, strict=True)
+        if not kind.regular
+    )
+
+
 def _gathered_now(
     sources: list[tf.Tensor], context: StepContext
 ) -> list[GatheredRows]:
@@ -232,12 +241,19 @@ def _gathered_now(
         after = [
             (collectives.count - 1 - index) * rows.length for rows in found
         ]
+    elif context.in_xla and collectives.count > 1:
+        raise tf.errors.UnimplementedError(
+            None,
+            None,
+            "XLA has to know how many rows replicas exchange. Here only values "
+            f"tell, as in {_names(sources, kinds)}.",
+        )
     else:
         has_samples = context.batch_fraction > 0
         for rows in found:
             rows.length = tf.where(has_samples, rows.length, 0)
         lengths = tf.stack([[rows.length for rows in found]])
-        each = collectives.all_gather([lengths], 0, lambda _: True)[0]
+        each = collectives.all_gather([lengths], 0)[0]
         before = tf.unstack(tf.reduce_sum(each[:index], 0), len(sources))
         after = tf.unstack(tf.reduce_sum(each[index + 1 :], 0), len(sources))
     placed = [
