@@ -143,6 +143,55 @@ def test_an_update_that_writes_more_is_traced_for_each_variable(
     assert len(traced) == 8  # each is tried
 
 
+class InLoop(keras.Sequential):
+    """Takes three steps for each batch."""
+
+    def train_step(self, data):
+        def step(count, _):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return count + 1, loss
+
+        loss = tf.while_loop(lambda count, _: count < 3, step, (0, 0.0))[1]
+        return {"loss": loss}
+
+
+class UnderTape(keras.Sequential):
+    """Applies gradients of what it has after a step."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            after = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+        gradients = outer.gradient(after, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": after}
+
+
+@pytest.mark.parametrize("kind", [InLoop, UnderTape])
+def test_updates_in_steps_of_ones_own(traced, kind):
+    def train(on_replica):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(6, "tanh") for _ in range(3)]
+        model = kind([keras.Input((6,)), *layers])
+        model.compile(optimizers.AdamW(0.01), jit_compile=True)
+        if on_replica:
+            kc.replicate(model, kc.devices(1))
+        model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    expected = train(on_replica=False)
+    assert not traced
+    for one, other in zip(expected, train(on_replica=True), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+    assert set(traced) == {(6,), (6, 6)}
+
+
 @pytest.mark.skipif(ON_GPU, reason="gradients are made dense on GPUs")
 def test_sparse_gradients_are_not_shared(traced):
     model = keras.Sequential(
