@@ -261,6 +261,21 @@ def test_random_numbers_in_parallel_calls_are_named():
         assert not varying_data.causes(data.batch(BATCH))
 
 
+def test_a_cache_of_random_numbers_is_named(tmp_path):
+    seed = keras.random.SeedGenerator(3)
+    generator = tf.random.Generator.from_seed(3)
+    for noise in (
+        lambda: keras.random.normal([5], seed=seed),
+        lambda: generator.normal([5]),
+    ):
+        data = SAMPLES.map(lambda x, y, noise=noise: (x + noise(), y))
+        (found,) = varying_data.causes(data.cache().batch(BATCH))
+        assert "keeps by `cache`" in found
+        for other in (data, data.cache(str(tmp_path / "file"))):
+            assert not varying_data.causes(other.batch(BATCH))
+    assert not varying_data.causes(SAMPLES.map(with_random).cache())
+
+
 @pytest.mark.parametrize("after", [STEPS, STEPS + 3])
 def test_a_seed_generator_in_tf_data(tmp_path, after):
     def noisy():

@@ -294,7 +294,9 @@ READ = (
     PrivateName("tensorflow:data.Dataset._functions", "self"),
     PrivateName(f"{_DATA}.batch_op:_BatchDataset"),
     PrivateName(f"{_DATA}.batch_op:_ParallelBatchDataset"),
-    PrivateName(f"{_DATA}.cache_op:CacheDataset"),
+    PrivateName(
+        f"{_DATA}.cache_op:CacheDataset.__init__", None, ("_filename",)
+    ),
     PrivateName(f"{_DATA}.concatenate_op:_ConcatenateDataset"),
     PrivateName(f"{_DATA}.dataset_ops:_OptionsDataset"),
     PrivateName(f"{_DATA}.filter_op:_FilterDataset"),

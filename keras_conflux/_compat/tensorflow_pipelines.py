@@ -36,6 +36,13 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
     return getattr(dataset, "_deterministic", None) == "false"
 
 
+def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set is drawn from once, and then kept by this process."""
+    if not isinstance(dataset, cache_op.CacheDataset):
+        return False
+    return not tf.get_static_value(dataset._filename)
+
+
 def is_parallel(dataset: tf.data.Dataset) -> bool:
     """Whether a data set calls its function several times at once."""
     calls = getattr(dataset, "_num_parallel_calls", None)

@@ -57,6 +57,16 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
                 yield f"it uses `{operation.type}` without a seed"
         if tensorflow_pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
+        if tensorflow_pipelines.is_kept_in_memory(each) and any(
+            operation.type in _WRITES_SEEDS
+            for below in tensorflow_pipelines.datasets_below(each)
+            for operation in tensorflow_pipelines.operations_of_dataset(below)
+        ):
+            yield (
+                "it keeps by `cache` what a `SeedGenerator` or `Generator` has "
+                "drawn, which has gone on since (call `cache` before that "
+                "`map`, or give it a file)"
+            )
 
 
 def _of_parallel_calls(dataset: Any) -> Iterator[str]:
@@ -76,12 +86,12 @@ def _of_parallel_calls(dataset: Any) -> Iterator[str]:
             )
 
 
+_WRITES_SEEDS = ("AssignVariableOp", "RngReadAndSkip")
+
+
 def _draws_in_turn(operation: tf.Operation) -> bool:
     names = {attribute.name for attribute in operation.op_def.attr}
-    draws = {"seed", "seed2"} <= names or operation.type in (
-        "AssignVariableOp",  # of a seed generator
-        "RngReadAndSkip",
-    )
+    draws = {"seed", "seed2"} <= names or operation.type in _WRITES_SEEDS
     return operation.op_def.is_stateful and draws
 
 
