@@ -22,8 +22,6 @@ from keras_conflux._resume.callback_list import ResumableCallbacks
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.resumable_fit import ResumableFit
 from keras_conflux._resume.resume import Resume
-from keras_conflux._resume.saving_interval import SavingInterval
-from keras_conflux._resume.signals import Preemption
 from keras_conflux._resume.writer import CheckpointWriter
 
 _log = logging.getLogger("keras_conflux")
@@ -43,10 +41,20 @@ def fit(
     except TypeError:  # which Keras raises in its own words
         return original(model, *args, **kwargs)
     call.apply_defaults()
-    given = call.arguments
-    resume = _resume_among(given["callbacks"])
+    resume = _resume_among(call.arguments["callbacks"])
     if resume is None:
         return original(model, *args, **kwargs)
+    return _resumed(original, model, call, resume)
+
+
+def _resumed(
+    original: Callable[..., Any],
+    model: Any,
+    call: inspect.BoundArguments,
+    resume: Resume,
+) -> Any:
+    """Calls `fit` with callbacks that save and restore the training."""
+    given = call.arguments
     callbacks = keras.tree.flatten(given["callbacks"])
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses
@@ -64,16 +72,16 @@ def fit(
         )
         training = ResumableFit(
             model,
-            _with_state(callbacks, given["callbacks"].callbacks),
-            files,
-            saved,
-            parts,
-            SavingInterval(resume.every),
-            writer,
-            Preemption(resume.signals),
-            resume.strict,
-            given["epochs"],
-            ValidationData(given["validation_data"], given["validation_steps"]),
+            resume,
+            callbacks=_with_state(callbacks, given["callbacks"].callbacks),
+            files=files,
+            saved=saved,
+            parts=parts,
+            writer=writer,
+            epochs=given["epochs"],
+            validation=ValidationData(
+                given["validation_data"], given["validation_steps"]
+            ),
         )
         given["callbacks"].training = training
         with training.running():

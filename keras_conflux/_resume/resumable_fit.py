@@ -36,6 +36,7 @@ from keras_conflux._resume.callback_state import CallbackStates
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.from_all_processes import gathered
 from keras_conflux._resume.model_state import ModelState
+from keras_conflux._resume.resume import Resume
 from keras_conflux._resume.saving_interval import SavingInterval
 from keras_conflux._resume.signals import Preemption
 from keras_conflux._resume.trainable_layers import TrainableLayers
@@ -49,15 +50,13 @@ class ResumableFit:
 
     Args:
         model: The model that is trained.
+        resume: What the user asks for.
         callbacks: Those whose state belongs to the training.
         files: Those that callbacks write.
         saved: Where to go on; `None` to begin.
         parts: How many processes draw a part of the data of their own; 1 if all
             draw the same.
-        interval: When a checkpoint is due.
         writer: Writes the checkpoints.
-        preemption: Notes signals.
-        strict: Whether what cannot be exact is an error.
         epochs: How many there are to be in all.
         validation: The validation data.
     """
@@ -65,14 +64,12 @@ class ResumableFit:
     def __init__(
         self,
         model: keras.Model,
+        resume: Resume,
         callbacks: list[Any],
         files: CallbackFiles,
         saved: Saved | None,
         parts: int,
-        interval: SavingInterval,
         writer: CheckpointWriter,
-        preemption: Preemption,
-        strict: bool,
         epochs: int,
         validation: ValidationData,
     ) -> None:
@@ -81,10 +78,10 @@ class ResumableFit:
         self._files = files
         self._saved = saved
         self._parts = parts
-        self._interval = interval
+        self._interval = SavingInterval(resume.every)
         self._writer = writer
-        self._preemption = preemption
-        self._strict = strict
+        self._preemption = Preemption(resume.signals)
+        self._strict = resume.strict
         self._epochs = epochs
         self._states: CallbackStates | None = None
         self._layers: TrainableLayers | None = None
