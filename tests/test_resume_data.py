@@ -271,7 +271,8 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
         data = SAMPLES.map(lambda x, y, noise=noise: (x + noise(), y))
         (found,) = varying_data.causes(data.cache().batch(BATCH))
         assert "keeps by `cache`" in found
-        for other in (data, data.cache(str(tmp_path / "file"))):
+        on_disk = data.cache(str(tmp_path / "file"))
+        for other in (data, on_disk, on_disk.cache()):
             assert not varying_data.causes(other.batch(BATCH))
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
 

@@ -65,9 +65,9 @@ def traced(monkeypatch):
     shapes = []
     original = shared_updates._SharedUpdate._updated
 
-    def updated(self, gradient, values):
+    def updated(self, gradient, *arguments):
         shapes.append(tuple(gradient.shape))
-        return original(self, gradient, values)
+        return original(self, gradient, *arguments)
 
     monkeypatch.setattr(shared_updates._SharedUpdate, "_updated", updated)
     return shapes
@@ -141,6 +141,68 @@ def test_an_update_that_writes_more_is_traced_for_each_variable(
     monkeypatch.setattr(keras_models, "updates_with_tensors", lambda _: True)
     assert trained(Counting(0.1))[2][2] == 6 * 8
     assert len(traced) == 8  # each is tried
+
+
+class Shift(keras.layers.Layer):
+    def build(self, _):
+        self.shift = self.add_weight(initializer="ones")
+        self.other = self.add_weight(initializer="ones")
+
+    def call(self, x):
+        return x * self.other + self.shift
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "epsilon"])
+def test_settings_may_be_variables_that_are_trained(setting):
+    def train(on_replica):
+        keras.utils.set_random_seed(0)
+        shift = Shift()
+        model = keras.Sequential(
+            [keras.Input((6,)), shift, keras.layers.Dense(6)]
+        )
+        optimizer = optimizers.RMSprop(lambda: 0.01)
+        if setting == "learning_rate":
+            optimizer = optimizers.SGD(lambda: shift.shift)
+        else:
+            optimizer.epsilon = shift.other
+        model.compile(optimizer, "mse", jit_compile=True)
+        if on_replica:
+            kc.replicate(model, kc.devices(1))
+        model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    for one, other in zip(train(False), train(True), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(optimizers.Muon, "bfloat16"), (optimizers.Adam, "float64")],
+)
+def test_variables_of_other_dtypes(kind, dtype):
+    def train(on_replica):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(6, "tanh", dtype=dtype) for _ in range(2)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(kind(0.01), "mse", jit_compile=True)
+        if on_replica:
+            kc.replicate(model, kc.devices(1))
+        model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
+        return [np.asarray(x, "float64") for x in model.get_weights()]
+
+    for one, other in zip(train(False), train(True), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_optimizers_in_a_scope_of_ones_own_are_kerass():
+    layer = keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")
+    layer.build((None, 2))
+    optimizer = optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(layer.trainable_variables)
+    with keras.StatelessScope():
+        optimizer.apply([tf.ones((2, 2))], layer.trainable_variables)
+    np.testing.assert_allclose(layer.kernel, 0.9 * np.ones((2, 2)))
+    np.testing.assert_allclose(optimizer.momentums[0], -0.1 * np.ones((2, 2)))
 
 
 class InLoop(keras.Sequential):

@@ -164,12 +164,15 @@ class ReplicaCollectives:
         axis: int,
         is_even: Callable[[tf.Tensor], bool],
     ) -> None:
-        sizes = [_size_in_trace(leaf, axis, is_even) for leaf in leaves]
+        sizes = [
+            _EQUAL if is_even(leaf) else _size_in_trace(leaf, axis)
+            for leaf in leaves
+        ]
         # What other processes trace is not seen here.
-        is_told = self._communicator.spans_processes
-        for size in sizes:
-            if size is None or (is_told and size not in (1, _SAME)):
-                raise _uneven(f"Received sizes along the axis: {sizes}.")
+        is_blind = self._communicator.spans_processes
+        for leaf, size in zip(leaves, sizes, strict=True):
+            if size is None or (is_blind and size != _EQUAL):
+                raise _uneven(f"Received a tensor of shape {leaf.shape}.")
         self._communicator.assert_same_call(self._index, sizes, _check_sizes)
 
     def _leaves(self, verb: str, tree: Tree, allowed: Any) -> list[Any]:
@@ -363,30 +366,31 @@ def _open_along(leaf: Any, axis: int) -> Any:
     return tf.TensorSpec(shape, leaf.dtype)
 
 
-_SAME = "as many for each sample"
+_EQUAL = "equal"
+"""A size that is not known while tracing, but equal on all replicas."""
 
 
-def _size_in_trace(
-    leaf: tf.Tensor, axis: int, is_even: Callable[[tf.Tensor], bool]
-) -> int | str | None:
+def _size_in_trace(leaf: tf.Tensor, axis: int) -> int | str | None:
     """Returns what is known of the size along an axis while tracing."""
-    if leaf.shape.rank is None:
+    rank = leaf.shape.rank
+    if rank is None:
         return None
-    if leaf.shape.rank == 0:
-        return 1
-    if axis not in range(-leaf.shape.rank, leaf.shape.rank):
+    if rank == 0:
+        return _EQUAL
+    if axis not in range(-rank, rank):
         raise ValueError(
             f"allgather: a tensor of shape {leaf.shape} has no axis {axis}."
         )
-    return _SAME if is_even(leaf) else leaf.shape[axis]
+    return leaf.shape[axis]
 
 
 def _check_sizes(first: list[Any], other: list[Any], index: int) -> None:
-    if first != other:
-        raise _uneven(
-            f"Replica 0 has sizes of {first} along the axis, replica {index} "
-            f"has {other}."
-        )
+    for one, another in zip(first, other, strict=True):
+        if one != another:
+            raise _uneven(
+                f"Replica 0 has a size of {one} along the axis, replica "
+                f"{index} one of {another}."
+            )
 
 
 def _uneven(received: str) -> tf.errors.UnimplementedError:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from keras.src.backend.common import global_state
-from keras.src.backend.common import stateless_scope
 from keras.src.backend.tensorflow import (
     distribution_lib as backend_distribution,
 )
@@ -46,6 +45,6 @@ def with_this_threads_state(fn: Callable) -> Callable:
     return run
 
 
-def is_stateless() -> bool:
-    """Whether a `keras.StatelessScope` keeps what is written here."""
-    return stateless_scope.in_stateless_scope()
+def stateless_scope() -> Any:
+    """Returns the `keras.StatelessScope` that this thread is in, or `None`."""
+    return global_state.get_global_attribute("stateless_scope")

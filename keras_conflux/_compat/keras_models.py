@@ -60,18 +60,25 @@ _WITH_TENSORS = (
 )
 """The optimizers that do with tensors what they do with variables.
 
-ScheduleFreeAdamW keeps the `value` of a variable and writes the variable before
-it uses it. With TensorFlow, what it has kept is then what was written.
+ScheduleFreeAdamW keeps the `value` of a variable, writes the variable, and then
+uses what it has kept. In TensorFlow that is the variable itself, and so the new
+value. A tensor would still be the old one.
 """
 
 
 def updates_with_tensors(optimizer: Any) -> bool:
-    """Whether an optimizer can be given tensors for variables, and be shared.
+    """Whether an optimizer can be given tensors in place of variables.
 
-    It does the same for each variable of a shape.
+    It does the same for each variable of a shape then, unless one of its
+    settings is a variable that it updates.
     """
-    is_its_own = "update_step" not in vars(optimizer)
-    return type(optimizer) in _WITH_TENSORS and is_its_own
+    settings = vars(optimizer)
+    updated = set(map(id, optimizer._trainable_variables))
+    return (
+        type(optimizer) in _WITH_TENSORS
+        and "update_step" not in settings
+        and not any(id(each) in updated for each in settings.values())
+    )
 
 
 def updated_with(optimizer: Any, variable: tf.Variable) -> list[Any]:
@@ -83,6 +90,7 @@ def updated_with(optimizer: Any, variable: tf.Variable) -> list[Any]:
 
     Returns:
         Variables of Keras, or `None` for what it does not keep for this one.
+        All lists of one variable for each count as what it keeps.
     """
     trained = optimizer._trainable_variables
     index = optimizer._get_variable_index(variable)
@@ -91,7 +99,8 @@ def updated_with(optimizer: Any, variable: tf.Variable) -> list[Any]:
         for name, found in vars(optimizer).items()
         if name not in _NOT_UPDATED and _is_one_for_each(found, trained)
     ]
-    # Adafactor has an integer, which lies on the CPU, where it keeps nothing.
+    # Adafactor puts the integer 0 in the place of what it does not keep for a
+    # variable. TensorFlow has integers on the CPU, where XLA cannot read them.
     return [trained[index], *map(_unless_integer, kept)]
 
 

@@ -254,7 +254,9 @@ READ = (
     ),
     PrivateName(f"{_OPTIMIZER}._get_variable_index", "self, variable"),
     PrivateName(
-        "keras.src.backend.common.stateless_scope:in_stateless_scope", ""
+        "keras.src.backend.common.stateless_scope:StatelessScope.__enter__",
+        "self",
+        ("set_global_attribute",),
     ),
     PrivateName(f"{_TF_OPTIMIZER}.__init__", None, ("_distribution_strategy",)),
     PrivateName(f"{_TF_TRAINER}.__init__", None, ("_distribute_strategy",)),

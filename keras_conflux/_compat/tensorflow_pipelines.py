@@ -36,7 +36,18 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
     return getattr(dataset, "_deterministic", None) == "false"
 
 
-def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
+def datasets_not_in_files(dataset: Any) -> Iterator[Any]:
+    """Yields a data set and those below, without what files keep of them."""
+    if isinstance(dataset, cache_op.CacheDataset) and not is_kept_in_memory(
+        dataset
+    ):
+        return
+    yield dataset
+    for each in dataset._inputs():
+        yield from datasets_not_in_files(each)
+
+
+def is_kept_in_memory(dataset: Any) -> bool:
     """Whether a data set is drawn from once, and then kept by this process."""
     if not isinstance(dataset, cache_op.CacheDataset):
         return False

@@ -47,7 +47,7 @@ PATCHES = (
     (Patched.SUM_GRADIENTS, gradients.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
-    (Patched.VARIABLE_KEY, variables.key),
+    (Patched.VARIABLE_KEY, optimizer_writes.key),
     (Patched.UPDATE_VARIABLES, shared_updates.update),
     (Patched.OPTIMIZER_ASSIGN, optimizer_writes.assign),
     (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.assign_add),

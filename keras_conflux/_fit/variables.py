@@ -59,13 +59,6 @@ def _strategy_of_variables() -> ReplicatedStrategy | None:
     return current if is_ours and in_its_scope else None
 
 
-def key(original: Callable, optimizer: Any, variable: Any) -> Any:
-    """Returns what an optimizer knows a variable by, whatever its value is."""
-    if isinstance(variable, keras.Variable):
-        variable = keras_variables.backing(variable)
-    return original(optimizer, variable)
-
-
 def build_loss_scale_optimizer(
     original: Callable, optimizer: Any, var_list: list[Any]
 ) -> None:

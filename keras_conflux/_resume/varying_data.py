@@ -58,14 +58,14 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         if tensorflow_pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
         if tensorflow_pipelines.is_kept_in_memory(each) and any(
-            operation.type in _WRITES_SEEDS
-            for below in tensorflow_pipelines.datasets_below(each)
+            operation.type in _WRITES_VARIABLES
+            for below in tensorflow_pipelines.datasets_not_in_files(each)
             for operation in tensorflow_pipelines.operations_of_dataset(below)
         ):
             yield (
-                "it keeps by `cache` what a `SeedGenerator` or `Generator` has "
-                "drawn, which has gone on since (call `cache` before that "
-                "`map`, or give it a file)"
+                "it keeps by `cache` what was computed with variables that go "
+                "on, such as that of a `SeedGenerator` (call `cache` before "
+                "that `map`, or give it a file)"
             )
 
 
@@ -87,6 +87,11 @@ def _of_parallel_calls(dataset: Any) -> Iterator[str]:
 
 
 _WRITES_SEEDS = ("AssignVariableOp", "RngReadAndSkip")
+_WRITES_VARIABLES = (
+    *_WRITES_SEEDS,
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+)
 
 
 def _draws_in_turn(operation: tf.Operation) -> bool:

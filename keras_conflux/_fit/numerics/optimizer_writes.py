@@ -7,16 +7,31 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
+
+
+class GivenTensors(keras.StatelessScope):
+    """In it, an optimizer reads and writes tensors in place of variables."""
+
+
+def key(original: Callable, optimizer: Any, variable: Any) -> Any:
+    """Returns what an optimizer knows a variable by.
+
+    Keras asks the `value` for its id, which a tensor does not have.
+    """
+    if _is_tensor_here(variable):
+        variable = keras_variables.backing(variable)
+    return original(optimizer, variable)
 
 
 def assign(
     original: Callable, optimizer: Any, variable: Any, value: Any
 ) -> None:
-    """Sets a variable, or its value where a `keras.StatelessScope` has it."""
+    """Sets a variable, or the tensor that is given for it."""
     if _is_tensor_here(variable):
-        variable.assign(value)
+        variable.assign(tf.cast(value, variable.dtype))
     else:
         original(optimizer, variable, value)
 
@@ -24,12 +39,12 @@ def assign(
 def assign_add(
     original: Callable, optimizer: Any, variable: Any, value: Any
 ) -> None:
-    """Adds to a variable, or to its value as above.
+    """Adds to a variable, or to the tensor that is given for it.
 
     The rows of a sparse update that repeat are added up before.
     """
     if _is_tensor_here(variable):
-        variable.assign_add(value)
+        variable.assign_add(tf.cast(value, variable.dtype))
     else:
         original(optimizer, variable, _repeatable(value))
 
@@ -39,14 +54,15 @@ def assign_sub(
 ) -> None:
     """Subtracts from a variable. See `assign_add`."""
     if _is_tensor_here(variable):
-        variable.assign_sub(value)
+        variable.assign_sub(tf.cast(value, variable.dtype))
     else:
         original(optimizer, variable, _repeatable(value))
 
 
 def _is_tensor_here(variable: Any) -> bool:
-    return (
-        isinstance(variable, keras.Variable) and keras_internals.is_stateless()
+    scope = keras_internals.stateless_scope()
+    return isinstance(scope, GivenTensors) and isinstance(
+        variable, keras.Variable
     )
 
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.numerics.optimizer_writes import GivenTensors
 from keras_conflux._replication import step_context
 
 
@@ -79,8 +80,9 @@ class _SharedUpdate:
             None if each is None else tf.convert_to_tensor(each)
             for each in self._variables
         ]
-        function = self._function.get_concrete_function(gradient, values)
-        new, *state = function(gradient, values)
+        arguments = gradient, values, self._rate()
+        function = self._function.get_concrete_function(*arguments)
+        new, *state = function(*arguments)
         distribution.extended.update(
             variable, lambda x, value: x.assign(value), (new,), group=False
         )
@@ -88,8 +90,23 @@ class _SharedUpdate:
             if value is not None:
                 self._optimizer.assign(each, value)
 
+    def _rate(self) -> tf.Tensor | None:
+        """Returns what a learning rate is that is a variable.
+
+        It may be trained as well, and be the one that is updated.
+        """
+        rate = self._learning_rate
+        if not isinstance(rate, keras.Variable):
+            return None
+        if any(rate is each for each in self._variables):
+            return None
+        return tf.convert_to_tensor(rate)
+
     def _updated(
-        self, gradient: tf.Tensor, values: list[tf.Tensor | None]
+        self,
+        gradient: tf.Tensor,
+        values: list[tf.Tensor | None],
+        rate: tf.Tensor | None,
     ) -> list[tf.Tensor | None]:
         """Returns what an update leaves in the variables that it changes."""
         known = [
@@ -97,7 +114,9 @@ class _SharedUpdate:
             for variable, value in zip(self._variables, values, strict=True)
             if variable is not None
         ]
-        with keras.StatelessScope(known) as scope:
+        if rate is not None:
+            known.append((self._learning_rate, rate))
+        with GivenTensors(known) as scope:
             before = scope.state_mapping.copy()
             self._optimizer.update_step(
                 gradient, self._variables[0], self._learning_rate
