@@ -27,6 +27,7 @@ import keras_conflux as kc
 from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
+from keras_conflux._replication import synchronization
 
 X, Y = regression(61)
 WEIGHTS = np.random.default_rng(1).uniform(0.2, 2, 61).astype("float32")
@@ -505,6 +506,29 @@ def plain_variables_are_warned_of(directory):
         assert told == (sets_samples or len(kc.devices()) > 1)
 
 
+def weights_travel_in_parts(directory):
+    """Each process begins with others, of sizes that parts do not divide."""
+    layers = [keras.layers.Dense(units, name=f"d{units}") for units in (1, 7)]
+    for layer in layers:
+        layer.build((None, 11))
+        start = 100 * kc.process_index()
+        for variable in layer.weights:
+            count = np.prod(variable.shape)
+            numbers = np.arange(start, start + count, dtype="float32")
+            variable.assign(numbers.reshape(variable.shape))
+    kc.replicate(layers)
+    before, synchronization.BYTES_AT_ONCE = synchronization.BYTES_AT_ONCE, 96
+    try:
+        kc.synchronize(layers, root=0)
+    finally:
+        synchronization.BYTES_AT_ONCE = before
+    for layer in layers:
+        for variable in layer.weights:
+            expected = np.arange(np.prod(variable.shape))
+            np.testing.assert_array_equal(np.ravel(variable), expected)
+    kc.assert_in_sync(layers)
+
+
 def sigterm_ends_them(directory):
     """Unless a training with `kc.Resume` runs."""
     told = pathlib.Path("/proc/self/status").read_text()
@@ -539,5 +563,6 @@ CHECKS = {
         parts_are_resumed,
         plain_variables_are_warned_of,
         sigterm_ends_them,
+        weights_travel_in_parts,
     )
 }

@@ -1,6 +1,8 @@
 """Whether the copies of variables are equal, and how to make them so."""
 
+import math
 import zlib
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,11 +84,64 @@ def _copy_to_all(
     replicated = [
         v for v in variables if is_replicated(keras_variables.backing(v))
     ]
-    copies = list(zip(*map(state.copies, replicated), strict=True))
+    name = f"synchronize of {len(replicated)} variables"
+    described = [
+        (state.name_of(v), tuple(v.shape), v.dtype) for v in replicated
+    ]
+    with told_to_all(name):
+        agree(f"{name}: {described}")
+        for group in _of_limited_size(replicated):
+            _copy_group(group, strategy, root, name)
 
-    def all_replicas() -> None:
+
+BYTES_AT_ONCE = 2**28
+"""What is sent at once, as a copy takes several times its size meanwhile."""
+
+
+def _of_limited_size(
+    variables: list[keras.Variable],
+) -> Iterator[list[keras.Variable]]:
+    """Yields the variables in groups, or one that is larger by itself."""
+    group: list[keras.Variable] = []
+    total = 0
+    for variable in variables:
+        size = _bytes(variable)
+        if group and total + size > BYTES_AT_ONCE:
+            yield group
+            group, total = [], 0
+        group.append(variable)
+        total += size
+    if group:
+        yield group
+
+
+def _bytes(variable: keras.Variable) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+def _copy_group(
+    group: list[keras.Variable],
+    strategy: ReplicatedStrategy,
+    root: int,
+    name: str,
+) -> None:
+    """Copies variables, a part of the rows at a time if there is one."""
+    copies = list(zip(*map(state.copies, group), strict=True))
+    rows = next(iter(group[0].shape), 1)
+    needed = math.ceil(sum(map(_bytes, group)) / BYTES_AT_ONCE)
+    parts = max(1, min(rows, needed)) if len(group) == 1 else 1
+    length = math.ceil(rows / parts)
+
+    def all_replicas(first: tf.Tensor) -> None:
         def one_replica() -> None:
             mine = copies[replica_index()]
+            if parts > 1:
+                (whole,) = mine
+                part = whole[first : first + length]
+                part = tf.ensure_shape(part, [length, *whole.shape[1:]])
+                part = replica_collectives().broadcast(part, root)
+                whole[first : first + length].assign(part)
+                return
             values = [copy.read_value() for copy in mine]
             values = replica_collectives().broadcast(values, root)
             for copy, value in zip(mine, values, strict=True):
@@ -94,12 +149,12 @@ def _copy_to_all(
 
         strategy.run(one_replica)
 
-    name = f"synchronize of {len(replicated)} variables"
-    with told_to_all(name):
-        agree(f"{name}: {[state.name_of(v) for v in replicated]}")
-        run = tensorflow_tracing.concrete_function(all_replicas, [])
-        with communicator.exclusive(run, name):
-            run()
+    signature = [tf.TensorSpec([], tf.int32)]
+    run = tensorflow_tracing.concrete_function(all_replicas, signature)
+    for part in range(parts):
+        first = min(part * length, rows - length)  # the last ones may overlap
+        with strategy.communicator.exclusive(run, name):
+            run(tf.constant(first))
 
 
 def _has_value(variable: Any) -> bool:
