@@ -80,7 +80,7 @@ def test_a_shared_update_does_what_those_of_each_variable_do(
     found = trained(OPTIMIZERS[name]())
     shapes = list(traced)
     assert sorted(shapes) == [(3,), (6,), (6, 3), (6, 6)]
-    monkeypatch.setattr(keras_models, "updates_with_tensors", lambda _: False)
+    monkeypatch.setattr(keras_models, "updates_with_tensors", lambda *_: False)
     expected = trained(OPTIMIZERS[name]())
     assert traced == shapes
     keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
@@ -138,9 +138,16 @@ def test_variables_of_tensorflow_are_traced_one_by_one(traced):
 def test_an_update_that_writes_more_is_traced_for_each_variable(
     monkeypatch, traced
 ):
-    monkeypatch.setattr(keras_models, "updates_with_tensors", lambda _: True)
+    monkeypatch.setattr(keras_models, "updates_with_tensors", lambda *_: True)
     assert trained(Counting(0.1))[2][2] == 6 * 8
     assert len(traced) == 8  # each is tried
+
+
+def weights_after(model, on_replica):
+    if on_replica:
+        kc.replicate(model, kc.devices(1))
+    model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
+    return [np.asarray(x, "float64") for x in model.get_weights()]
 
 
 class Shift(keras.layers.Layer):
@@ -166,10 +173,7 @@ def test_settings_may_be_variables_that_are_trained(setting):
         else:
             optimizer.epsilon = shift.other
         model.compile(optimizer, "mse", jit_compile=True)
-        if on_replica:
-            kc.replicate(model, kc.devices(1))
-        model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
-        return model.get_weights()
+        return weights_after(model, on_replica)
 
     for one, other in zip(train(False), train(True), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
@@ -185,10 +189,7 @@ def test_variables_of_other_dtypes(kind, dtype):
         layers = [keras.layers.Dense(6, "tanh", dtype=dtype) for _ in range(2)]
         model = keras.Sequential([keras.Input((6,)), *layers])
         model.compile(kind(0.01), "mse", jit_compile=True)
-        if on_replica:
-            kc.replicate(model, kc.devices(1))
-        model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
-        return [np.asarray(x, "float64") for x in model.get_weights()]
+        return weights_after(model, on_replica)
 
     for one, other in zip(train(False), train(True), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
@@ -242,10 +243,7 @@ def test_updates_in_steps_of_ones_own(traced, kind):
         layers = [keras.layers.Dense(6, "tanh") for _ in range(3)]
         model = kind([keras.Input((6,)), *layers])
         model.compile(optimizers.AdamW(0.01), jit_compile=True)
-        if on_replica:
-            kc.replicate(model, kc.devices(1))
-        model.fit(X, X, batch_size=8, verbose=0, shuffle=False)
-        return model.get_weights()
+        return weights_after(model, on_replica)
 
     expected = train(on_replica=False)
     assert not traced

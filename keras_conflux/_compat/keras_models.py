@@ -66,42 +66,50 @@ value. A tensor would still be the old one.
 """
 
 
-def updates_with_tensors(optimizer: Any) -> bool:
+def updates_with_tensors(optimizer: Any, learning_rate: Any) -> bool:
     """Whether an optimizer can be given tensors in place of variables.
 
-    It does the same for each variable of a shape then, unless one of its
-    settings is a variable that it updates.
+    It does the same for each variable of a shape then, unless its learning rate
+    or another setting is a variable that it updates.
     """
     settings = vars(optimizer)
     updated = set(map(id, optimizer._trainable_variables))
     return (
         type(optimizer) in _WITH_TENSORS
         and "update_step" not in settings
-        and not any(id(each) in updated for each in settings.values())
+        and not any(
+            id(each) in updated for each in (*settings.values(), learning_rate)
+        )
     )
 
 
-def updated_with(optimizer: Any, variable: tf.Variable) -> list[Any]:
-    """Returns a variable, and what an optimizer keeps for it alone.
+def updated_together(optimizer: Any) -> list[list[Any]]:
+    """Returns for each variable the variable, and what is kept for it alone.
 
     Args:
         optimizer: One that has been built.
-        variable: One of those that it updates, as TensorFlow knows it.
 
     Returns:
-        Variables of Keras, or `None` for what it does not keep for this one.
-        All lists of one variable for each count as what it keeps.
+        Variables of Keras, or `None` for what it does not keep for one. All
+        lists of one variable for each count as what it keeps.
     """
     trained = optimizer._trainable_variables
-    index = optimizer._get_variable_index(variable)
     kept = [
-        found[index]
+        found
         for name, found in vars(optimizer).items()
         if name not in _NOT_UPDATED and _is_one_for_each(found, trained)
     ]
     # Adafactor puts the integer 0 in the place of what it does not keep for a
     # variable. TensorFlow has integers on the CPU, where XLA cannot read them.
-    return [trained[index], *map(_unless_integer, kept)]
+    return [
+        [variable, *map(_unless_integer, own)]
+        for variable, *own in zip(trained, *kept, strict=True)
+    ]
+
+
+def index_of(optimizer: Any, variable: tf.Variable) -> int:
+    """Returns the position of a variable among those that are updated."""
+    return optimizer._get_variable_index(variable)
 
 
 def _unless_integer(variable: keras.Variable | None) -> keras.Variable | None:

@@ -49,9 +49,9 @@ PATCHES = (
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
     (Patched.VARIABLE_KEY, optimizer_writes.key),
     (Patched.UPDATE_VARIABLES, shared_updates.update),
-    (Patched.OPTIMIZER_ASSIGN, optimizer_writes.assign),
-    (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.assign_add),
-    (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.assign_sub),
+    (Patched.OPTIMIZER_ASSIGN, optimizer_writes.write),
+    (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.add),
+    (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.add),
     (Patched.OPTIMIZER_INIT, variables.make_distributed),
     # Losses and metrics.
     (Patched.SCALE_LOSS, losses.scale),

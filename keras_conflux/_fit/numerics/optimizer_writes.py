@@ -26,37 +26,27 @@ def key(original: Callable, optimizer: Any, variable: Any) -> Any:
     return original(optimizer, variable)
 
 
-def assign(
+def write(
     original: Callable, optimizer: Any, variable: Any, value: Any
 ) -> None:
-    """Sets a variable, or the tensor that is given for it."""
+    """Writes a variable, or the tensor that is given for it.
+
+    Args:
+        original: A method of the optimizer. A variable has one of its name.
+        optimizer: Whose method it is.
+        variable: What is written.
+        value: What it is set to, or what is added or subtracted.
+    """
     if _is_tensor_here(variable):
-        variable.assign(tf.cast(value, variable.dtype))
+        value = tf.cast(value, variable.dtype)
+        getattr(variable, original.__name__)(value)
     else:
         original(optimizer, variable, value)
 
 
-def assign_add(
-    original: Callable, optimizer: Any, variable: Any, value: Any
-) -> None:
-    """Adds to a variable, or to the tensor that is given for it.
-
-    The rows of a sparse update that repeat are added up before.
-    """
-    if _is_tensor_here(variable):
-        variable.assign_add(tf.cast(value, variable.dtype))
-    else:
-        original(optimizer, variable, _repeatable(value))
-
-
-def assign_sub(
-    original: Callable, optimizer: Any, variable: Any, value: Any
-) -> None:
-    """Subtracts from a variable. See `assign_add`."""
-    if _is_tensor_here(variable):
-        variable.assign_sub(tf.cast(value, variable.dtype))
-    else:
-        original(optimizer, variable, _repeatable(value))
+def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
+    """Adds or subtracts, after the rows that repeat are added up."""
+    write(original, optimizer, variable, _repeatable(value))
 
 
 def _is_tensor_here(variable: Any) -> bool:

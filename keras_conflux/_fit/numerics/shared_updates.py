@@ -32,7 +32,9 @@ def update(
     """
     context = step_context.current()
     in_xla = context is not None and context.in_xla
-    if not in_xla or not keras_models.updates_with_tensors(optimizer):
+    if not in_xla or not keras_models.updates_with_tensors(
+        optimizer, learning_rate
+    ):
         original(optimizer, distribution, grads_and_vars, learning_rate)
         return
     shared = _SharedUpdate(optimizer, learning_rate)
@@ -59,6 +61,7 @@ class _SharedUpdate:
     def __init__(self, optimizer: Any, learning_rate: Any) -> None:
         self._optimizer = optimizer
         self._learning_rate = learning_rate
+        self._updated_together = keras_models.updated_together(optimizer)
         self._variables: list[keras.Variable | None] = []
         self._function = tf.function(
             self._updated,
@@ -72,7 +75,8 @@ class _SharedUpdate:
         gradient: Any,
         variable: tf.Variable,
     ) -> None:
-        self._variables = keras_models.updated_with(self._optimizer, variable)
+        index = keras_models.index_of(self._optimizer, variable)
+        self._variables = self._updated_together[index]
         is_known = isinstance(self._variables[0], keras.Variable)
         if not is_known or not isinstance(gradient, tf.Tensor):
             raise _CannotShare
@@ -80,9 +84,8 @@ class _SharedUpdate:
             None if each is None else tf.convert_to_tensor(each)
             for each in self._variables
         ]
-        arguments = gradient, values, self._rate()
-        function = self._function.get_concrete_function(*arguments)
-        new, *state = function(*arguments)
+        function = self._function.get_concrete_function(gradient, values)
+        new, *state = function(gradient, values)
         distribution.extended.update(
             variable, lambda x, value: x.assign(value), (new,), group=False
         )
@@ -90,23 +93,8 @@ class _SharedUpdate:
             if value is not None:
                 self._optimizer.assign(each, value)
 
-    def _rate(self) -> tf.Tensor | None:
-        """Returns what a learning rate is that is a variable.
-
-        It may be trained as well, and be the one that is updated.
-        """
-        rate = self._learning_rate
-        if not isinstance(rate, keras.Variable):
-            return None
-        if any(rate is each for each in self._variables):
-            return None
-        return tf.convert_to_tensor(rate)
-
     def _updated(
-        self,
-        gradient: tf.Tensor,
-        values: list[tf.Tensor | None],
-        rate: tf.Tensor | None,
+        self, gradient: tf.Tensor, values: list[tf.Tensor | None]
     ) -> list[tf.Tensor | None]:
         """Returns what an update leaves in the variables that it changes."""
         known = [
@@ -114,8 +102,6 @@ class _SharedUpdate:
             for variable, value in zip(self._variables, values, strict=True)
             if variable is not None
         ]
-        if rate is not None:
-            known.append((self._learning_rate, rate))
         with GivenTensors(known) as scope:
             before = scope.state_mapping.copy()
             self._optimizer.update_step(
