@@ -226,18 +226,33 @@ def test_allgather_in_compiled_functions_takes_even_sizes():
         gather(parts)
 
 
-class Contrastive(keras.Sequential):
-    """Compares its samples with those of all replicas."""
+class Compared(keras.Sequential):
+    """Compares some of its samples with others."""
 
     def train_step(self, data):
         x, _ = data
         with tf.GradientTape() as tape:
-            z = self(x, training=True)
-            scores = tf.matmul(z, kc.allgather(z), transpose_b=True)
+            some, others = self.chosen(x, self(x, training=True))
+            scores = tf.matmul(some, others, transpose_b=True)
             loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
+
+
+class Contrastive(Compared):
+    """Compares its samples with those of all replicas."""
+
+    def chosen(self, x, z):
+        return z, kc.allgather(z)
+
+
+class Masked(Compared):
+    """Compares the samples that it has chosen by their values."""
+
+    def chosen(self, x, z):
+        kept = tf.boolean_mask(z, x[:, 0] > 0)
+        return kept, kept
 
 
 def test_a_step_that_gathers_samples_is_compiled():
@@ -246,20 +261,6 @@ def test_a_step_that_gathers_samples_is_compiled():
     kc.replicate(model, DEVICES)
     history = model.fit(X, Y, batch_size=4, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
-
-
-class Masked(keras.Sequential):
-    """Compares the samples that it has chosen by their values."""
-
-    def train_step(self, data):
-        x, _ = data
-        with tf.GradientTape() as tape:
-            z = tf.boolean_mask(self(x, training=True), x[:, 0] > 0)
-            scores = tf.matmul(z, z, transpose_b=True)
-            loss = tf.reduce_mean(tf.reduce_logsumexp(scores, 1))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        return {"loss": loss}
 
 
 def test_rows_whose_number_only_values_tell_are_not_compiled():

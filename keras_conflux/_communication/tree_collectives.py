@@ -15,6 +15,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._compat import error_texts
 
 OPS = ("sum", "mean", "product", "min", "max")
 _SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
@@ -394,11 +395,10 @@ def _check_sizes(first: list[Any], other: list[Any], index: int) -> None:
 
 
 def _uneven(received: str) -> tf.errors.UnimplementedError:
-    message = (
+    return error_texts.cannot_compile(
         "allgather in what XLA compiles joins tensors whose sizes are equal "
         f"and known. {received} Use `jit_compile=False`."
     )
-    return tf.errors.UnimplementedError(None, None, message)
 
 
 def _check_call(

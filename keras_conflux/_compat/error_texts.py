@@ -17,6 +17,15 @@ _NOISE = re.compile(
 )
 
 
+def cannot_compile(reason: str) -> tf.errors.UnimplementedError:
+    """Returns an error that is one of the compiler, as below.
+
+    Args:
+        reason: Says that XLA or a compiled step cannot do it.
+    """
+    return tf.errors.UnimplementedError(None, None, reason)
+
+
 def is_of_compiler(error: tf.errors.OpError) -> bool:
     """Whether XLA says that it cannot compile a program."""
     kinds = tf.errors.InvalidArgumentError | tf.errors.UnimplementedError

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import error_texts
 from keras_conflux._compat.shared_trace import SharedTrace
 from keras_conflux._fit.execution.cached_program import CachedProgram
 from keras_conflux._fit.execution.replica_step import InXla
@@ -213,9 +214,7 @@ def _zeros_like(logs: Tree) -> list[tf.Tensor]:
     """Returns what a loop over steps begins with."""
     for path, output in trees.with_paths(logs):
         if output is not None and not output.shape.is_fully_defined():
-            raise tf.errors.UnimplementedError(
-                None,
-                None,
+            raise error_texts.cannot_compile(
                 f"A compiled step returns one number a log; that at {path} is "
                 f"{trees.describe(output)}.",
             )

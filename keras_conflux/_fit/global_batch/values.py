@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._communication import dtypes
+from keras_conflux._compat import error_texts
 from keras_conflux._fit.global_batch import strings
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import COUNTED
@@ -242,9 +243,7 @@ def _gathered_now(
             (collectives.count - 1 - index) * rows.length for rows in found
         ]
     elif context.in_xla and collectives.count > 1:
-        raise tf.errors.UnimplementedError(
-            None,
-            None,
+        raise error_texts.cannot_compile(
             "XLA has to know how many rows replicas exchange. Here only values "
             f"tell, as in {_names(sources, kinds)}.",
         )
