@@ -14,11 +14,20 @@ from tensorflow.python.data.ops import prefetch_op
 from tensorflow.python.data.ops import repeat_op
 
 
-def datasets_below(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and those that it is made of."""
+def datasets_below(
+    dataset: tf.data.Dataset, in_files: bool = True
+) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and those that it is made of.
+
+    Args:
+        dataset: The uppermost one.
+        in_files: Whether also what a cache keeps in files.
+    """
+    if not in_files and _cache_file(dataset):
+        return
     yield dataset
     for each in dataset._inputs():
-        yield from datasets_below(each)
+        yield from datasets_below(each, in_files)
 
 
 def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int, int] | None:
@@ -36,22 +45,16 @@ def is_out_of_order(dataset: tf.data.Dataset) -> bool:
     return getattr(dataset, "_deterministic", None) == "false"
 
 
-def datasets_not_in_files(dataset: Any) -> Iterator[Any]:
-    """Yields a data set and those below, without what files keep of them."""
-    if isinstance(dataset, cache_op.CacheDataset) and not is_kept_in_memory(
-        dataset
-    ):
-        return
-    yield dataset
-    for each in dataset._inputs():
-        yield from datasets_not_in_files(each)
-
-
-def is_kept_in_memory(dataset: Any) -> bool:
+def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
     """Whether a data set is drawn from once, and then kept by this process."""
+    return _cache_file(dataset) == b""
+
+
+def _cache_file(dataset: Any) -> bytes | None:
+    """Returns where a data set is cached, if it is: `b""` is in memory."""
     if not isinstance(dataset, cache_op.CacheDataset):
-        return False
-    return not tf.get_static_value(dataset._filename)
+        return None
+    return tf.get_static_value(dataset._filename) or b""
 
 
 def is_parallel(dataset: tf.data.Dataset) -> bool:

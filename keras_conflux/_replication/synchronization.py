@@ -129,23 +129,17 @@ def _copy_group(
     copies = list(zip(*map(state.copies, group), strict=True))
     rows = next(iter(group[0].shape), 1)
     needed = math.ceil(sum(map(_bytes, group)) / BYTES_AT_ONCE)
-    parts = max(1, min(rows, needed)) if len(group) == 1 else 1
+    parts = max(1, min(rows, needed))  # several variables are one part
     length = math.ceil(rows / parts)
 
     def all_replicas(first: tf.Tensor) -> None:
         def one_replica() -> None:
             mine = copies[replica_index()]
-            if parts > 1:
-                (whole,) = mine
-                part = whole[first : first + length]
-                part = tf.ensure_shape(part, [length, *whole.shape[1:]])
-                part = replica_collectives().broadcast(part, root)
-                whole[first : first + length].assign(part)
-                return
-            values = [copy.read_value() for copy in mine]
-            values = replica_collectives().broadcast(values, root)
-            for copy, value in zip(mine, values, strict=True):
-                copy.assign(value)
+            if parts == 1:
+                _broadcast(mine, root)
+            else:
+                (copy,) = mine
+                _broadcast_rows(copy, first, length, root)
 
         strategy.run(one_replica)
 
@@ -155,6 +149,22 @@ def _copy_group(
         first = min(part * length, rows - length)  # the last ones may overlap
         with strategy.communicator.exclusive(run, name):
             run(tf.constant(first))
+
+
+def _broadcast(copies: Sequence[tf.Variable], root: int) -> None:
+    values = [copy.read_value() for copy in copies]
+    values = replica_collectives().broadcast(values, root)
+    for copy, value in zip(copies, values, strict=True):
+        copy.assign(value)
+
+
+def _broadcast_rows(
+    copy: Any, first: tf.Tensor, length: int, root: int
+) -> None:
+    rows = copy[first : first + length]
+    rows = tf.ensure_shape(rows, [length, *copy.shape[1:]])
+    rows = replica_collectives().broadcast(rows, root)
+    copy[first : first + length].assign(rows)
 
 
 def _has_value(variable: Any) -> bool:

@@ -59,7 +59,9 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
             yield from _of_parallel_calls(each)
         if tensorflow_pipelines.is_kept_in_memory(each) and any(
             operation.type in _WRITES_VARIABLES
-            for below in tensorflow_pipelines.datasets_not_in_files(each)
+            for below in tensorflow_pipelines.datasets_below(
+                each, in_files=False
+            )
             for operation in tensorflow_pipelines.operations_of_dataset(below)
         ):
             yield (

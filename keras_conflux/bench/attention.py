@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import Any
 
+from keras_conflux.bench import measured
+
 _WAYS = ("fused", "keras")
 _VOCABULARY = 32_000
 
@@ -20,10 +22,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser("python -m keras_conflux.bench.attention")
     parser.add_argument("length", type=int, help="tokens per sequence")
-    parser.add_argument("--batch", type=int, default=8, help="sequences")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=32, help="per epoch")
-    parser.add_argument("--epochs", type=int, default=3)
+    measured.add_sizes(parser)
+    parser.set_defaults(batch=8, steps=32, epochs=3)
     parser.add_argument("--way", choices=_WAYS, help="this one, and here")
     return parser.parse_args(arguments)
 
