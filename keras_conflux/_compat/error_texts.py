@@ -10,6 +10,7 @@ import tensorflow as tf
 _COMPILER_WORDS = ("XLA", "compil")
 _CHECK_OF_COMPILER = "RET_CHECK failure (external/xla/xla/service/"
 """XLA says so where one of its passes has made a program that is not valid."""
+_END_OF_DATA = "End of sequence"
 
 _NOISE = re.compile(
     r"Graph execution error|Detected at node|File |\d+ root error|"
@@ -33,6 +34,11 @@ def is_of_compiler(error: tf.errors.OpError) -> bool:
     if isinstance(error, tf.errors.InternalError):
         return _CHECK_OF_COMPILER in text
     return isinstance(error, kinds) and any(w in text for w in _COMPILER_WORDS)
+
+
+def is_end_of_data(error: tf.errors.OpError) -> bool:
+    """Whether an iterator that a step draws from itself has come to its end."""
+    return _END_OF_DATA in str(error)
 
 
 def reason_of(error: tf.errors.OpError) -> str:

@@ -75,10 +75,26 @@ class StepExecutor:
                 return result
             except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
-            except BaseException:
+            except BaseException as error:
                 if not self._strategy.communicator.spans_processes:
                     synchronization.synchronize(self._model)
+                self._assert_heard(error)
                 raise
+
+    def _assert_heard(self, error: BaseException) -> None:
+        """Raises another error for one that Keras' loops would not raise.
+
+        They take this kind for the end of the data, and training would end
+        there without a word.
+        """
+        if isinstance(
+            error, tf.errors.OutOfRangeError
+        ) and not error_texts.is_end_of_data(error):
+            raise tf.errors.InternalError(
+                None,
+                None,
+                f"{self._name} has failed: {error_texts.reason_of(error)}",
+            ) from error
 
     def _programs(self) -> int:
         """Returns how many programs have been traced."""
