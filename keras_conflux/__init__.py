@@ -13,6 +13,7 @@ from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import xla_flags as _xla_flags
 from keras_conflux._custom_loops.collectives import allgather
 from keras_conflux._custom_loops.collectives import allreduce
 from keras_conflux._custom_loops.collectives import broadcast
@@ -104,6 +105,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+_xla_flags.choose_products()
 _program_cache.enable(__version__)
 _keras_patches.install()
 _resumable_fit.install()

@@ -16,8 +16,11 @@ from typing import ClassVar
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import ON_GPU
 
+from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat import xla_flags
 from keras_conflux._fit import slow_input
 from keras_conflux._program_cache import flags
 from keras_conflux.bench import __main__ as bench
@@ -162,6 +165,10 @@ echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\"}"
 def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
     monkeypatch.setenv("XLA_FLAGS", "--mine")
     flags.set_autotuning(os.environ, pathlib.Path(f"/{flags.FOLDER_PREFIX}1"))
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    xla_flags.choose_products(os.environ)
+    if numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:
+        assert "cublaslt" in os.environ["XLA_FLAGS"]
     asked = "--models small --devices 1 2 --how conflux jax torch --batch 8"
     asked += " --kib --python torch=env\\ there/python"
     assert bench.main([*shlex.split(asked), "--out", str(tmp_path)]) == 0

@@ -316,9 +316,11 @@ def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
     }
     # JAX reads these flags, too, and dies of those that it does not know.
     jax = {}
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.6.2")
-    flags.set_autotuning(jax, tmp_path)
-    assert jax == {}
+    for version in ("0.6.2", "0.11.0"):
+        installed = {"jaxlib": version}
+        monkeypatch.setattr("importlib.metadata.version", installed.get)
+        flags.set_autotuning(jax, tmp_path)
+        assert jax == {}
     with unavailable("flags cannot name"):
         flags.set_programs({}, tmp_path / 'a"b', "GPU")
 

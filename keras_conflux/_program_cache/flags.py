@@ -1,27 +1,20 @@
-"""The flags of TensorFlow and XLA that name folders, in the environment.
-
-An unknown flag ends a process, so they are set only for versions that are known
-to have them, and removed again when TensorFlow has run the first program: a
-child process may have another TensorFlow, and JAX reads XLA_FLAGS as well.
-"""
+"""The flags of TensorFlow and XLA that name folders, in the environment."""
 
 import pathlib
 import re
 from collections.abc import MutableMapping
-from importlib import metadata
 
-from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat import xla_flags
 from keras_conflux._program_cache.unavailable import CacheUnavailable
 
-KNOWN_TENSORFLOW = ((2, 21),)
-"""The versions that have all of the flags. 2.20 has no cache of autotuning."""
-KNOWN_JAX = (0, 7, 2)
-"""The first version of JAX that is known to have those of XLA."""
 FOLDER_PREFIX = "keras_conflux-"
 """How the folders begin that this package names in flags."""
 
+LAST_JAX = (0, 10)
+"""The last version of JAX that has the flag for autotuning; 0.11 ends the
+process that sets it."""
+
 _TENSORFLOW = "TF_XLA_FLAGS"
-_XLA = "XLA_FLAGS"
 _PREFIX = "--tf_xla_persistent_cache_prefix=keras_conflux"
 _DEVICE_TYPES = "--tf_xla_persistent_cache_device_types"
 _PROGRAMS = "--tf_xla_persistent_cache_directory"
@@ -41,7 +34,7 @@ def assert_free(environ: MutableMapping[str, str]) -> None:
     Raises:
         CacheUnavailable: If it cannot.
     """
-    for name in (_TENSORFLOW, _XLA):
+    for name in (_TENSORFLOW, xla_flags.VARIABLE):
         text = environ.get(name, "").strip()
         if text and not text.startswith("-"):
             raise CacheUnavailable(
@@ -65,7 +58,7 @@ def set_programs(
         folder: Where.
         device_type: `"GPU"` or `"CPU"`.
     """
-    _append(
+    xla_flags.append(
         environ,
         _TENSORFLOW,
         f"{_PREFIX} {_DEVICE_TYPES}={device_type} "
@@ -79,22 +72,20 @@ def set_autotuning(
     """Makes XLA keep which variant of a kernel was the fastest.
 
     XLA reads this when it first compiles, or on GPUs before, once a process.
-    What the user has set stays. Nothing is set where an older JAX might read
-    it.
+    What the user has set stays. Nothing is set where a JAX might read it that
+    is not known to have the flag.
 
     Args:
         environ: The environment variables.
         folder: Where.
     """
-    if "autotune" not in environ.get(_XLA, "") and not _has_older_jax():
-        _append(environ, _XLA, f"{_AUTOTUNING}={_quoted(folder)}")
-
-
-def _has_older_jax() -> bool:
-    try:
-        return numbers(metadata.version("jaxlib")) < KNOWN_JAX
-    except metadata.PackageNotFoundError:
-        return False
+    given = environ.get(xla_flags.VARIABLE, "")
+    if "autotune" not in given and xla_flags.is_known_to_jax(LAST_JAX):
+        xla_flags.append(
+            environ,
+            xla_flags.VARIABLE,
+            f"{_AUTOTUNING}={_quoted(folder)}",
+        )
 
 
 def remove(environ: MutableMapping[str, str]) -> None:
@@ -103,18 +94,12 @@ def remove(environ: MutableMapping[str, str]) -> None:
     Args:
         environ: The environment variables.
     """
-    for name in (_TENSORFLOW, _XLA):
+    for name in (_TENSORFLOW, xla_flags.VARIABLE):
         text = environ.get(name, "")
         if (rest := _OURS.sub("", text)) != text:
             environ[name] = rest
             if not rest.strip():
                 del environ[name]
-
-
-def _append(
-    environ: MutableMapping[str, str], name: str, addition: str
-) -> None:
-    environ[name] = f"{environ.get(name, '')} {addition}".lstrip()
 
 
 def _quoted(folder: pathlib.Path) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from keras_conflux._compat import xla_flags
 from keras_conflux._program_cache import flags
 
 _PEERS = {"keras_jax": "jax", "pytorch": "torch"}
@@ -197,10 +198,13 @@ def _environment(run: Run, cache: Path) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }
     if run.module == "train" and "conflux" not in run.arguments:
-        environ["KERAS_CONFLUX_CACHE"] = "0"  # Keras by itself has none
+        # Keras by itself has neither.
+        environ["KERAS_CONFLUX_CACHE"] = environ[xla_flags.SWITCH] = "0"
     if run.module == "keras_jax":
         environ["KERAS_BACKEND"] = "jax"
-    flags.remove(environ)  # other programs may not know them
+    # Other programs may not know them.
+    flags.remove(environ)
+    xla_flags.remove_products(environ)
     return environ
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
+from keras_conflux._compat import xla_flags
 from keras_conflux._compat.repeatable_names import repeatable_names
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.watchdog import StepWatchdog
@@ -40,6 +41,8 @@ class CachedProgram:
         self._is_alone = is_alone
         self._cache = setup.current(kind)
         self._program = self._traced()
+        # XLA has read them when TensorFlow made the devices.
+        xla_flags.remove_products()
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns what the program returns, or raises what it raises."""

@@ -1,0 +1,96 @@
+"""Flags of XLA, which it reads from the environment once a process.
+
+An unknown flag ends a process. So flags are set only for versions that are
+known to have them, and removed again when XLA has compiled the first program: a
+child process may have another TensorFlow, and JAX reads them as well.
+"""
+
+import os
+from collections.abc import MutableMapping
+from importlib import metadata
+
+import tensorflow as tf
+
+from keras_conflux._common.version_numbers import numbers
+
+KNOWN_TENSORFLOW = ((2, 21),)
+"""The versions that have all of the flags. 2.20 has no cache of autotuning."""
+FIRST_JAX = (0, 7, 2)
+"""The first version of JAX that is known to have all of them."""
+LAST_JAX = (0, 11)
+"""The last one that is known to have those for products."""
+VARIABLE = "XLA_FLAGS"
+SWITCH = "KERAS_CONFLUX_XLA_FLAGS"
+"""The environment variable that turns the flags for products off, by `0`."""
+
+# The pass gives some products of cuBLASLt less memory than they ask for later.
+_CUBLASLT = (
+    "--xla_gpu_enable_cublaslt=true "
+    "--xla_disable_hlo_passes=gemm-workspace-rewriter"
+)
+_NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
+
+
+def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Makes XLA take products of matrices on GPUs from cuBLASLt alone.
+
+    XLA tries the algorithms of cuBLASLt and keeps the fastest. By default it
+    takes the first one of cuBLAS, and compiles tens of kernels of its own for
+    each product to compare that with, which is most of the time to the first
+    step.
+
+    What the user has set stays.
+
+    Args:
+        environ: The environment variables.
+    """
+    if (
+        environ.get(SWITCH) != "0"
+        and tf.test.is_built_with_cuda()
+        and numbers(tf.__version__)[:2] in KNOWN_TENSORFLOW
+        and is_known_to_jax(LAST_JAX)
+    ):
+        given = environ.get(VARIABLE, "").strip()
+        if given and not given.startswith("-"):
+            return  # it names a file of flags
+        if not _has_any(given, _CUBLASLT):
+            append(environ, VARIABLE, _CUBLASLT)
+            if not _has_any(given, _NO_TRITON):
+                append(environ, VARIABLE, _NO_TRITON)
+
+
+def remove_products(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Removes what `choose_products` has set, also in a parent process.
+
+    Args:
+        environ: The environment variables.
+    """
+    for flags in (_CUBLASLT, _NO_TRITON):
+        before, found, after = environ.get(VARIABLE, "").partition(flags)
+        if found:
+            environ[VARIABLE] = f"{before.rstrip()}{after}".lstrip()
+    if not environ.get(VARIABLE, "-"):
+        del environ[VARIABLE]
+
+
+def is_known_to_jax(last: tuple[int, int]) -> bool:
+    """Whether JAX, if it is installed, is known to have a flag.
+
+    Args:
+        last: The last version, without patches, that is known to have it.
+    """
+    try:
+        version = numbers(metadata.version("jaxlib"))
+    except metadata.PackageNotFoundError:
+        return True
+    return version >= FIRST_JAX and version[:2] <= last
+
+
+def append(environ: MutableMapping[str, str], name: str, addition: str) -> None:
+    """Appends flags to those of an environment variable."""
+    environ[name] = f"{environ.get(name, '')} {addition}".lstrip()
+
+
+def _has_any(given: str, flags: str) -> bool:
+    """Whether any of some flags is given, with any value."""
+    return any(flag.partition("=")[0] in given for flag in flags.split())
