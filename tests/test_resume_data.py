@@ -1,5 +1,6 @@
 """The data of a training that is interrupted is found again."""
 
+import functools
 import json
 
 import keras
@@ -274,18 +275,57 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
         on_disk = data.cache(str(tmp_path / "file"))
         for other in (data, on_disk, on_disk.cache()):
             assert not varying_data.causes(other.batch(BATCH))
+        # A function that makes its own keeps nothing, one that names it does.
+        for other in (
+            tf.data.Dataset.range(2).flat_map(lambda _, d=data: d.cache()),
+            tf.data.Dataset.range(2).flat_map(lambda _, d=data: d),
+        ):
+            assert not varying_data.causes(other.batch(BATCH))
+        kept = data.cache()
+        for take in (
+            lambda _, kept=kept: kept,
+            lambda _, kept=kept: tf.data.Dataset.range(2).flat_map(
+                lambda _: kept
+            ),
+            functools.partial(lambda kept, _: kept, kept),
+            Holder(kept).take,
+        ):
+            outside = tf.data.Dataset.range(2).flat_map(take)
+            (found,) = varying_data.causes(outside.batch(BATCH))
+            assert "keeps by `cache`" in found
+        (found,) = varying_data.causes(
+            tf.data.Dataset.range(2).flat_map(Holder(Holder(kept)).take_inner)
+        )
+        assert "cannot be found" in found
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
 
 
+class Holder:
+    """Has a data set that its methods draw from."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def take(self, _):
+        return self.data
+
+    def take_inner(self, _):
+        return self.data.data
+
+
 @pytest.mark.parametrize("after", [STEPS, STEPS + 3])
-def test_a_seed_generator_in_tf_data(tmp_path, after):
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_seed_generator_in_tf_data(tmp_path, after, captured):
     def noisy():
         seed = keras.random.SeedGenerator(3)
 
         def with_noise(x, y):
             return x + keras.random.normal([5], seed=seed), y
 
-        return SAMPLES.map(with_noise).batch(BATCH)
+        if not captured:
+            return SAMPLES.map(with_noise).batch(BATCH)
+        half = SAMPLES.take(len(X) // 2).shuffle(9, seed=5).map(with_noise)
+        return tf.data.Dataset.range(2).flat_map(lambda _: half).batch(BATCH)
 
     def data():
         return {"x": noisy(), "validation_data": noisy()}

@@ -292,6 +292,12 @@ READ = (
     ),
     PrivateName("tensorflow:data.Dataset._inputs", "self"),
     PrivateName("tensorflow:data.Dataset._functions", "self"),
+    PrivateName("tensorflow:data.Dataset._variant_tensor"),
+    PrivateName(
+        f"{_DATA}.structured_function:StructuredFunctionWrapper.__init__",
+        None,
+        ("_func",),
+    ),
     PrivateName(f"{_DATA}.batch_op:_BatchDataset"),
     PrivateName(f"{_DATA}.batch_op:_ParallelBatchDataset"),
     PrivateName(

@@ -13,6 +13,10 @@ from tensorflow.python.data.ops import map_op
 from tensorflow.python.data.ops import prefetch_op
 from tensorflow.python.data.ops import repeat_op
 
+from keras_conflux._compat.captured_datasets import captured_datasets
+from keras_conflux._compat.captured_datasets import captures_any
+from keras_conflux._compat.captured_datasets import captures_unknown
+
 
 def datasets_below(
     dataset: tf.data.Dataset, in_files: bool = True
@@ -26,7 +30,7 @@ def datasets_below(
     if not in_files and _cache_file(dataset):
         return
     yield dataset
-    for each in dataset._inputs():
+    for each in (*dataset._inputs(), *captured_datasets(dataset)):
         yield from datasets_below(each, in_files)
 
 
@@ -105,7 +109,7 @@ _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 def has_shuffles(dataset: Any) -> bool:
     """Whether a data set takes seeds for each iterator that is made of it."""
     return isinstance(dataset, tf.data.Dataset) and any(
-        seeds_of_dataset(each) is not None or _captures_a_dataset(each)
+        seeds_of_dataset(each) is not None or captures_unknown(each)
         for each in datasets_below(dataset)
     )
 
@@ -115,7 +119,7 @@ def begins_shuffles_later(dataset: Any) -> bool:
     return isinstance(dataset, tf.data.Dataset) and any(
         has_shuffles(each)
         for each in datasets_below(dataset)
-        if isinstance(each, _BEGINS_LATER) or _captures_a_dataset(each)
+        if isinstance(each, _BEGINS_LATER) or captures_any(each)
     )
 
 
@@ -128,7 +132,7 @@ def is_endless(dataset: tf.data.Dataset) -> bool:
 
 
 def begin(dataset: Any, drawn: bool) -> None:
-    """Makes an iterator and drops it.
+    """Makes an iterator and drops it. Variables are left as they were.
 
     Args:
         dataset: A data set.
@@ -142,9 +146,12 @@ def begin(dataset: Any, drawn: bool) -> None:
         (dataset,) = dataset._inputs()
     if is_endless(dataset):
         iter(dataset)
-    else:
-        for _ in dataset:
-            pass
+        return
+    variables = [(each, each.numpy()) for each in variables_of_dataset(dataset)]
+    for _ in dataset:
+        pass
+    for variable, value in variables:
+        variable.assign(value)
 
 
 _BEGINS_LATER = (
@@ -162,12 +169,3 @@ _DRAWS_ALL = (
     prefetch_op._PrefetchDataset,
 )
 """What draws all of its input, once."""
-
-
-def _captures_a_dataset(dataset: tf.data.Dataset) -> bool:
-    """Whether a function of a data set makes elements of another one."""
-    return any(
-        captured.dtype == tf.variant
-        for each in dataset._functions()
-        for captured in each.function.captured_inputs
-    )

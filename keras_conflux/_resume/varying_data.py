@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_pipelines
+from keras_conflux._compat.captured_datasets import captures_unknown
 from keras_conflux._fit.input.validation_data import ValidationData
 
 
@@ -55,6 +56,11 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         for operation in tensorflow_pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
+        if captures_unknown(each):
+            yield (
+                "a function of it draws from another data set, whose parts "
+                "cannot be found (let the function name that data set)"
+            )
         if tensorflow_pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
         if tensorflow_pipelines.is_kept_in_memory(each) and any(

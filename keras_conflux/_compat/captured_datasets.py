@@ -1,0 +1,72 @@
+"""The data sets that a function of a data set draws from.
+
+A function that names a data set made outside of it, as that of `flat_map` may,
+has captured its tensor. The data set itself is found by its name.
+"""
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+
+def captures_any(dataset: tf.data.Dataset) -> bool:
+    """Whether functions of a data set draw from others made outside."""
+    return bool(_captured_tensors(dataset))
+
+
+def captures_unknown(dataset: tf.data.Dataset) -> bool:
+    """Whether `captured_datasets` lacks any of them."""
+    return len(_captured_tensors(dataset)) > len(captured_datasets(dataset))
+
+
+def captured_datasets(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns those that functions have by a name.
+
+    A method may have it in its object, and a `functools.partial` in its
+    arguments.
+    """
+    captured = _captured_tensors(dataset)
+    if not captured:
+        return []
+    named = {
+        id(each._variant_tensor): each
+        for function in dataset._functions()
+        for each in tf.nest.flatten([*_values_of(function._func)])
+        if isinstance(each, tf.data.Dataset)
+    }
+    return [named[key] for key in captured & named.keys()]
+
+
+def _captured_tensors(dataset: tf.data.Dataset) -> set[int]:
+    return {
+        id(captured)
+        for each in dataset._functions()
+        for captured in each.function.captured_inputs
+        if captured.dtype == tf.variant
+    }
+
+
+def _values_of(function: Any) -> Iterator[Any]:
+    """Yields what a function has by names."""
+    while isinstance(function, functools.partial):
+        yield from (*function.args, *function.keywords.values())
+        function = function.func
+    if isinstance(function, types.MethodType):
+        yield from vars(function.__self__).values()
+        function = function.__func__
+    if isinstance(function, types.FunctionType):
+        yield from (each.cell_contents for each in function.__closure__ or ())
+        yield from function.__defaults__ or ()
+        for name in _names_in(function.__code__):
+            yield function.__globals__.get(name)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yields the global names of a function and of those inside of it."""
+    yield from code.co_names
+    for inside in code.co_consts:
+        if isinstance(inside, types.CodeType):
+            yield from _names_in(inside)
