@@ -451,8 +451,11 @@ def test_two_trainings_do_not_share_a_directory(tmp_path):
         lambda directory: kc.load(linear(), directory),
     ],
 )
-def test_a_directory_that_is_a_url(use):
-    with pytest.raises(ValueError, match=r"Mount the storage.*'gs:/"):
+def test_a_url_that_needs_another_package(use, monkeypatch):
+    with pytest.raises(ValueError, match="Give the URL as a string"):
+        use(pathlib.Path("gs://bucket/run"))
+    monkeypatch.setitem(sys.modules, "upath", None)
+    with pytest.raises(ImportError, match="pip install universal-pathlib"):
         use("gs://bucket/run")
 
 

@@ -21,6 +21,7 @@ from keras.callbacks import TensorBoard
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_callbacks
+from keras_conflux._resume.storage import storage_of
 
 _COMPARED = 4096
 """How many bytes, up to where a file is cut, have to be the same as before."""
@@ -214,10 +215,10 @@ class CallbackFiles:
             "began": [dataclasses.asdict(each) for each in self._began],
             "events": sorted(self._events),
         }
-        aside = self._journal.with_suffix(".new")
         try:
-            aside.write_text(json.dumps(journal))
-            aside.replace(self._journal)
+            storage_of(self._journal).put_text(
+                self._journal, json.dumps(journal)
+            )
         except OSError as error:
             warn(
                 f"{self._journal} could not be written: {error}. If training "

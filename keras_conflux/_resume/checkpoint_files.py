@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -23,7 +24,6 @@ STATE = "state.json"
 FORMAT = 2
 """1 had the files of callbacks by their absolute paths."""
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")
-"""A `Path` of a URL has one slash only."""
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 
 
@@ -38,7 +38,7 @@ class Checkpoint:
     """
 
     path: pathlib.Path
-    """The folder."""
+    """The folder; a `upath.UPath` where the directory is a URL."""
     step: int
     """How many steps had been done, in all epochs."""
     epoch: int
@@ -64,19 +64,35 @@ class Saved:
         return self.state["stopped"] or self.state["epoch"] >= epochs
 
 
-def local_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a directory that this process reaches by its path.
+def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a directory as a path, which is a `upath.UPath` of a URL.
+
+    Args:
+        directory: A path, a URL, or a `upath.UPath`.
 
     Raises:
-        ValueError: If it is named by a URL.
+        ImportError: If the URL needs a package that is not installed.
+        ValueError: If there is no such kind of URL, or if it is a `Path`.
     """
-    if _URL.match(str(directory)):
+    if not _URL.match(str(directory)):
+        return pathlib.Path(directory).absolute()
+    if isinstance(directory, pathlib.PurePath):
         raise ValueError(
-            "Checkpoints are written to a directory of this machine, because "
-            "they are put in place by a rename of a folder. Mount the storage "
-            f"and give the path of the mount. Received: {str(directory)!r}"
+            "A pathlib.Path cannot hold a URL, as it has one slash only. Give "
+            f"the URL as a string. Received: {directory!r}"
         )
-    return pathlib.Path(directory).absolute()
+    if not isinstance(directory, str):
+        return cast(pathlib.Path, directory)
+    try:
+        from upath import UPath
+    except ImportError as error:
+        raise ImportError(
+            "Checkpoints in a directory that is named by a URL need another "
+            "package: type `pip install universal-pathlib`, and that of the "
+            "file system, such as `gcsfs` or `s3fs`. Received: "
+            f"{directory!r}"
+        ) from error
+    return cast(pathlib.Path, UPath(directory.rstrip("/")))
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
@@ -92,7 +108,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
         A list of `Checkpoint`s; empty if there is no such directory.
 
     Raises:
-        ValueError: If the directory is a URL.
+        ImportError: If the directory is a URL that needs another package.
 
     Example:
         ```python
@@ -115,9 +131,10 @@ def _described(path: pathlib.Path) -> Checkpoint:
     except Damage as error:
         damage = str(error)
     step, epoch = position_of(path)
-    sizes = [each.stat().st_size for each in path.iterdir()]
-    modified = path.stat().st_mtime
-    return Checkpoint(path, step, epoch, sum(sizes), modified, damage)
+    files = [each.stat() for each in path.iterdir()]
+    size = sum(each.st_size for each in files)
+    modified = max((each.st_mtime for each in files), default=0)
+    return Checkpoint(path, step, epoch, size, modified, damage)
 
 
 class Damage(Exception):
@@ -130,11 +147,19 @@ class Unreadable(Damage):
 
 def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
-    root = local_directory(directory)
+    root = directory_of(directory)
+    if isinstance(root, pathlib.PosixPath):
+        return named_folders(root)
+    # The file with the digests is put last.
+    return [each for each in named_folders(root) if (each / STATE).exists()]
+
+
+def named_folders(root: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders whose names are those of checkpoints."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, reverse=True)
+    return sorted(found, key=lambda path: path.name, reverse=True)
 
 
 def position_of(folder: pathlib.Path) -> tuple[int, int]:
@@ -174,7 +199,10 @@ def read(path: pathlib.Path) -> Saved:
         if found != expected:
             raise Damage(f"{name} has changed since it was written")
     try:
-        with np.load(path / ARRAYS, allow_pickle=False) as stored:
+        with (
+            (path / ARRAYS).open("rb") as file,
+            np.load(file, allow_pickle=False) as stored,
+        ):
             arrays = with_special_dtypes(dict(stored), special)
     except OSError as error:
         raise _not_read(ARRAYS, error) from error
@@ -192,5 +220,5 @@ def _not_read(name: str, error: Exception) -> Damage:
 
 def digest_of(path: pathlib.Path) -> str:
     """Returns by what a file is known to be as it was written."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,6 @@
 """What the first process has read, given to all."""
 
 import os
-import pathlib
 
 from keras_conflux._cluster.agreement import given_by
 from keras_conflux._cluster.agreement import told_by_all
@@ -12,8 +11,9 @@ from keras_conflux._common.stored_arrays import from_bytes
 from keras_conflux._common.stored_arrays import to_bytes
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._resume import checkpoint_files
-from keras_conflux._resume import checkpoint_writing
 from keras_conflux._resume.checkpoint_files import Saved
+from keras_conflux._resume.checkpoint_files import directory_of
+from keras_conflux._resume.storage import storage_of
 
 
 def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
@@ -38,7 +38,7 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
     if process_index() == 0 or not content:
         return saved
     (path, state), arrays = from_bytes(content)
-    return Saved(pathlib.Path(path), state, arrays)
+    return Saved(directory_of(path), state, arrays)
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
@@ -57,8 +57,8 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
                 continue
             said = f"The checkpoint {left[0]} is not used: {error}."
             if not isinstance(error, checkpoint_files.Unreadable):
-                aside = checkpoint_writing.put_aside(left[0])
-                said += f" It is {aside.name} now, and can be removed."
+                aside = storage_of(directory_of(directory)).put_aside(left[0])
+                said += f" It does not count any more: remove {aside}."
             before = "The one before it is used."
             warn(f"{said} {before if left[1:] else 'There is no other.'}")
     return None

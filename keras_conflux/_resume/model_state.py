@@ -16,6 +16,7 @@ from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._resume.checkpoint_files import WEIGHTS
 from keras_conflux._resume.checkpoint_files import Saved
+from keras_conflux._resume.storage import storage_of
 
 _GLOBAL_SEED = "global seed"
 """The seed behind `keras.random` without a seed, where the program uses it."""
@@ -76,7 +77,8 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
     _assert_same(saved, model)
     if has_files:
         try:
-            model.load_weights(saved.path / WEIGHTS)
+            with storage_of(saved.path).file(saved.path / WEIGHTS) as file:
+                model.load_weights(file)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{saved.path} was saved of another model: {error} Resume with "

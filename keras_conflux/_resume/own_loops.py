@@ -17,6 +17,7 @@ from keras_conflux._resume import fingerprint
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume import model_state
 from keras_conflux._resume.model_state import ModelState
+from keras_conflux._resume.storage import storage_of
 
 
 def save(
@@ -38,7 +39,8 @@ def save(
     Args:
         model: A compiled model, or one that has its optimizer as an attribute.
             Models that are trained together are attributes of one.
-        directory: Where the checkpoints are, of this training alone.
+        directory: Where the checkpoints are, of this training alone: a path,
+            or a URL such as `"gs://bucket/run"`.
         step: How many steps are done. The checkpoint with most is the newest.
         state: What else the loop needs to go on: numbers, strings, arrays, and
             lists, tuples and dicts of them.
@@ -47,8 +49,9 @@ def save(
     Raises:
         OSError: If it cannot be written.
         TypeError: If something else is in `state`.
-        ValueError: If `keep` is below 1, if there is a checkpoint of a later
-            step, or if the directory is a URL.
+        ImportError: If the directory is a URL that needs another package.
+        ValueError: If `keep` is below 1, or if there is a checkpoint of a later
+            step.
 
     Example:
         ```python
@@ -70,7 +73,7 @@ def save(
             _assert_newest(directory, step)
             copies = ModelState.of(model)
             checkpoint_writing.write(
-                directory,
+                storage_of(checkpoint_files.directory_of(directory)),
                 (step, 0),
                 copies.weights,
                 {
@@ -111,9 +114,9 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         The `state` that was saved; `None` if there is no checkpoint.
 
     Raises:
+        ImportError: If the directory is a URL that needs another package.
         ValueError: If the checkpoint is of another model or optimizer, or of
-            `keras_conflux.Resume`, if the optimizer is not built, or if the
-            directory is a URL.
+            `keras_conflux.Resume`, or if the optimizer is not built.
 
     Example:
         ```python

@@ -4,7 +4,7 @@ import os
 
 import keras
 
-from keras_conflux._resume.checkpoint_files import local_directory
+from keras_conflux._resume.checkpoint_files import directory_of
 from keras_conflux._resume.saving_interval import SavingInterval
 from keras_conflux._resume.signals import Preemption
 
@@ -27,8 +27,8 @@ class Resume(keras.callbacks.Callback):
     exit code 143 or 138.
 
     Args:
-        directory: Where the checkpoints are, of this training alone. A path,
-            not a URL such as `gs://...`.
+        directory: Where the checkpoints are, of this training alone: a path,
+            or a URL such as `"gs://bucket/run"`.
         every: When to write one: a time such as `"10m"`, or a number of steps.
             One more is written when the training has ended.
         keep: How many checkpoints stay, at least 1.
@@ -38,6 +38,7 @@ class Resume(keras.callbacks.Callback):
             optimizers that only a step of the model's own builds.
 
     Raises:
+        ImportError: If the directory is a URL that needs another package.
         ValueError: If an argument is wrong; from `fit`, if the checkpoint
             belongs to another model, other data or other callbacks, or to
             another training of this process.
@@ -67,7 +68,7 @@ class Resume(keras.callbacks.Callback):
             raise ValueError(
                 f"At least 1 checkpoint is kept. Received: keep={keep}"
             )
-        self.directory = local_directory(directory)
+        self.directory = directory_of(directory)
         self.every = every
         self.keep = keep
         self.signals = signals

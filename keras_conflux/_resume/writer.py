@@ -1,8 +1,6 @@
 """Writes checkpoints in a thread, while training goes on."""
 
 import contextlib
-import fcntl
-import os
 import pathlib
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,6 +12,7 @@ from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import weight_files
 from keras_conflux._resume import checkpoint_writing
+from keras_conflux._resume.storage import storage_of
 
 
 class CheckpointWriter:
@@ -25,7 +24,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
-        self._directory = directory
+        self._storage = storage_of(directory)
         self._keep = keep
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[pathlib.Path] | None = None
@@ -44,10 +43,10 @@ class CheckpointWriter:
             yield
             return
         with (
-            _locked(self._directory),
+            self._storage.locked(),
             ThreadPoolExecutor(1, "conflux-checkpoint") as self._thread,
         ):
-            checkpoint_writing.remove_unfinished(self._directory)
+            self._storage.remove_unfinished()
             try:
                 yield
             finally:
@@ -64,7 +63,7 @@ class CheckpointWriter:
         assert self._thread is not None
         self._writing = self._thread.submit(
             checkpoint_writing.write,
-            self._directory,
+            self._storage,
             position,
             weights,
             state,
@@ -76,6 +75,9 @@ class CheckpointWriter:
         """Waits for the checkpoint that is being written, if one is.
 
         A disk that is full does not end training: it warns.
+
+        Raises:
+            RuntimeError: If another training has begun to write there.
         """
         writing, self._writing = self._writing, None
         if writing is None:
@@ -91,30 +93,3 @@ class CheckpointWriter:
     def note_pause(self, seconds: float) -> None:
         """Notes for how long training was held up."""
         self.pauses.append(seconds)
-
-
-@contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps a directory from other processes, until this one ends."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise OSError(
-            f"Checkpoints cannot be written to {directory}: {error}. Pass "
-            "`Resume` a directory that this user may write to."
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(descriptor, 20).decode() or "unknown"
-            raise RuntimeError(
-                f"Another training, process {pid}, writes its checkpoints to "
-                f"{directory}. End it, or give this one another directory."
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)

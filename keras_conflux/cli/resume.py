@@ -29,7 +29,7 @@ def add_to(subcommands: Any) -> None:
         ),
         allow_abbrev=False,
     )
-    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("directory", metavar="DIR")
     add_json(parser)
     parser.set_defaults(main=main)
 
@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
     return 0 if any(each["damage"] is None for each in found) else 1
 
 
-def _show(found: list[dict[str, Any]], directory: Path) -> None:
+def _show(found: list[dict[str, Any]], directory: str) -> None:
     console = Console(highlight=False, markup=False)
     if not found:
         console.print(f"There is no checkpoint in {directory}.")

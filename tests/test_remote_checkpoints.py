@@ -1,0 +1,152 @@
+"""Checkpoints in a directory that is named by a URL.
+
+`memory://` belongs to this process, and `file://` to all. Both are treated like
+a bucket: nothing is renamed, and nothing is locked.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_resume import Kill
+from test_resume import Killed
+from test_resume import linear
+from upath import UPath
+
+import keras_conflux as kc
+from keras_conflux._resume import fit as resumed_fit
+from keras_conflux._resume import storage
+
+pytestmark = pytest.mark.usefixtures("deterministic")
+FILES = {"model.weights.h5", "state.npz", "state.json"}
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request, tmp_path):
+    """An empty directory."""
+    yield f"{request.param}://{tmp_path}/run"
+    UPath("memory://").fs.store.clear()
+
+
+def train(url, after=None, epochs=3, keep=2):
+    """Runs a script; returns its weights."""
+    resumed_fit.ended_here.clear()  # as in a process of its own
+    resume = kc.Resume(url, every=1, keep=keep)
+    return linear(Kill(after), resume, epochs=epochs).get_weights()
+
+
+def killed(url, after=7):
+    with pytest.raises(Killed):
+        train(url, after)
+
+
+def assert_equal(got, expected):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_training_goes_on(url, tmp_path):
+    killed(UPath(url))
+    found = kc.checkpoints(url)
+    assert [each.damage for each in found] == [None, None]  # two are kept
+    assert found[0].step > found[1].step
+    assert found[0].size > 1000
+    assert {each.name for each in found[0].path.iterdir()} == FILES
+    assert_equal(train(url), train(tmp_path / "here"))
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_damage_is_named_and_the_one_before_is_used(url, name):
+    expected = train(f"{url}-whole")
+    killed(url)
+    last, before = kc.checkpoints(url)
+    (last.path / name).write_bytes((last.path / name).read_bytes()[:-7])
+    assert name in kc.checkpoints(url)[0].damage
+    with pytest.warns(kc.ConfluxWarning, match=rf"{name}.*one before it"):
+        killed(url, after=0)
+    assert [each.path for each in kc.checkpoints(url)] == [before.path]
+    assert_equal(train(url), expected)
+
+
+def test_dying_while_files_are_put(url, monkeypatch):
+    expected = train(f"{url}-whole")
+    copy = storage._copy
+    for count in range(4):
+        left = iter(range(9 + count))  # of three files each
+
+        def copy_some(*paths, left=left):
+            if next(left, None) is None:
+                # As if the process had died: nothing is cleaned up.
+                monkeypatch.setattr(storage.RemoteStorage, "remove", stay)
+                raise Died
+            copy(*paths)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "_copy", copy_some)
+            remove = storage.RemoteStorage.remove
+            with pytest.raises(Died):
+                train(f"{url}{count}")
+            monkeypatch.setattr(storage.RemoteStorage, "remove", remove)
+        found = kc.checkpoints(f"{url}{count}")
+        assert found
+        assert not any(each.damage for each in found)
+        assert_equal(train(f"{url}{count}"), expected)
+        names = [each.name for each in UPath(f"{url}{count}").iterdir()]
+        assert len([each for each in names if each.startswith("step")]) == 2
+
+
+class Died(BaseException):
+    pass
+
+
+def stay(*_):
+    pass
+
+
+def test_a_network_that_fails_does_not_end_training(url, monkeypatch):
+    class OfAnotherKind(Exception):
+        pass
+
+    def fail(*paths):
+        raise OfAnotherKind("no route")
+
+    monkeypatch.setattr(storage, "_copy", fail)
+    with pytest.warns(kc.ConfluxWarning, match="OfAnotherKind: no route"):
+        train(url)
+    assert kc.checkpoints(url) == []
+
+
+def test_the_first_of_two_trainings_is_told(url):
+    resume = kc.Resume(url, every=1)
+
+    class Other(Kill):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                with storage.storage_of(resume.directory).locked():
+                    pass
+
+    with pytest.raises(RuntimeError, match="Another training has begun"):
+        linear(Other(), resume, epochs=3)
+
+
+def test_a_loop_of_ones_own(url):
+    model = linear()
+    kc.save(model, url, step=3, state={"best": 0.5})
+    kc.save(model, url, step=3, state={"best": 0.25})  # again
+    expected = model.get_weights()
+    other = linear()
+    other.set_weights([weight + 1 for weight in expected])
+    assert kc.load(other, url) == {"best": 0.25}
+    assert_equal(other.get_weights(), expected)
+
+
+def test_the_command_lists_them(tmp_path):
+    url = f"file://{tmp_path}/run"
+    killed(url)
+    command = [sys.executable, "-m", "keras_conflux", "resume", url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert [each["damage"] for each in found] == [None, None]
+    assert found[0]["path"].startswith(url)
