@@ -24,6 +24,14 @@ from keras_conflux._resume import model_state
 from keras_conflux._resume.callback_files import CallbackFiles
 from keras_conflux._resume.callback_state import CallbackStates
 
+BY_URL = os.environ.get("KILLS_BY_URL") == "1"
+"""Whether checkpoints are put where nothing is renamed."""
+
+
+def directory_in(folder):
+    """Returns where the checkpoints of a script are."""
+    return f"file://{folder}/resume" if BY_URL else folder / "resume"
+
 
 @dataclasses.dataclass(frozen=True)
 class End:
@@ -227,7 +235,7 @@ def train(training, devices, folder, end=None, resume=True):
     if training.parts:
         keras.utils.set_random_seed(kc.process_index())
     if resume:
-        again = kc.Resume(folder / "resume", every=training.every)
+        again = kc.Resume(directory_in(folder), every=training.every)
         callbacks = [ending, *callbacks[:1], again, *callbacks[1:]]
         ending.watch(end)
     history = model.fit(
@@ -283,7 +291,9 @@ def run(training, attempt, folder, log, addresses, index, fault, resume):
         kc.devices(attempt.devices or 1)
         if len(addresses) > 1:
             kc.initialize(addresses, index, heartbeat=3)
-        damaged = [x for x in kc.checkpoints(folder / "resume") if x.damage]
+        found = kc.checkpoints(directory_in(folder))
+        # A file may be half-written there, where an object of a bucket is not.
+        damaged = [x for x in found if x.damage and not BY_URL]
         assert not damaged, damaged
         found = train(training, attempt.devices, folder, attempt.end, resume)
         if index == 0:

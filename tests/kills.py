@@ -330,7 +330,12 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--keep", type=pathlib.Path, help="what failures leave")
     parser.add_argument("--fault", choices=sorted(FAULTS))
+    parser.add_argument(
+        "--url", action="store_true", help="checkpoints are named by a URL"
+    )
     options = parser.parse_args()
+    if options.url:
+        os.environ["KILLS_BY_URL"] = "1"
     if options.sweep:
         cases = list(swept())
     else:
