@@ -40,6 +40,7 @@ BATCHES = 42
 X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller
 FIT = dict(batch_size=8, shuffle=False, verbose=0)
 COMPILED = [1, MANY] if ON_GPU else [1]
+needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def compiled(count=1):
@@ -242,6 +243,7 @@ def test_an_endless_generator():
     assert int(many.optimizer.iterations) == 3 * 17
 
 
+@needs_two
 def test_gradients_have_the_shapes_of_their_variables(monkeypatch):
     shapes = []
     original = ReplicaCollectives.weighted_sum
@@ -375,6 +377,7 @@ def test_a_nan_leaves_the_process_usable():
     assert_same_training(one, many, one.fit(X, Y, **FIT), many.fit(X, Y, **FIT))
 
 
+@needs_two
 def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
     go_on = threading.Event()
     waited = threading.Event()
@@ -414,6 +417,7 @@ def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
 
 
 @pytest.mark.usefixtures("interruptible")
+@needs_two
 def test_a_second_interrupt_ends_the_wait():
     ended = threading.Event()
     watch = StepWatchdog(kc.devices(2), "some step")
@@ -425,6 +429,7 @@ def test_a_second_interrupt_ends_the_wait():
 
 
 @pytest.mark.usefixtures("interruptible")
+@needs_two
 def test_an_interrupted_call_comes_to_its_end():
     ended = threading.Event()
     watch = StepWatchdog(kc.devices(2), "some step")
@@ -435,6 +440,7 @@ def test_an_interrupted_call_comes_to_its_end():
 
 
 @pytest.mark.usefixtures("interruptible")
+@needs_two
 def test_a_process_that_dies_after_an_interrupt_ends_the_wait(monkeypatch):
     ended, interrupted = threading.Event(), threading.Event()
     died = tf.errors.UnavailableError(None, None, "process 1 has died")
@@ -474,6 +480,7 @@ def interrupting(ended, times, then=lambda: None):
 
 
 @pytest.mark.parametrize("limit", ["inf", "1e300"])
+@needs_two
 def test_a_time_limit_of_any_size(limit, monkeypatch):
     monkeypatch.setenv("CONFLUX_STEP_TIMEOUT", limit)
     assert StepWatchdog(kc.devices(2), "some step").call(lambda: 1) == 1
@@ -518,6 +525,7 @@ def test_an_epoch_does_not_wait_for_the_end_of_its_iterator():
     assert dropped.get(timeout=60) is not threading.current_thread()
 
 
+@needs_two
 def test_no_thread_is_left_of_training_that_failed():
     def fail(batch, logs=None):
         raise RuntimeError
