@@ -7,6 +7,8 @@ a bucket: nothing is renamed, and nothing is locked.
 import json
 import subprocess
 import sys
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -105,17 +107,79 @@ def stay(*_):
     pass
 
 
+class NoRoute(Exception):
+    """Not an `OSError`, as those of file systems may be."""
+
+
+def fail(*_, **__):
+    raise NoRoute("no route")
+
+
 def test_a_network_that_fails_does_not_end_training(url, monkeypatch):
-    class OfAnotherKind(Exception):
-        pass
-
-    def fail(*paths):
-        raise OfAnotherKind("no route")
-
     monkeypatch.setattr(storage, "_copy", fail)
-    with pytest.warns(kc.ConfluxWarning, match="OfAnotherKind: no route"):
+    with pytest.warns(kc.ConfluxWarning, match="NoRoute: no route"):
         train(url)
     assert kc.checkpoints(url) == []
+
+
+def test_what_cannot_be_listed_is_not_empty(url, monkeypatch):
+    killed(url)
+    files = UPath(url).fs
+    with monkeypatch.context() as patched:
+        patched.setattr(type(files), "ls", fail)
+        for use in (kc.checkpoints, train):
+            with pytest.raises(OSError, match="NoRoute: no route"):
+                use(url)
+    assert [each.damage for each in kc.checkpoints(url)] == [None, None]
+
+
+def test_what_is_replaced_stays_until_the_new_one_is_there(url, monkeypatch):
+    model, copy = linear(), storage._copy
+    kc.save(model, url, step=3, state=1)
+
+    def fail_at_last(source, target):
+        if source.name == "state.json":
+            fail()
+        copy(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "_copy", fail_at_last)
+        model.set_weights([weight + 1 for weight in model.get_weights()])
+        with pytest.raises(OSError, match="NoRoute"):
+            kc.save(model, url, step=3, state=2)
+    assert kc.load(linear(), url) == 1
+    kc.save(model, url, step=3, state=2)
+    other = linear()
+    assert kc.load(other, url) == 2
+    assert_equal(other.get_weights(), model.get_weights())
+    (found,) = kc.checkpoints(url)
+    assert len([*found.path.iterdir()]) == 3
+
+
+def test_an_old_one_that_cannot_be_removed_is_told(url, monkeypatch):
+    monkeypatch.setattr(type(UPath(url).fs), "rm_file", fail)
+    with pytest.warns(kc.ConfluxWarning, match="older checkpoint could not"):
+        train(url)
+    assert len(kc.checkpoints(url)) > 2
+
+
+def test_a_directory_that_is_emptied(url):
+    class Emptying(Kill):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                time.sleep(0.5)  # a checkpoint may be under way
+                UPath(url).fs.rm(UPath(url).path, recursive=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        linear(Emptying(), kc.Resume(url, every=1), epochs=3)
+    assert [each.damage for each in kc.checkpoints(url)] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["memory:///", "file:///", "a::gs://b/c"])
+def test_a_url_of_no_directory(name):
+    with pytest.raises(ValueError, match="the URL of a directory"):
+        kc.Resume(name)
 
 
 def test_the_first_of_two_trainings_is_told(url):
@@ -150,3 +214,6 @@ def test_the_command_lists_them(tmp_path):
     found = json.loads(done.stdout)
     assert [each["damage"] for each in found] == [None, None]
     assert found[0]["path"].startswith(url)
+    done = subprocess.run([*command[:4], "a::gs://b"], capture_output=True)
+    assert done.returncode == 2
+    assert b"the URL of a directory" in done.stderr

@@ -289,6 +289,8 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
             ),
             functools.partial(lambda kept, _: kept, kept),
             Holder(kept).take,
+            lambda _, *, kept=kept: kept,
+            in_a_cyclic_list(kept),
         ):
             outside = tf.data.Dataset.range(2).flat_map(take)
             (found,) = varying_data.causes(outside.batch(BATCH))
@@ -298,6 +300,34 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
         )
         assert "cannot be found" in found
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
+
+
+def in_a_cyclic_list(data):
+    values = [{1: 2, "a": data}]
+    values.append(values)
+    return lambda _: values[0]["a"]
+
+
+class Slotted:
+    __slots__ = ()
+
+    def take(self, _):
+        return SAMPLES
+
+
+@pytest.mark.parametrize("take", ["function", "method"])
+def test_functions_that_name_little(take):
+    def function(_):
+        return local
+
+    local = SAMPLES.shuffle(3, seed=1)
+    take = function if take == "function" else Slotted().take
+    data = tf.data.Dataset.range(2).flat_map(take)
+    assert not varying_data.causes(data)
+    if take is function:
+        del local  # the function's cell is empty then
+        (found,) = varying_data.causes(data)
+        assert "cannot be found" in found
 
 
 class Holder:

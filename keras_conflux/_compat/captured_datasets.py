@@ -4,8 +4,10 @@ A function that names a data set made outside of it, as that of `flat_map` may,
 has captured its tensor. The data set itself is found by its name.
 """
 
+import contextlib
 import functools
 import types
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,8 +36,7 @@ def captured_datasets(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     named = {
         id(each._variant_tensor): each
         for function in dataset._functions()
-        for each in tf.nest.flatten([*_values_of(function._func)])
-        if isinstance(each, tf.data.Dataset)
+        for each in _datasets_in(_values_of(function._func))
     }
     return [named[key] for key in captured & named.keys()]
 
@@ -55,13 +56,36 @@ def _values_of(function: Any) -> Iterator[Any]:
         yield from (*function.args, *function.keywords.values())
         function = function.func
     if isinstance(function, types.MethodType):
-        yield from vars(function.__self__).values()
+        yield from getattr(function.__self__, "__dict__", {}).values()
         function = function.__func__
     if isinstance(function, types.FunctionType):
-        yield from (each.cell_contents for each in function.__closure__ or ())
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty by now
+                yield cell.cell_contents
         yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
         for name in _names_in(function.__code__):
             yield function.__globals__.get(name)
+
+
+def _datasets_in(values: Iterable[Any]) -> Iterator[tf.data.Dataset]:
+    """Yields data sets among values, and in their lists, tuples and dicts."""
+    waiting, seen = [*values], set()
+    while waiting and len(seen) < _MOST:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, tf.data.Dataset):
+            yield each
+        elif isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+
+
+_MOST = 100_000
+"""So many values are looked at: a global may be a list of millions."""
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -21,6 +21,7 @@ from keras.callbacks import TensorBoard
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_callbacks
+from keras_conflux._resume.checkpoint_files import os_errors
 from keras_conflux._resume.storage import storage_of
 
 _COMPARED = 4096
@@ -202,7 +203,9 @@ class CallbackFiles:
 
     def _read_journal(self) -> None:
         try:
-            found = json.loads(self._journal.read_text())
+            with os_errors(self._journal):
+                text = self._journal.read_text()
+            found = json.loads(text)
         except (OSError, ValueError):
             return
         self._began = [Written(**each) for each in found["began"]]

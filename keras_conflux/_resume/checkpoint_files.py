@@ -10,8 +10,8 @@ import json
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
-from typing import cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ ARRAYS = "state.npz"
 STATE = "state.json"
 FORMAT = 2
 """1 had the files of callbacks by their absolute paths."""
-_URL = re.compile(r"[a-zA-Z][\w+.-]+:/")
+_URL = re.compile(r"[a-zA-Z][\w+.:-]+:/")
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 
 
@@ -58,6 +58,8 @@ class Saved:
     path: pathlib.Path
     state: dict[str, Any]
     arrays: Arrays
+    weights: pathlib.Path | None = None
+    """The file of weights, in the process that reads it."""
 
     def is_over(self, epochs: int) -> bool:
         """Whether a training of so many epochs had ended."""
@@ -72,27 +74,76 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
 
     Raises:
         ImportError: If the URL needs a package that is not installed.
-        ValueError: If there is no such kind of URL, or if it is a `Path`.
+        ValueError: If there is no such kind of URL, if it names no directory,
+            or if it is a `Path`.
     """
-    if not _URL.match(str(directory)):
+    text = str(directory)
+    if not _URL.match(text):
         return pathlib.Path(directory).absolute()
     if isinstance(directory, pathlib.PurePath):
         raise ValueError(
             "A pathlib.Path cannot hold a URL, as it has one slash only. Give "
             f"the URL as a string. Received: {directory!r}"
         )
-    if not isinstance(directory, str):
-        return cast(pathlib.Path, directory)
+    if "::" in text or "://" not in text.rstrip("/"):
+        raise ValueError(
+            "Expected the URL of a directory, such as 'gs://bucket/run'. "
+            f"Received: {text!r}"
+        )
     try:
         from upath import UPath
+
+        root: Any = UPath(text.rstrip("/")) if text is directory else directory
+        _ = root.fs  # imports the package of the file system
     except ImportError as error:
         raise ImportError(
-            "Checkpoints in a directory that is named by a URL need another "
-            "package: type `pip install universal-pathlib`, and that of the "
-            "file system, such as `gcsfs` or `s3fs`. Received: "
-            f"{directory!r}"
+            "Checkpoints in a directory that is named by a URL need other "
+            "packages: type `pip install universal-pathlib`, and that of the "
+            f"file system, such as `gcsfs` or `s3fs` ({error}). Received: "
+            f"{text!r}"
         ) from error
-    return cast(pathlib.Path, UPath(directory.rstrip("/")))
+    return root
+
+
+def is_remote(path: pathlib.Path) -> bool:
+    """Whether a path from `directory_of` is that of a URL."""
+    return not isinstance(path, pathlib.PosixPath)
+
+
+@contextlib.contextmanager
+def os_errors(path: pathlib.Path) -> Iterator[None]:
+    """Raises as `OSError` what the file system of a URL raises of its own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if is_remote(path):
+            text = f"{path}: {type(error).__name__}: {error}"
+            raise OSError(text) from error
+        raise
+
+
+def entries(folder: Any) -> list[pathlib.Path]:
+    """Returns what is in a folder; nothing if there is none.
+
+    Of a URL, nothing is taken from a listing that was kept, and what cannot be
+    listed is not taken for empty.
+
+    Raises:
+        OSError: If it cannot be listed.
+    """
+    if not is_remote(folder):
+        return [*folder.iterdir()] if folder.is_dir() else []
+    with os_errors(folder):
+        folder.fs.invalidate_cache()
+        try:
+            found = folder.fs.ls(folder.path, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    own = folder.path.rstrip("/")
+    paths = [each.rstrip("/") for each in found]
+    return [folder / p.rpartition("/")[2] for p in paths if p != own]
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
@@ -131,7 +182,9 @@ def _described(path: pathlib.Path) -> Checkpoint:
     except Damage as error:
         damage = str(error)
     step, epoch = position_of(path)
-    files = [each.stat() for each in path.iterdir()]
+    files = [each.stat() for each in entries(path)]
+    if not files:  # it has gone
+        raise FileNotFoundError(path)
     size = sum(each.st_size for each in files)
     modified = max((each.st_mtime for each in files), default=0)
     return Checkpoint(path, step, epoch, size, modified, damage)
@@ -148,17 +201,16 @@ class Unreadable(Damage):
 def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
     root = directory_of(directory)
-    if isinstance(root, pathlib.PosixPath):
-        return named_folders(root)
+    found = named_folders(root)
+    if not is_remote(root):
+        return found
     # The file with the digests is put last.
-    return [each for each in named_folders(root) if (each / STATE).exists()]
+    return [f for f in found if any(e.name == STATE for e in entries(f))]
 
 
 def named_folders(root: pathlib.Path) -> list[pathlib.Path]:
     """Returns the folders whose names are those of checkpoints."""
-    if not root.is_dir():
-        return []
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
+    found = [path for path in entries(root) if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 
@@ -178,9 +230,13 @@ def read(path: pathlib.Path) -> Saved:
         ValueError: If a newer version of this package wrote it.
     """
     try:
-        outer = json.loads((path / STATE).read_text())
+        with os_errors(path):
+            content = (path / STATE).read_text()
+        outer = json.loads(content)
         text, digest, files = outer["state"], outer["sha256"], outer["files"]
         written_in, special = outer["format"], outer["dtypes"]
+        weights = outer.get("weights", WEIGHTS)
+        stored_as = outer.get("arrays", ARRAYS)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _not_read(STATE, error) from error
     if written_in > FORMAT:
@@ -200,13 +256,14 @@ def read(path: pathlib.Path) -> Saved:
             raise Damage(f"{name} has changed since it was written")
     try:
         with (
-            (path / ARRAYS).open("rb") as file,
+            os_errors(path),
+            (path / stored_as).open("rb") as file,
             np.load(file, allow_pickle=False) as stored,
         ):
             arrays = with_special_dtypes(dict(stored), special)
     except OSError as error:
-        raise _not_read(ARRAYS, error) from error
-    return Saved(path, json.loads(text), arrays)
+        raise _not_read(stored_as, error) from error
+    return Saved(path, json.loads(text), arrays, path / weights)
 
 
 def _not_read(name: str, error: Exception) -> Damage:
@@ -220,5 +277,5 @@ def _not_read(name: str, error: Exception) -> Damage:
 
 def digest_of(path: pathlib.Path) -> str:
     """Returns by what a file is known to be as it was written."""
-    with path.open("rb") as file:
+    with os_errors(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -42,6 +42,7 @@ def write(
     Raises:
         OSError: If it cannot be written, as where a disk is full. Nothing
             remains of it then.
+        NotRemoved: If it is written, and an older one could not be removed.
         RuntimeError: If another training has begun to write there.
     """
     step, epoch = position
@@ -54,18 +55,34 @@ def write(
         stored, special = without_special_dtypes(arrays)
         np.savez(folder / ARRAYS, **stored)  # pyright: ignore
         text = json.dumps(state)
+        digests = {
+            name: checkpoint_files.digest_of(folder / name)
+            for name in (WEIGHTS, ARRAYS)
+        }
+        names = {
+            name: storage.name_for(final, name, digest)
+            for name, digest in digests.items()
+        }
+        for name, stored_as in names.items():
+            (folder / name).rename(folder / stored_as)
         outer = {
             "format": FORMAT,
             "state": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "files": {
-                name: checkpoint_files.digest_of(folder / name)
-                for name in (WEIGHTS, ARRAYS)
-            },
+            "files": {names[name]: digests[name] for name in names},
+            "weights": names[WEIGHTS],
+            "arrays": names[ARRAYS],
             "dtypes": special,
         }
         (folder / STATE).write_text(json.dumps(outer))
-    for old in checkpoint_files.folders(storage.root)[keep:]:
-        if old != final:
-            storage.remove(old)
+    try:
+        for old in checkpoint_files.folders(storage.root)[keep:]:
+            if old != final:
+                storage.remove(old)
+    except OSError as error:
+        raise NotRemoved(str(error)) from error
     return final
+
+
+class NotRemoved(OSError):
+    """An older checkpoint could not be removed. The new one is in place."""

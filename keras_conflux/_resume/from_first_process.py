@@ -53,12 +53,12 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
         try:
             return checkpoint_files.read(left[0])
         except checkpoint_files.Damage as error:
-            if not left[0].exists():
+            if left[0] not in checkpoint_files.folders(directory):
                 continue
             said = f"The checkpoint {left[0]} is not used: {error}."
             if not isinstance(error, checkpoint_files.Unreadable):
                 aside = storage_of(directory_of(directory)).put_aside(left[0])
-                said += f" It does not count any more: remove {aside}."
+                said += f" It can be removed: {aside}."
             before = "The one before it is used."
             warn(f"{said} {before if left[1:] else 'There is no other.'}")
     return None

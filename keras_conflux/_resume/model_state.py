@@ -14,7 +14,6 @@ from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._resume.checkpoint_files import WEIGHTS
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.storage import storage_of
 
@@ -75,9 +74,9 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
         ValueError: If it is of another model.
     """
     _assert_same(saved, model)
-    if has_files:
+    if has_files and saved.weights is not None:
         try:
-            with storage_of(saved.path).file(saved.path / WEIGHTS) as file:
+            with storage_of(saved.weights).file(saved.weights) as file:
                 model.load_weights(file)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(

@@ -130,7 +130,7 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
     if saved is None:
         return None
     if "loop" not in saved.state:
-        weights = saved.path / checkpoint_files.WEIGHTS
+        weights = saved.weights or saved.path / checkpoint_files.WEIGHTS
         raise ValueError(
             f"{saved.path} was saved by `Resume`, which also restores it: pass "
             "`fit` the callback. To read its weights alone: "

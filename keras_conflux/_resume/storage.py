@@ -13,19 +13,23 @@ import pathlib
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume.checkpoint_files import STATE
+from keras_conflux._resume.checkpoint_files import WEIGHTS
+from keras_conflux._resume.checkpoint_files import entries
+from keras_conflux._resume.checkpoint_files import os_errors
 
 _OWNER = ".owner"
 
 
 def storage_of(root: pathlib.Path) -> "Storage":
     """Returns the storage that a directory is in, from `directory_of`."""
-    is_here = isinstance(root, pathlib.PosixPath)
-    return Storage(root) if is_here else RemoteStorage(root)
+    is_remote = checkpoint_files.is_remote(root)
+    return RemoteStorage(root) if is_remote else Storage(root)
 
 
 class Storage:
@@ -63,6 +67,16 @@ class Storage:
         except BaseException:
             self.remove(aside)
             raise
+
+    def name_for(self, final: pathlib.Path, name: str, digest: str) -> str:
+        """Returns by which name a new folder has a file.
+
+        Args:
+            final: What the folder will be.
+            name: What the file is called if nothing speaks against it.
+            digest: Of the file.
+        """
+        return name
 
     @contextlib.contextmanager
     def file(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -157,51 +171,49 @@ class RemoteStorage(Storage):
         with tempfile.TemporaryDirectory(prefix="keras_conflux-") as folder:
             aside = pathlib.Path(folder)
             yield aside
-            with _os_errors():
-                owner = self._owner and (self.root / _OWNER).read_text()
-            if owner != self._owner:
-                raise RuntimeError(
-                    "Another training has begun to write its checkpoints to "
-                    f"{self.root}. End it, or give this one another directory."
-                )
-            with _os_errors():
+            self._assert_owned()
+            with os_errors(self.root):
                 self._put(aside, final)
+
+    def name_for(self, final: pathlib.Path, name: str, digest: str) -> str:
+        """See `Storage`. A file that counts is not written to."""
+        taken = {each.name for each in entries(final)}
+        return f"{digest[:8]}.{name}" if name in taken else name
 
     @contextlib.contextmanager
     def file(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
         """See `Storage`."""
         with tempfile.TemporaryDirectory(prefix="keras_conflux-") as folder:
-            here = pathlib.Path(folder, path.name)
-            _copy(path, here)
+            here = pathlib.Path(folder, WEIGHTS)
+            with os_errors(path):
+                _copy(path, here)
             yield here
 
     def put_text(self, path: pathlib.Path, text: str) -> None:
         """See `Storage`."""
-        with _os_errors():
+        with os_errors(path):
             path.write_text(text)
 
     def remove(self, folder: pathlib.Path) -> None:
         """See `Storage`."""
-        with contextlib.suppress(FileNotFoundError):
-            (folder / STATE).unlink()
-        if folder.is_dir():
-            for path in folder.iterdir():
-                path.unlink()
-            # Buckets have no folders; one goes with its last file.
-            with contextlib.suppress(OSError, NotImplementedError):
-                folder.rmdir()
+        _remove_files(sorted(entries(folder), key=lambda p: p.name != STATE))
+        remote: Any = folder
+        with contextlib.suppress(Exception):  # buckets have no folders
+            remote.fs.rmdir(remote.path)
 
     def remove_unfinished(self) -> None:
-        """See `Storage`."""
-        for folder in checkpoint_files.named_folders(self.root):
-            if not any((folder / name).exists() for name in (STATE, _DAMAGED)):
-                self.remove(folder)
+        """See `Storage`. What cannot be removed does no harm."""
+        with contextlib.suppress(OSError):
+            for folder in checkpoint_files.named_folders(self.root):
+                names = {each.name for each in entries(folder)}
+                if names.isdisjoint({STATE, _DAMAGED}):
+                    self.remove(folder)
 
     def put_aside(self, folder: pathlib.Path) -> pathlib.Path:
         """See `Storage`."""
-        with contextlib.suppress(OSError), _os_errors():
+        with contextlib.suppress(OSError), os_errors(folder):
             _copy(folder / STATE, folder / _DAMAGED)
-            (folder / STATE).unlink()
+            _remove_files([folder / STATE])
         return folder
 
     @contextlib.contextmanager
@@ -216,38 +228,70 @@ class RemoteStorage(Storage):
         """
         self._owner = secrets.token_hex(8)
         try:
-            with _os_errors():
-                self.root.mkdir(parents=True, exist_ok=True)
-                (self.root / _OWNER).write_text(self._owner)
+            with os_errors(self.root):
+                self._take()
         except OSError as error:
             raise _not_writable(self.root, error) from error
         yield
 
     def _put(self, folder: pathlib.Path, final: pathlib.Path) -> None:
-        self.remove(final)
+        before = entries(final)
+        new = [each for each in folder.iterdir() if each.name != STATE]
+        _make(final)
         try:
-            final.mkdir(parents=True, exist_ok=True)
-            others = {*folder.iterdir()} - {folder / STATE}
-            for path in (*others, folder / STATE):
+            for path in new:
                 _copy(path, final / path.name)
         except BaseException:
-            with contextlib.suppress(Exception):
-                self.remove(final)
+            with contextlib.suppress(OSError):
+                if self._is_owner():
+                    kept = {each.name for each in before}
+                    _remove_files(
+                        final / p.name for p in new if p.name not in kept
+                    )
             raise
+        self._assert_owned()
+        _copy(folder / STATE, final / STATE)
+        counts = {STATE, *(each.name for each in new)}
+        _remove_files(each for each in before if each.name not in counts)
+
+    def _is_owner(self) -> bool:
+        if self._owner is None:
+            return True
+        file = self.root / _OWNER
+        with os_errors(file):
+            try:
+                return file.read_text() == self._owner
+            except FileNotFoundError:  # somebody has emptied the directory
+                self._take()
+                return True
+
+    def _take(self) -> None:
+        _make(self.root)
+        (self.root / _OWNER).write_text(self._owner or "")
+
+    def _assert_owned(self) -> None:
+        if not self._is_owner():
+            raise RuntimeError(
+                "Another training has begun to write its checkpoints to "
+                f"{self.root}. End it, or give this one another directory."
+            )
 
 
 _DAMAGED = f"damaged-{STATE}"
 
 
-@contextlib.contextmanager
-def _os_errors() -> Iterator[None]:
-    """Raises what a file system raises of its own kinds as `OSError`."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+def _make(folder: Any) -> None:
+    """Makes a folder, but no bucket: one that is not there is an error."""
+    from upath.implementations.cloud import CloudPath
+
+    if not isinstance(folder, CloudPath):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _remove_files(files: Iterable[Any]) -> None:
+    for path in files:
+        with os_errors(path), contextlib.suppress(FileNotFoundError):
+            path.fs.rm_file(path.path)
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -84,6 +84,8 @@ class CheckpointWriter:
             return
         try:
             writing.result()
+        except checkpoint_writing.NotRemoved as error:
+            warn(f"An older checkpoint could not be removed: {error}.")
         except OSError as error:
             warn(
                 f"A checkpoint could not be written: {error}. Training goes "

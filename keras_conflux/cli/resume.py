@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def add_to(subcommands: Any) -> None:
         description=(
             "Lists the checkpoints in a directory of kc.Resume or kc.save, the "
             "newest first. All of their bytes are compared with their digests. "
-            "The exit status is 1 if none is whole."
+            "The exit status is 1 if none is whole, and 2 if the directory "
+            "cannot be read."
         ),
         allow_abbrev=False,
     )
@@ -43,6 +45,11 @@ def main(options: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
+    try:
+        listed = checkpoints(options.directory)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"conflux resume: {error}", file=sys.stderr)
+        return 2
     found = [
         {
             "path": str(each.path),
@@ -54,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
             ),
             "damage": each.damage,
         }
-        for each in checkpoints(options.directory)
+        for each in listed
     ]
     if options.json:
         print(json.dumps(found, indent=1))
