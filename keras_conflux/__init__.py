@@ -5,6 +5,7 @@ from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import xla_flags as _xla_flags
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ConfluxWarning
@@ -13,7 +14,6 @@ from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import xla_flags as _xla_flags
 from keras_conflux._custom_loops.collectives import allgather
 from keras_conflux._custom_loops.collectives import allreduce
 from keras_conflux._custom_loops.collectives import broadcast

@@ -307,9 +307,13 @@ def test_an_iterator_of_a_step_that_comes_to_its_end():
     one, many = Drawing(), kc.replicate(Drawing(), 1)
     for model in (one, many):
         model.compile("sgd", "mse", jit_compile=False)
-    expected, got = (m.fit(X, Y, **FIT).history for m in (one, many))
-    assert int(one.optimizer.iterations) == int(many.optimizer.iterations)
-    np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-5)
+    for model in (one, many):
+        model.fit(X, Y, **FIT)
+    # The fourth step may count its samples, but trains nothing.
+    for expected, got in zip(
+        one.get_weights(), many.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_an_error_in_the_data_comes_after_the_good_batches():

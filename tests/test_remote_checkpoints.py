@@ -195,6 +195,20 @@ def test_the_first_of_two_trainings_is_told(url):
         linear(Other(), resume, epochs=3)
 
 
+def test_a_training_that_is_overtaken_while_it_puts_files(url, monkeypatch):
+    resume, copy = kc.Resume(url, every=1), storage._copy
+
+    def overtaken(source, target):
+        copy(source, target)
+        with storage.storage_of(resume.directory).locked():
+            pass
+
+    monkeypatch.setattr(storage, "_copy", overtaken)
+    with pytest.raises(RuntimeError, match="Another training has begun"):
+        linear(resume)
+    assert kc.checkpoints(url) == []
+
+
 def test_a_loop_of_ones_own(url):
     model = linear()
     kc.save(model, url, step=3, state={"best": 0.5})

@@ -9,9 +9,9 @@ from collections.abc import MutableMapping
 
 import tensorflow as tf
 
+from keras_conflux._common import xla_flags
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._compat import xla_flags
 from keras_conflux._program_cache import environment
 from keras_conflux._program_cache import flags
 from keras_conflux._program_cache import folders

@@ -172,8 +172,7 @@ class RemoteStorage(Storage):
             aside = pathlib.Path(folder)
             yield aside
             self._assert_owned()
-            with os_errors(self.root):
-                self._put(aside, final)
+            self._put(aside, final)
 
     def name_for(self, final: pathlib.Path, name: str, digest: str) -> str:
         """See `Storage`. A file that counts is not written to."""
@@ -237,10 +236,11 @@ class RemoteStorage(Storage):
     def _put(self, folder: pathlib.Path, final: pathlib.Path) -> None:
         before = entries(final)
         new = [each for each in folder.iterdir() if each.name != STATE]
-        _make(final)
         try:
-            for path in new:
-                _copy(path, final / path.name)
+            with os_errors(final):
+                _make(final)
+                for path in new:
+                    _copy(path, final / path.name)
         except BaseException:
             with contextlib.suppress(OSError):
                 if self._is_owner():
@@ -250,9 +250,11 @@ class RemoteStorage(Storage):
                     )
             raise
         self._assert_owned()
-        _copy(folder / STATE, final / STATE)
+        with os_errors(final):
+            _copy(folder / STATE, final / STATE)
         counts = {STATE, *(each.name for each in new)}
-        _remove_files(each for each in before if each.name not in counts)
+        with contextlib.suppress(OSError):  # they go with the folder
+            _remove_files(each for each in before if each.name not in counts)
 
     def _is_owner(self) -> bool:
         if self._owner is None:

@@ -9,8 +9,6 @@ import os
 from collections.abc import MutableMapping
 from importlib import metadata
 
-import tensorflow as tf
-
 from keras_conflux._common.version_numbers import numbers
 
 KNOWN_TENSORFLOW = ((2, 21),)
@@ -44,6 +42,8 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
     Args:
         environ: The environment variables.
     """
+    import tensorflow as tf  # which commands do not wait for
+
     if (
         environ.get(SWITCH) != "0"
         and tf.test.is_built_with_cuda()
