@@ -5,7 +5,6 @@ import os
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
-
 import keras
 import numpy as np
 import pytest as pytest

@@ -307,7 +307,6 @@ def test_an_iterator_of_a_step_that_comes_to_its_end():
     one, many = Drawing(), kc.replicate(Drawing(), 1)
     for model in (one, many):
         model.compile("sgd", "mse", jit_compile=False)
-    for model in (one, many):
         model.fit(X, Y, **FIT)
     # The fourth step may count its samples, but trains nothing.
     for expected, got in zip(

@@ -78,19 +78,18 @@ def test_dying_while_files_are_put(url, monkeypatch):
     for count in range(4):
         left = iter(range(9 + count))  # of three files each
 
-        def copy_some(*paths, left=left):
-            if next(left, None) is None:
-                # As if the process had died: nothing is cleaned up.
-                monkeypatch.setattr(storage.RemoteStorage, "remove", stay)
-                raise Died
-            copy(*paths)
-
         with monkeypatch.context() as patched:
+
+            def copy_some(*paths, left=left, patched=patched):
+                if next(left, None) is None:
+                    # As if the process had died: nothing is cleaned up.
+                    patched.setattr(storage, "_remove_files", stay)
+                    raise Died
+                copy(*paths)
+
             patched.setattr(storage, "_copy", copy_some)
-            remove = storage.RemoteStorage.remove
             with pytest.raises(Died):
                 train(f"{url}{count}")
-            monkeypatch.setattr(storage.RemoteStorage, "remove", remove)
         found = kc.checkpoints(f"{url}{count}")
         assert found
         assert not any(each.damage for each in found)
