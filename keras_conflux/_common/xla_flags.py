@@ -1,8 +1,8 @@
 """Flags of XLA, which it reads from the environment once a process.
 
 An unknown flag ends a process. So flags are set only for versions that are
-known to have them, and removed again when XLA has compiled the first program: a
-child process may have another TensorFlow, and JAX reads them as well.
+known to have them, and removed again when XLA has read them: a child process
+may have another TensorFlow, and JAX reads them as well.
 """
 
 import os

@@ -59,10 +59,7 @@ def write(
             name: checkpoint_files.digest_of(folder / name)
             for name in (WEIGHTS, ARRAYS)
         }
-        names = {
-            name: storage.name_for(final, name, digest)
-            for name, digest in digests.items()
-        }
+        names = storage.names_for(final, digests)
         for name, stored_as in names.items():
             (folder / name).rename(folder / stored_as)
         outer = {

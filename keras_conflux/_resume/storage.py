@@ -68,15 +68,17 @@ class Storage:
             self.remove(aside)
             raise
 
-    def name_for(self, final: pathlib.Path, name: str, digest: str) -> str:
-        """Returns by which name a new folder has a file.
+    def names_for(
+        self, final: pathlib.Path, digests: dict[str, str]
+    ) -> dict[str, str]:
+        """Returns by which names a new folder has its files.
 
         Args:
             final: What the folder will be.
-            name: What the file is called if nothing speaks against it.
-            digest: Of the file.
+            digests: Those of the files, by what they are called if nothing
+                speaks against it.
         """
-        return name
+        return {name: name for name in digests}
 
     @contextlib.contextmanager
     def file(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -174,10 +176,15 @@ class RemoteStorage(Storage):
             self._assert_owned()
             self._put(aside, final)
 
-    def name_for(self, final: pathlib.Path, name: str, digest: str) -> str:
+    def names_for(
+        self, final: pathlib.Path, digests: dict[str, str]
+    ) -> dict[str, str]:
         """See `Storage`. A file that counts is not written to."""
         taken = {each.name for each in entries(final)}
-        return f"{digest[:8]}.{name}" if name in taken else name
+        return {
+            name: f"{digest[:8]}.{name}" if name in taken else name
+            for name, digest in digests.items()
+        }
 
     @contextlib.contextmanager
     def file(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
