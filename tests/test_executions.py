@@ -276,45 +276,6 @@ def test_less_data_than_was_asked_for(count):
     assert_same_training(one, many, expected, many.fit(dataset, **options))
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_a_failure_is_not_taken_for_the_end_of_the_data(monkeypatch, method):
-    """Keras' loops end without a word at an error of this kind."""
-    model, original, calls = compiled(), XlaProgram.__call__, []
-
-    def call(self, stack, limit):
-        calls.append(stack)
-        if len(calls) == 2:
-            text = "Read less bytes than requested"
-            raise tf.errors.OutOfRangeError(None, None, text)
-        return original(self, stack, limit)
-
-    monkeypatch.setattr(XlaProgram, "__call__", call)
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    with pytest.raises(tf.errors.InternalError, match="Read less bytes"):
-        getattr(model, method)(data, verbose=0)
-
-
-def test_an_iterator_of_a_step_that_comes_to_its_end():
-    class Drawing(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
-            self.source = iter(tf.data.Dataset.from_tensor_slices(X[:3]))
-
-        def call(self, x):
-            return self.dense(x + next(self.source))
-
-    one, many = Drawing(), kc.replicate(Drawing(), 1)
-    for model in (one, many):
-        model.compile("sgd", "mse", jit_compile=False)
-        model.fit(X, Y, **FIT)
-    # The fourth step may count its samples, but trains nothing.
-    for expected, got in zip(
-        one.get_weights(), many.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
 def test_an_error_in_the_data_comes_after_the_good_batches():
     def generate():
         for _ in range(5):

@@ -4,6 +4,7 @@ Trainings run in processes of their own, as TensorFlow reads its flags once, and
 on a CPU with one replica, as XLA has no collectives for several.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -20,6 +21,7 @@ import zlib
 import pytest
 import tensorflow as tf
 
+from keras_conflux._fit.execution.cached_program import CachedProgram
 from keras_conflux._program_cache import cache as program_cache
 from keras_conflux._program_cache import environment
 from keras_conflux._program_cache import flags
@@ -503,3 +505,38 @@ def test_two_processes_that_add_a_file_at_once_leave_one(
     store.add("kind", files["first"])
     (found,) = (store.folder / "kind").iterdir()
     assert found.read_text() == kept
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.InvalidArgumentError(
+            None, None, "Detected unsupported operations when trying to compile"
+        ),
+        tf.errors.ResourceExhaustedError(None, None, "Out of memory"),
+    ],
+    ids=["an operation", "memory"],
+)
+def test_what_is_stored_is_not_blamed_for_a_program(monkeypatch, error):
+    forgotten = []
+
+    class Stored:
+        @contextlib.contextmanager
+        def serving(self, program, name):
+            yield True
+
+        def cannot_take(self, error):
+            return False
+
+        def forget(self, program):
+            forgotten.append(program)
+
+    def program():
+        raise error
+
+    monkeypatch.setattr(setup, "current", lambda kind: Stored())
+    watchdog = types.SimpleNamespace(name="a model", counts=lambda: [0])
+    cached = CachedProgram(lambda: program, "identity", "CPU", watchdog, True)
+    with pytest.raises(type(error)):
+        cached()
+    assert not forgotten

@@ -10,7 +10,8 @@ import tensorflow as tf
 _COMPILER_WORDS = ("XLA", "compil")
 _CHECK_OF_COMPILER = "RET_CHECK failure (external/xla/xla/service/"
 """XLA says so where one of its passes has made a program that is not valid."""
-_END_OF_DATA = "End of sequence"
+_UNSUPPORTED = "Detected unsupported operations"
+_END_OF_ITERATOR = "End of sequence", "IteratorGetNext"
 
 _NOISE = re.compile(
     r"Graph execution error|Detected at node|File |\d+ root error|"
@@ -36,9 +37,14 @@ def is_of_compiler(error: tf.errors.OpError) -> bool:
     return isinstance(error, kinds) and any(w in text for w in _COMPILER_WORDS)
 
 
-def is_end_of_data(error: tf.errors.OpError) -> bool:
-    """Whether an iterator that a step draws from itself has come to its end."""
-    return _END_OF_DATA in str(error)
+def is_of_operations(error: tf.errors.OpError) -> bool:
+    """Whether XLA says that it has not got an operation of a program."""
+    return _UNSUPPORTED in str(error)
+
+
+def is_end_of_iterator(error: tf.errors.OpError) -> bool:
+    """Whether an operation that draws from an iterator has come to its end."""
+    return all(text in str(error) for text in _END_OF_ITERATOR)
 
 
 def reason_of(error: tf.errors.OpError) -> str:

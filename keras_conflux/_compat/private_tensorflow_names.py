@@ -290,6 +290,10 @@ READ = (
     PrivateName(
         "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
     ),
+    PrivateName(
+        "tensorflow.python.data.util.structure:from_compatible_tensor_list",
+        "element_spec, tensor_list",
+    ),
     PrivateName("tensorflow:data.Dataset._inputs", "self"),
     PrivateName("tensorflow:data.Dataset._functions", "self"),
     PrivateName("tensorflow:data.Dataset._variant_tensor"),
@@ -306,6 +310,11 @@ READ = (
     PrivateName(f"{_DATA}.concatenate_op:_ConcatenateDataset"),
     PrivateName(f"{_DATA}.dataset_ops:_OptionsDataset"),
     PrivateName(f"{_DATA}.filter_op:_FilterDataset"),
+    PrivateName(
+        f"{_DATA}.iterator_ops:OwnedIterator.__init__",
+        None,
+        ("_flat_output_types", "_flat_output_shapes", "_iterator_resource"),
+    ),
     PrivateName(f"{_DATA}.map_op:_MapDataset"),
     PrivateName(f"{_DATA}.map_op:_ParallelMapDataset"),
     PrivateName(f"{_DATA}.prefetch_op:_PrefetchDataset"),

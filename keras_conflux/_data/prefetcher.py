@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import tensorflow_iterators
 from keras_conflux._data.transfer import move_at_once
 from keras_conflux._devices.device import devices as find_devices
 
@@ -138,7 +139,7 @@ class _Worker:
         items = iter(self._source)
         while self._has_room():
             try:
-                yield next(items)
+                yield tensorflow_iterators.next_of(items)
             except StopIteration:
                 return
 

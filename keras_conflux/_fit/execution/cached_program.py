@@ -82,7 +82,7 @@ class CachedProgram:
         except tf.errors.OpError as error:
             if cache.cannot_take(error) and not is_stored:
                 raise _nowhere_to_write(error_texts.reason_of(error)) from error
-            if not is_stored or isinstance(error, _OUT_OF_MEMORY):
+            if not is_stored or _comes_from_the_program(error):
                 raise
             cache.forget(self._identity)
             name, reason = self._watchdog.name, error_texts.reason_of(error)
@@ -104,7 +104,10 @@ class CachedProgram:
         return self._first_call(cache, arguments)
 
 
-_OUT_OF_MEMORY = tf.errors.ResourceExhaustedError
+def _comes_from_the_program(error: tf.errors.OpError) -> bool:
+    """Whether it would be raised without anything that is stored, too."""
+    is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    return is_of_memory or error_texts.is_of_operations(error)
 
 
 def _nowhere_to_write(reason: str) -> tf.errors.OpError:

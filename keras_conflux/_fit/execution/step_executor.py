@@ -23,6 +23,7 @@ from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.numerics.trace_findings import TraceAgain
 from keras_conflux._fit.numerics.unread_code import warn_of_known_sizes
@@ -59,7 +60,7 @@ class StepExecutor:
         self._graph_seconds: dict[Any, float] = collections.defaultdict(float)
 
     def __call__(self, group: StepGroup) -> Tree:
-        with told_to_all(self._name):
+        with told_to_all(self._name), not_the_end(self._name):
             self._calls += 1
             # Another model may have taken the seeds since the last execution.
             promotion.promote_new_state(None, self._strategy)
@@ -75,26 +76,10 @@ class StepExecutor:
                 return result
             except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it
-            except BaseException as error:
+            except BaseException:
                 if not self._strategy.communicator.spans_processes:
                     synchronization.synchronize(self._model)
-                self._assert_heard(error)
                 raise
-
-    def _assert_heard(self, error: BaseException) -> None:
-        """Raises another error for one that Keras' loops would not raise.
-
-        They take this kind for the end of the data, and training would end
-        there without a word.
-        """
-        if isinstance(
-            error, tf.errors.OutOfRangeError
-        ) and not error_texts.is_end_of_data(error):
-            raise tf.errors.InternalError(
-                None,
-                None,
-                f"{self._name} has failed: {error_texts.reason_of(error)}",
-            ) from error
 
     def _programs(self) -> int:
         """Returns how many programs have been traced."""

@@ -14,6 +14,7 @@ from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import runs_eagerly
 from keras_conflux._fit.numerics.unread_code import warn_of_eager_code
@@ -85,7 +86,8 @@ def make_predict_function(
 
     def execute(drawn: list[Any]) -> Tree:
         outputs = []
-        with told_to_all(f"a batch of {plan.name}"):
+        what = f"a batch of {plan.name}"
+        with told_to_all(what), not_the_end(what):
             for batch in itertools.chain.from_iterable(map(sharded, drawn)):
                 build(batch)
                 stacked = isinstance(batch, StackedBatch)

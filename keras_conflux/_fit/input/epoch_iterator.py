@@ -24,11 +24,13 @@ import tensorflow as tf
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_iterators
 from keras_conflux._fit.input import iterator_history
 from keras_conflux._fit.input import local_source
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
@@ -225,7 +227,8 @@ class StepGroups:
             batches, epoch.waiting = batches[:count], batches[count:]
         began = time.monotonic()
         spec = self.spec or getattr(source, "element_spec", None)
-        sharded = self._shard(batches, spec)
+        with not_the_end(f"a batch of {self._plan.name}"):
+            sharded = self._shard(batches, spec)
         if budget is not NO_DEADLINE:
             self._steps.timings.note_move(count, time.monotonic() - began)
         last = batches[-1] if batches and epoch.is_followed else None
@@ -259,7 +262,7 @@ class StepGroups:
             while len(batches) < wanted and not epoch.has_ended:
                 if chosen_here and batches and budget.is_spent(len(batches)):
                     break
-                batches.append(next(source))
+                batches.append(tensorflow_iterators.next_of(source))
                 size = size_in_bytes(batches[-1])
                 self._steps.note_batch(size)
                 room -= size

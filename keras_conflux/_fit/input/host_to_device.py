@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,11 @@ second."""
 MAX_STACKED = 16
 """The maximum number of batches that are stacked at once, as the graph is
 traced for each number."""
+
+_one_at_a_time = threading.Lock()
+"""Held where batches are concatenated, which is done ahead of use and by the
+loop. Two threads that concatenate or reshape on one GPU outside of graphs can
+get each other's axes and shapes (docs/notes/tensorflow-eager.md)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +93,12 @@ def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
     """
     dtype = tensors[0].dtype
     sizes = [tensor.shape.num_elements() or 1 for tensor in tensors]
-    if dtype not in (tf.uint8, tf.int8) or any(size % 8 for size in sizes):
-        return tf.concat(tensors, 0)
-    words = [tf.bitcast(tf.reshape(x, [-1, 8]), tf.int64) for x in tensors]
-    return tf.reshape(
-        tf.bitcast(tf.concat(words, 0), dtype), [-1, *tensors[0].shape[1:]]
-    )
+    with _one_at_a_time:
+        if dtype not in (tf.uint8, tf.int8) or any(size % 8 for size in sizes):
+            return tf.concat(tensors, 0)
+        words = [tf.bitcast(tf.reshape(x, [-1, 8]), tf.int64) for x in tensors]
+        joined = tf.bitcast(tf.concat(words, 0), dtype)
+        return tf.reshape(joined, [-1, *tensors[0].shape[1:]])
 
 
 def size_in_bytes(batch: Tree) -> int:
