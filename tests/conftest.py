@@ -27,6 +27,9 @@ tf.config.list_logical_devices()  # starts TensorFlow; there are no more now
 COUNTS = [count for count in (1, 2, 3, 4) if count <= len(DEVICES)]
 MANY = COUNTS[-1]
 
+TESTS_BETWEEN_FREEZING = 20
+_until_freezing = 0
+
 # TF32 rounds to 11 bits, which would hide every other difference.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 
@@ -65,13 +68,22 @@ def pytest_configure(config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Looks for unused objects less often, and not among those of imports.
-
-    Traced graphs are full of circles, and a process of tests makes many.
-    """
-    gc.collect()
-    gc.freeze()
+    """Looks for unused objects less often."""
     gc.set_threshold(100_000, 20, 50)
+
+
+def pytest_runtest_setup(item) -> None:
+    """Looks for unused objects among those of the latest tests only.
+
+    Keras and TensorFlow keep graphs of models that are gone. After some hundred
+    tests it would take seconds to walk them, at each `clear_session`.
+    """
+    global _until_freezing
+    if not _until_freezing:
+        gc.collect()
+        gc.freeze()
+        _until_freezing = TESTS_BETWEEN_FREEZING
+    _until_freezing -= 1
 
 
 def pytest_collection_modifyitems(items) -> None:
