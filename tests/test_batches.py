@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import DEVICES
 from conftest import MANY
 from models import dense
 
@@ -165,6 +166,22 @@ def test_pieces_are_concatenated(dtype, shape):
     got = host_to_device.concatenated(*map(tf.convert_to_tensor, pieces))
     assert got.dtype == dtype
     np.testing.assert_array_equal(got, np.concatenate(pieces))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool", "int32"])
+def test_batches_are_taken_from_a_stack(dtype):
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2, (3, 4, 2)).astype(dtype)
+    with tf.device(DEVICES[-1]):
+        stack = tf.identity(tf.constant(values))
+    for position in range(3):
+        batch = host_to_device.batch_at(stack, position)
+        single = host_to_device.batch_at(stack, position, as_stack=True)
+        np.testing.assert_array_equal(batch, values[position])
+        np.testing.assert_array_equal(single, values[position : position + 1])
+        assert batch.dtype == single.dtype == dtype
+        if dtype != "int32":  # which TensorFlow keeps in the host's memory
+            assert batch.backing_device == stack.backing_device
 
 
 def test_another_fit_traces_no_moves_again():

@@ -11,6 +11,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.input import specs
+from keras_conflux._fit.input.host_to_device import batch_at
 from keras_conflux._fit.input.measurements import Measurements
 
 
@@ -89,14 +90,21 @@ class StackedBatch(Batch):
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batches one by one."""
         for position in range(self.count):
-            shards = [[leaf[position] for leaf in each] for each in self.shards]
-            yield Batch(shards, self.sizes, self.specs)
+            yield Batch(self._shards_at(position), self.sizes, self.specs)
 
     def singles(self) -> Iterator["StackedBatch"]:
         """Yields the batches one by one, each as a stack of one."""
-        for batch in self:
-            shards = [[leaf[None] for leaf in each] for each in batch.shards]
+        for position in range(self.count):
+            shards = self._shards_at(position, as_stack=True)
             yield StackedBatch(shards, self.sizes, self.specs, 1)
+
+    def _shards_at(
+        self, position: int, as_stack: bool = False
+    ) -> list[list[Any]]:
+        return [
+            [batch_at(leaf, position, as_stack) for leaf in shard]
+            for shard in self.shards
+        ]
 
 
 @dataclasses.dataclass

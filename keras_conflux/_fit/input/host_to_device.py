@@ -101,6 +101,36 @@ def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
         return tf.reshape(joined, [-1, *tensors[0].shape[1:]])
 
 
+def batch_at(
+    stack: tf.Tensor, position: int, as_stack: bool = False
+) -> tf.Tensor:
+    """Returns one of the tensors that are stacked, where they are.
+
+    That is a graph: outside of graphs, TensorFlow could take the position from
+    an operation that a thread of the user's runs on the same GPU.
+
+    Args:
+        stack: Of any number of tensors.
+        position: Which one.
+        as_stack: Whether to return a stack of one.
+    """
+    spec = tf.TensorSpec([None, *stack.shape[1:]], stack.dtype)
+    take = _graph_that_takes(stack.backing_device, spec, as_stack)
+    return take(stack, tf.constant(position))
+
+
+@functools.lru_cache(maxsize=256)
+def _graph_that_takes(
+    device: str, spec: tf.TensorSpec, as_stack: bool
+) -> Callable:
+    def take(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+        with tf.device(device):
+            return stack[position][None] if as_stack else stack[position]
+
+    signature = [spec, tf.TensorSpec([], tf.int32)]
+    return tensorflow_tracing.concrete_function(take, signature)
+
+
 def size_in_bytes(batch: Tree) -> int:
     """Returns how much memory the arrays and tensors of a batch take."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
