@@ -6,6 +6,7 @@ may have another TensorFlow, and JAX reads them as well.
 """
 
 import os
+import re
 from collections.abc import MutableMapping
 from importlib import metadata
 
@@ -66,11 +67,7 @@ def remove_products(environ: MutableMapping[str, str] = os.environ) -> None:
         environ: The environment variables.
     """
     for flags in (_CUBLASLT, _NO_TRITON):
-        before, found, after = environ.get(VARIABLE, "").partition(flags)
-        if found:
-            environ[VARIABLE] = f"{before.rstrip()}{after}".lstrip()
-    if not environ.get(VARIABLE, "-"):
-        del environ[VARIABLE]
+        take_out(environ, VARIABLE, re.compile(f" ?{re.escape(flags)}"))
 
 
 def is_known_to_jax(last: tuple[int, int]) -> bool:
@@ -89,6 +86,25 @@ def is_known_to_jax(last: tuple[int, int]) -> bool:
 def append(environ: MutableMapping[str, str], name: str, addition: str) -> None:
     """Appends flags to those of an environment variable."""
     environ[name] = f"{environ.get(name, '')} {addition}".lstrip()
+
+
+def take_out(
+    environ: MutableMapping[str, str], name: str, flags: re.Pattern[str]
+) -> None:
+    """Takes flags out of an environment variable, which goes if it is empty.
+
+    Args:
+        environ: The environment variables.
+        name: Of the variable.
+        flags: What they look like, with the space before them.
+    """
+    given = environ.get(name, "")
+    rest = flags.sub("", given)
+    if rest == given:
+        return
+    environ[name] = rest.lstrip()
+    if not environ[name]:
+        del environ[name]
 
 
 def _has_any(given: str, flags: str) -> bool:

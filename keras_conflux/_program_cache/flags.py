@@ -95,11 +95,7 @@ def remove(environ: MutableMapping[str, str]) -> None:
         environ: The environment variables.
     """
     for name in (_TENSORFLOW, xla_flags.VARIABLE):
-        text = environ.get(name, "")
-        if (rest := _OURS.sub("", text)) != text:
-            environ[name] = rest
-            if not rest.strip():
-                del environ[name]
+        xla_flags.take_out(environ, name, _OURS)
 
 
 def _quoted(folder: pathlib.Path) -> str:
