@@ -153,11 +153,11 @@ class ReplicaCollectives:
         leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
         open_ = [_open_along(leaf, axis) for leaf in leaves]
         self._assert_same_call("allgather", trees.refill(tree, open_))
-        gather = self._gather
-        if self._in_xla and self.count > 1:
+        evenly = self._in_xla and self.count > 1
+        if evenly:
             self._assert_even(leaves, axis, is_even)
-            gather = self._gather_even
-        return trees.refill(tree, [gather(leaf, axis) for leaf in leaves])
+        joined = [self._gather(leaf, axis, evenly) for leaf in leaves]
+        return trees.refill(tree, joined)
 
     def _assert_even(
         self,
@@ -257,7 +257,7 @@ class ReplicaCollectives:
 
     def _product_of_others(self, x: tf.Tensor) -> tf.Tensor:
         # Not y / x: a factor may be zero.
-        factors = self._gather_even(tf.expand_dims(x, 0), 0)
+        factors = self._gather(tf.expand_dims(x, 0), 0, is_even=True)
         others = [
             factors[index]
             for index in range(self._communicator.size)
@@ -268,50 +268,46 @@ class ReplicaCollectives:
             product *= factor
         return product
 
-    def _gather(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
+    def _gather(
+        self, leaf: tf.Tensor, axis: int, is_even: bool = False
+    ) -> tf.Tensor:
         if leaf.shape.rank == 0:
             leaf = tf.expand_dims(leaf, 0)
-        size = self._communicator.size
-        if size == 1:
+        rank = leaf.shape.rank
+        if not -rank <= axis < rank:
+            raise ValueError(
+                f"`axis` is {axis}, but a tensor has {rank} axes: {leaf.shape}"
+            )
+        if self._communicator.size == 1:
             return tf.identity(leaf)
+        place = self._placed_evenly if is_even else self._placed
+        placed = place(dtypes.as_summable(leaf), axis % rank)
+        return tf.cast(self._reduce("sum", placed), leaf.dtype)
+
+    def _placed(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
+        """Returns the joined tensor with zeros where other replicas' rows are.
+
+        The replicas tell each other their numbers of rows.
+        """
+        size, rank = self._communicator.size, leaf.shape.rank
         length = tf.shape(leaf)[axis]
         lengths = self._reduce("sum", tf.one_hot(self._rank, size, length, 0))
         before = tf.reduce_sum(lengths[: self._rank])
         after = tf.reduce_sum(lengths[self._rank + 1 :])
-        rank = leaf.shape.rank
-        padding = tf.pad(
-            [[before, after]], [[axis % rank, rank - 1 - axis % rank], [0, 0]]
-        )
-        as_summable = dtypes.as_summable(leaf)
-        placed = tf.pad(
-            as_summable,
-            padding,
-            constant_values=dtypes.sum_identity(as_summable),
-        )
-        return tf.cast(self._reduce("sum", placed), leaf.dtype)
+        padding = tf.pad([[before, after]], [[axis, rank - 1 - axis], [0, 0]])
+        zero = dtypes.sum_identity(leaf)
+        return tf.pad(leaf, padding, constant_values=zero)
 
-    def _gather_even(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
-        """Joins leaves of one size, each at a place that XLA knows."""
-        if leaf.shape.rank == 0:
-            leaf = tf.expand_dims(leaf, 0)
+    def _placed_evenly(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
+        """Returns the same for rows of one number, at places that XLA knows."""
         size, rank = self._communicator.size, leaf.shape.rank
-        if size == 1:
-            return tf.identity(leaf)
-        axis %= rank
-        as_summable = dtypes.as_summable(leaf)
-        places = tf.range(size) == self._rank
-        places = tf.reshape(places, [size] + [1] * (rank - axis))
-        placed = tf.where(
-            places,
-            tf.expand_dims(as_summable, axis),
-            dtypes.sum_identity(as_summable),
-        )
+        is_here = tf.range(size) == self._rank
+        is_here = tf.reshape(is_here, [size] + [1] * (rank - axis))
+        zero = dtypes.sum_identity(leaf)
+        placed = tf.where(is_here, tf.expand_dims(leaf, axis), zero)
         shape = tf.shape(leaf)
-        joined = tf.concat(
-            [shape[:axis], [size * shape[axis]], shape[axis + 1 :]], 0
-        )
-        total = tf.reshape(self._reduce("sum", placed), joined)
-        return tf.cast(total, leaf.dtype)
+        joined = [shape[:axis], [size * shape[axis]], shape[axis + 1 :]]
+        return tf.reshape(placed, tf.concat(joined, 0))
 
     def _sparse_sum(
         self, leaf: tf.IndexedSlices, weight: Any, count: int
