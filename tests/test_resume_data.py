@@ -295,10 +295,17 @@ def test_a_cache_of_random_numbers_is_named(tmp_path):
             outside = tf.data.Dataset.range(2).flat_map(take)
             (found,) = varying_data.causes(outside.batch(BATCH))
             assert "keeps by `cache`" in found
-        (found,) = varying_data.causes(
-            tf.data.Dataset.range(2).flat_map(Holder(Holder(kept)).take_inner)
-        )
-        assert "cannot be found" in found
+        for other in (
+            tf.data.Dataset.range(2).flat_map(Holder(Holder(kept)).take_inner),
+            tf.data.Dataset.from_tensors(kept).flat_map(lambda d: d),
+            tf.data.Dataset.from_tensors({"a": kept}).flat_map(
+                lambda d: d["a"]
+            ),
+        ):
+            (found,) = varying_data.causes(other)
+            assert "cannot be found" in found
+        windows = SAMPLES.window(3).flat_map(lambda *each: each[0])
+        assert not varying_data.causes(windows)
     assert not varying_data.causes(SAMPLES.map(with_random).cache())
 
 

@@ -19,9 +19,18 @@ def captures_any(dataset: tf.data.Dataset) -> bool:
     return bool(_captured_tensors(dataset))
 
 
-def captures_unknown(dataset: tf.data.Dataset) -> bool:
-    """Whether `captured_datasets` lacks any of them."""
-    return len(_captured_tensors(dataset)) > len(captured_datasets(dataset))
+def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
+    """Whether it draws from data sets that cannot be found.
+
+    Functions may have them by no name, or they may be the elements of a source
+    such as `Dataset.from_tensors`, which keeps their tensors alone.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_source_of_them = not dataset._inputs() and any(
+        isinstance(spec, tf.data.DatasetSpec) for spec in specs
+    )
+    captured = len(_captured_tensors(dataset))
+    return is_source_of_them or captured > len(captured_datasets(dataset))
 
 
 def captured_datasets(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

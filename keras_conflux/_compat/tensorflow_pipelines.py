@@ -15,7 +15,7 @@ from tensorflow.python.data.ops import repeat_op
 
 from keras_conflux._compat.captured_datasets import captured_datasets
 from keras_conflux._compat.captured_datasets import captures_any
-from keras_conflux._compat.captured_datasets import captures_unknown
+from keras_conflux._compat.captured_datasets import has_unknown_parts
 
 
 def datasets_below(
@@ -109,7 +109,7 @@ _PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 def has_shuffles(dataset: Any) -> bool:
     """Whether a data set takes seeds for each iterator that is made of it."""
     return isinstance(dataset, tf.data.Dataset) and any(
-        seeds_of_dataset(each) is not None or captures_unknown(each)
+        seeds_of_dataset(each) is not None or has_unknown_parts(each)
         for each in datasets_below(dataset)
     )
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_pipelines
-from keras_conflux._compat.captured_datasets import captures_unknown
+from keras_conflux._compat.captured_datasets import has_unknown_parts
 from keras_conflux._fit.input.validation_data import ValidationData
 
 
@@ -56,10 +56,10 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         for operation in tensorflow_pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
-        if captures_unknown(each):
+        if has_unknown_parts(each):
             yield (
-                "a function of it draws from another data set, whose parts "
-                "cannot be found (let the function name that data set)"
+                "it draws from another data set, whose parts cannot be found "
+                "(let a function of it name that data set)"
             )
         if tensorflow_pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
