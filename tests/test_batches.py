@@ -18,6 +18,9 @@ from keras_conflux._replication.strategy import strategy_for
 X = np.arange(40, dtype="float32").reshape(10, 4)
 
 
+needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+
+
 def replicated(outputs, count=MANY):
     """A model that predicts `outputs(x)`, and the same on one device."""
 
@@ -58,6 +61,7 @@ def test_predict_of_a_mean():
     )
 
 
+@needs_two
 def test_leaves_of_different_lengths_are_refused():
     model = kc.replicate(dense("sgd"), MANY)
     batch = np.zeros((9, 8), "float32"), np.zeros(8, "float32")
@@ -82,6 +86,7 @@ class SemiSupervised(keras.Model):
         return {"loss": loss}
 
 
+@needs_two
 @pytest.mark.parametrize("drop_remainder", [True, False])
 def test_leaves_of_different_lengths_that_divide_evenly(drop_remainder):
     def batches(samples, size):

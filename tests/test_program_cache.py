@@ -281,7 +281,8 @@ def test_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
 # What TensorFlow is told
 
 
-def test_flags_are_added_and_removed(tmp_path):
+def test_flags_are_added_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(flags.xla_flags, "is_known_to_jax", lambda last: True)
     environ = {"TF_XLA_FLAGS": "--tf_xla_clustering_debug", "XLA_FLAGS": "--x"}
     before = dict(environ)
     folder = tmp_path / f"{flags.FOLDER_PREFIX}1 with spaces"
