@@ -127,6 +127,31 @@ def test_the_end_of_what_is_prefetched_is_no_error(data_without_errors):
     assert len(list(kc.prefetch(data_without_errors, 0))) == 6
 
 
+@pytest.mark.parametrize("text", FOREIGN)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_callback_that_fails_is_not_the_end(method, text):
+    def fail(batch, logs=None):
+        raise tf.errors.OutOfRangeError(None, None, text)
+
+    callback = keras.callbacks.LambdaCallback()
+    for name in ("train", "test", "predict"):
+        setattr(callback, f"on_{name}_batch_end", fail)
+    model = kc.replicate(dense(), MANY)
+    with pytest.raises(tf.errors.InternalError, match="has failed: "):
+        getattr(model, method)(batches(), callbacks=[callback], verbose=0)
+
+
+def test_a_plain_model_keeps_what_keras_does():
+    model = dense("sgd")
+
+    def fail(batch, logs=None):
+        raise tf.errors.OutOfRangeError(None, None, FOREIGN[0])
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    model.fit(batches(), callbacks=[callback], verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_every_epoch_is_whole(jit_compile):
     """Epochs are short, so that their ends often come while others work."""
@@ -143,6 +168,15 @@ def test_every_epoch_is_whole(jit_compile):
         verbose=0,
     )
     assert steps == [6 * (epoch + 1) for epoch in range(EPOCHS)]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_draw_that_fails_is_not_the_end(monkeypatch, method, text):
+    model = kc.replicate(dense(), MANY)
+    fails(monkeypatch, tensorflow_iterators, "next_of", 2, text)
+    with pytest.raises(tf.errors.InternalError, match="a batch of sequential"):
+        getattr(model, method)(batches(), verbose=0)
 
 
 @pytest.mark.parametrize("text", FOREIGN)

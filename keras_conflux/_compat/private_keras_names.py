@@ -219,6 +219,7 @@ class Patched:
         "self",
         ("steps_per_execution",),
     )
+    CATCH_END = PrivateName(f"{_TF_ITERATOR}.catch_stop_iteration", "self")
     # Keras exports a second reference to this function.
     SET_DISTRIBUTION = PrivateName(
         "keras.distribution:set_distribution", "value"

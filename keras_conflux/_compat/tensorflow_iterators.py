@@ -30,4 +30,5 @@ def next_of(iterator: Any) -> Any:
         if not tf.raw_ops.OptionalHasValue(optional=found):
             raise StopIteration
         leaves = tf.raw_ops.OptionalGetValue(optional=found, **tensors)
-    return structure.from_compatible_tensor_list(source.element_spec, leaves)
+        spec = source.element_spec
+        return structure.from_compatible_tensor_list(spec, leaves)

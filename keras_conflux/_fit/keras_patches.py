@@ -106,6 +106,7 @@ PATCHES = (
     (Patched.MAKE_PREDICT_FUNCTION, trainer.make_predict_function),
     (Patched.ITERATOR_INIT, trainer.make_iterator),
     (Patched.ENUMERATE_ITERATOR, epoch_iterator.enumerate_step_groups),
+    (Patched.CATCH_END, epoch_iterator.catch_end),
     # keras.distribution.
     (Patched.SET_DISTRIBUTION, keras_distribution.set_distribution),
     (Patched.SET_DISTRIBUTION_INSIDE, keras_distribution.set_distribution),

@@ -44,7 +44,7 @@ class GraphProgram:
         """Runs a step per batch and returns the last one's result."""
         result = None
         for batch in batches:
-            sizes = tf.constant(batch.sizes, tf.int64)
+            sizes = _constant(batch.sizes)
             if self._eager:
                 shards = _refilled(batch.specs, batch.shards)
                 with self._step.tracing:
@@ -115,6 +115,13 @@ class GraphProgram:
         self._strategy.run(one_replica)
         ordered = [outputs[index] for index in range(len(shards))]
         return self._step.merge(ordered, fractions, each)
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant(sizes: tuple[int, ...]) -> tf.Tensor:
+    """Returns numbers as a tensor, which is not made again in each step."""
+    with tf.init_scope():
+        return tf.constant(sizes, tf.int64)
 
 
 def _refilled(structures: list[Tree], shards: list[list[Any]]) -> list[Tree]:

@@ -60,11 +60,12 @@ class StepExecutor:
         self._graph_seconds: dict[Any, float] = collections.defaultdict(float)
 
     def __call__(self, group: StepGroup) -> Tree:
-        with told_to_all(self._name), not_the_end(self._name):
+        name = self._name
+        with not_the_end(name, of_a_step=True), told_to_all(name):
             self._calls += 1
             # Another model may have taken the seeds since the last execution.
             promotion.promote_new_state(None, self._strategy)
-            agree(f"execution {self._calls} of {self._name}", group)
+            agree(f"execution {self._calls} of {name}", group)
             try:
                 result = None
                 for batch in group.batches:

@@ -87,7 +87,7 @@ def make_predict_function(
     def execute(drawn: list[Any]) -> Tree:
         outputs = []
         what = f"a batch of {plan.name}"
-        with told_to_all(what), not_the_end(what):
+        with not_the_end(what, of_a_step=True), told_to_all(what):
             for batch in itertools.chain.from_iterable(map(sharded, drawn)):
                 build(batch)
                 stacked = isinstance(batch, StackedBatch)

@@ -6,6 +6,7 @@ the batches of the steps that one execution runs, sharded and on their devices.
 While it runs, the next ones are drawn.
 """
 
+import contextlib
 import dataclasses
 import functools
 import queue
@@ -30,6 +31,7 @@ from keras_conflux._fit.input import local_source
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.end_of_data import EndOfData
 from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
@@ -79,6 +81,21 @@ def enumerate_step_groups(
     return drawing
 
 
+@contextlib.contextmanager
+def catch_end(original: Callable, iterator: Any) -> Iterator[None]:
+    """Ends Keras' loop at the end of the data, and at nothing else.
+
+    Callbacks run in it as well.
+    """
+    groups = _step_groups.get(iterator)
+    with original(iterator):
+        if groups is None:
+            yield
+            return
+        with not_the_end(groups.name, of_a_step=True):
+            yield
+
+
 @dataclasses.dataclass(frozen=True)
 class _Drawn:
     batches: list[Batch | StackedBatch]
@@ -119,6 +136,8 @@ class StepGroups:
         memory = tensorflow_internals.memory_of(devices[0])
         self.spec: Tree = None
         """The `tf.TypeSpec`s of the batches, if not those of the source."""
+        self.name = plan.name
+        """What is executed, as messages say it."""
         self._plan = plan
         self._draws_ahead = ahead
         self._shard = plan.sharder()
@@ -166,7 +185,7 @@ class StepGroups:
                 maximum = self._steps.grown(maximum)
                 drawn = self._joined(drawn)
                 if not drawn.batches:
-                    epoch.is_complete = _is_end_of_data(drawn.error)
+                    epoch.is_complete = isinstance(drawn.error, EndOfData)
                     raise drawn.error
                 left -= drawn.count
                 self._steps.agree()
@@ -227,7 +246,7 @@ class StepGroups:
             batches, epoch.waiting = batches[:count], batches[count:]
         began = time.monotonic()
         spec = self.spec or getattr(source, "element_spec", None)
-        with not_the_end(f"a batch of {self._plan.name}"):
+        with not_the_end(f"a batch of {self.name}"):
             sharded = self._shard(batches, spec)
         if budget is not NO_DEADLINE:
             self._steps.timings.note_move(count, time.monotonic() - began)
@@ -240,7 +259,8 @@ class StepGroups:
         Where other processes still have data, they are there after the end of
         this one's.
         """
-        if drawn.error and not (drawn.batches or _is_end_of_data(drawn.error)):
+        has_failed = drawn.error and not isinstance(drawn.error, EndOfData)
+        if has_failed and not drawn.batches:
             raise drawn.error
         batches = self._shard.join(drawn.batches, self.spec)
         count = sum(getattr(batch, "count", 1) for batch in batches)
@@ -262,7 +282,8 @@ class StepGroups:
             while len(batches) < wanted and not epoch.has_ended:
                 if chosen_here and batches and budget.is_spent(len(batches)):
                     break
-                batches.append(tensorflow_iterators.next_of(source))
+                with not_the_end(f"a batch of {self.name}"):
+                    batches.append(tensorflow_iterators.next_of(source))
                 size = size_in_bytes(batches[-1])
                 self._steps.note_batch(size)
                 room -= size
@@ -270,8 +291,7 @@ class StepGroups:
                     break  # another one like it has no room
         except StopIteration:
             # A generator cannot raise this; Keras takes the other for it.
-            end = tf.errors.OutOfRangeError(None, None, "End of the data.")
-            return batches, end
+            return batches, EndOfData()
         except Exception as error:
             return batches, error
         return batches, None
@@ -295,10 +315,6 @@ class StepGroups:
                 return background.submit(draw).result
             return lambda: background.submit(draw).result()
         return functools.partial(self._draw, source, maximum, NO_DEADLINE)
-
-
-def _is_end_of_data(error: Any) -> bool:
-    return isinstance(error, tf.errors.OutOfRangeError)
 
 
 class _DaemonThread:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +23,6 @@ second."""
 MAX_STACKED = 16
 """The maximum number of batches that are stacked at once, as the graph is
 traced for each number."""
-
-_one_at_a_time = threading.Lock()
-"""Held where batches are concatenated, which is done ahead of use and by the
-loop. Two threads that concatenate or reshape on one GPU outside of graphs can
-get each other's axes and shapes (docs/notes/tensorflow-eager.md)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +72,10 @@ def move_stacked(
     ]
     if len(groups) == 1:
         return groups[0]
-    shards = []
-    for device, *stacks in zip(placement.devices, *groups, strict=True):
-        with tf.device(device):
-            shards.append(list(map(concatenated, *stacks)))
-    return shards
+    return [
+        [_joined(stacks, device) for stacks in zip(*parts, strict=True)]
+        for device, *parts in zip(placement.devices, *groups, strict=True)
+    ]
 
 
 def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
@@ -91,14 +84,33 @@ def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
     TensorFlow copies element by element on GPUs, so bytes are copied eight at
     a time.
     """
-    dtype = tensors[0].dtype
-    sizes = [tensor.shape.num_elements() or 1 for tensor in tensors]
-    with _one_at_a_time:
-        if dtype not in (tf.uint8, tf.int8) or any(size % 8 for size in sizes):
-            return tf.concat(tensors, 0)
-        words = [tf.bitcast(tf.reshape(x, [-1, 8]), tf.int64) for x in tensors]
-        joined = tf.bitcast(tf.concat(words, 0), dtype)
-        return tf.reshape(joined, [-1, *tensors[0].shape[1:]])
+    dtype, shape = tensors[0].dtype, tensors[0].shape[1:]
+    size = shape.num_elements() or 1
+    if dtype not in (tf.uint8, tf.int8) or size % 8:
+        return tf.concat(tensors, 0)
+    words = [tf.bitcast(tf.reshape(x, [-1, 8]), tf.int64) for x in tensors]
+    return tf.reshape(tf.bitcast(tf.concat(words, 0), dtype), [-1, *shape])
+
+
+def _joined(stacks: Sequence[tf.Tensor], device: str) -> tf.Tensor:
+    """Concatenates stacks, on a device and in a graph.
+
+    Outside of graphs, TensorFlow could take the axis from an operation that the
+    loop runs on the same GPU (docs/notes/tensorflow-eager.md).
+    """
+    specs = tuple(_spec_of_any_number(stack) for stack in stacks)
+    return _graph_that_joins(device, specs)(*stacks)
+
+
+@functools.lru_cache(maxsize=256)
+def _graph_that_joins(
+    device: str, specs: tuple[tf.TensorSpec, ...]
+) -> Callable:
+    def join(*stacks: tf.Tensor) -> tf.Tensor:
+        with tf.device(device):
+            return concatenated(*stacks)
+
+    return tensorflow_tracing.concrete_function(join, specs)
 
 
 def batch_at(
@@ -106,15 +118,14 @@ def batch_at(
 ) -> tf.Tensor:
     """Returns one of the tensors that are stacked, where they are.
 
-    That is a graph: outside of graphs, TensorFlow could take the position from
-    an operation that a thread of the user's runs on the same GPU.
+    That is a graph, too.
 
     Args:
         stack: Of any number of tensors.
         position: Which one.
         as_stack: Whether to return a stack of one.
     """
-    spec = tf.TensorSpec([None, *stack.shape[1:]], stack.dtype)
+    spec = _spec_of_any_number(stack)
     take = _graph_that_takes(stack.backing_device, spec, as_stack)
     return take(stack, tf.constant(position))
 
@@ -129,6 +140,10 @@ def _graph_that_takes(
 
     signature = [spec, tf.TensorSpec([], tf.int32)]
     return tensorflow_tracing.concrete_function(take, signature)
+
+
+def _spec_of_any_number(stack: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *stack.shape[1:]], stack.dtype)
 
 
 def size_in_bytes(batch: Tree) -> int:
