@@ -93,24 +93,9 @@ def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
 
 
 def _joined(stacks: Sequence[tf.Tensor], device: str) -> tf.Tensor:
-    """Concatenates stacks, on a device and in a graph.
-
-    Outside of graphs, TensorFlow could take the axis from an operation that the
-    loop runs on the same GPU (docs/notes/tensorflow-eager.md).
-    """
-    specs = tuple(_spec_of_any_number(stack) for stack in stacks)
-    return _graph_that_joins(device, specs)(*stacks)
-
-
-@functools.lru_cache(maxsize=256)
-def _graph_that_joins(
-    device: str, specs: tuple[tf.TensorSpec, ...]
-) -> Callable:
-    def join(*stacks: tf.Tensor) -> tf.Tensor:
-        with tf.device(device):
-            return concatenated(*stacks)
-
-    return tensorflow_tracing.concrete_function(join, specs)
+    """Concatenates stacks, on a device."""
+    specs = map(_spec_of_any_number, stacks)
+    return _graph_on(device, concatenated, *specs)(*stacks)
 
 
 def batch_at(
@@ -118,28 +103,44 @@ def batch_at(
 ) -> tf.Tensor:
     """Returns one of the tensors that are stacked, where they are.
 
-    That is a graph, too.
-
     Args:
         stack: Of any number of tensors.
         position: Which one.
         as_stack: Whether to return a stack of one.
     """
-    spec = _spec_of_any_number(stack)
-    take = _graph_that_takes(stack.backing_device, spec, as_stack)
+    take = _graph_on(
+        stack.backing_device,
+        _stack_of_one if as_stack else _one,
+        _spec_of_any_number(stack),
+        tf.TensorSpec([], tf.int32),
+    )
     return take(stack, tf.constant(position))
 
 
-@functools.lru_cache(maxsize=256)
-def _graph_that_takes(
-    device: str, spec: tf.TensorSpec, as_stack: bool
-) -> Callable:
-    def take(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-        with tf.device(device):
-            return stack[position][None] if as_stack else stack[position]
+def _one(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+    return stack[position]
 
-    signature = [spec, tf.TensorSpec([], tf.int32)]
-    return tensorflow_tracing.concrete_function(take, signature)
+
+def _stack_of_one(stack: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+    return stack[position][None]
+
+
+@functools.lru_cache(maxsize=256)
+def _graph_on(
+    device: str, function: Callable, *signature: tf.TensorSpec
+) -> Callable:
+    """Returns a function of tensors on a device, as a graph.
+
+    Outside of graphs, TensorFlow could take an input, such as an axis or a
+    position, from an operation that another thread runs on the same GPU
+    (docs/notes/tensorflow-eager.md).
+    """
+
+    def call(*tensors: tf.Tensor) -> tf.Tensor:
+        with tf.device(device):
+            return function(*tensors)
+
+    return tensorflow_tracing.concrete_function(call, signature)
 
 
 def _spec_of_any_number(stack: tf.Tensor) -> tf.TensorSpec:
