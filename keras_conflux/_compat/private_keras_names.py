@@ -106,6 +106,13 @@ class Patched:
         "query, key, value, bias, mask, scale, is_causal, flash_attention, "
         "attn_logits_soft_cap",
     )
+    EINSUM = PrivateName(
+        f"{_TF_OPS}.numpy:einsum", "subscripts, operands, kwargs"
+    )
+    EINSUM_DENSE_CALL = PrivateName(
+        "keras.src.layers.core.einsum_dense:EinsumDense.call",
+        "self, inputs, training",
+    )
     MEAN_UPDATE = PrivateName(
         f"{_METRICS}Mean.update_state", "self, values, sample_weight"
     )

@@ -19,6 +19,7 @@ from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.numerics import attention
 from keras_conflux._fit.numerics import branches
+from keras_conflux._fit.numerics import dense_products
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import integer_seeds
 from keras_conflux._fit.numerics import layer_outputs
@@ -86,6 +87,8 @@ PATCHES = (
     (Patched.DROPOUT, integer_seeds.draw_for),
     # Layers.
     (Patched.ATTENTION, attention.dot_product_attention),
+    (Patched.EINSUM, dense_products.einsum),
+    (Patched.EINSUM_DENSE_CALL, dense_products.einsum_dense),
     # The trainer.
     (Patched.TRAINER_INIT, variables.make_distributed),
     (Patched.COMPILE, trainer.compile),

@@ -1,0 +1,253 @@
+"""A batch times a matrix is one product, and so are its gradients."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same_training
+
+import keras_conflux as kc
+from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
+
+SIZES = {"a": 3, "b": 5, "c": 4, "d": 2, "e": 6}
+
+PRODUCTS = [
+    # The equations that Keras' einsum computes by `tf.matmul`.
+    "abc,cd->abd",
+    "abc,dc->abd",
+    "abc,cde->abde",
+    "abc,dce->abde",
+    "abc,dec->abde",
+    "abcd,cde->abe",
+    "abcd,ced->abe",
+    "abcd,ecd->abe",
+    # Others of the same form.
+    "abcd,de->abce",
+    "abcd,dce->abe",
+]
+
+
+@contextlib.contextmanager
+def in_step(in_xla=True, kinds=None):
+    context = StepContext("a step", in_xla=in_xla, kinds=kinds)
+    with step_context.entered(context):
+        yield
+
+
+def operands(equation, dtype="float32"):
+    rng = np.random.default_rng(0)
+    terms = equation.split("->")[0].split(",")
+    return [
+        tf.cast(rng.normal(size=[SIZES[x] for x in term]), dtype)
+        for term in terms
+    ]
+
+
+def value_and_gradients(equation, arrays, in_xla, jit_compile=True):
+    """Computes a product for any number of samples, and says by which graph."""
+    batch, weights = arrays
+
+    @tf.function(
+        autograph=False,
+        jit_compile=jit_compile,
+        input_signature=[
+            tf.TensorSpec([None, *batch.shape[1:]], batch.dtype),
+            tf.TensorSpec(weights.shape, weights.dtype),
+        ],
+    )
+    def run(x, y):
+        with in_step(in_xla), tf.GradientTape() as tape:
+            tape.watch([x, y])
+            product = keras.ops.einsum(equation, x, y)
+            loss = tf.reduce_sum(tf.cast(tf.sin(product), "float32"))
+        return product, *tape.gradient(loss, [x, y])
+
+    operations = run.get_concrete_function().graph.get_operations()
+    return run(batch, weights), operations
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("equation", PRODUCTS)
+def test_products_are_those_of_keras(equation, jit_compile):
+    arrays = operands(equation)
+    found, operations = value_and_gradients(equation, arrays, True, jit_compile)
+    expected, _ = value_and_gradients(equation, arrays, False, jit_compile)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    products = [
+        x for x in operations if "MatMul" in x.type or x.type == "Einsum"
+    ]
+    assert [x.type for x in products] == ["MatMul"] * 3
+    assert all(x.outputs[0].shape.rank == 2 for x in products)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_floats(dtype):
+    # A batch of 64: a sum of roundings for each sample would be far off.
+    rng = np.random.default_rng(0)
+    batch = tf.cast(rng.normal(size=(64, 3, 4)), dtype)
+    weights = tf.cast(rng.normal(size=(4, 2, 5)), dtype)
+    found, _ = value_and_gradients("abc,cde->abde", (batch, weights), True)
+    wide = [tf.cast(each, "float64") for each in (batch, weights)]
+    expected, _ = value_and_gradients("abc,cde->abde", wide, False)
+    rounding = {"float16": 2e-3, "bfloat16": 2e-2, "float64": 1e-12}[dtype]
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        scale = np.abs(other).max()
+        np.testing.assert_allclose(
+            tf.cast(one, "float64"), other, atol=rounding * scale
+        )
+
+
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "ab,bc->ac",  # a product of two matrices as it is
+        "abc,acd->abd",  # a matrix for each sample
+        "abc,cd->bad",  # axes in another order
+        "abc,cd->adb",
+        "abc,bd->acd",  # what is summed is not last
+        "abc,cd->ab",  # a sum over the columns
+        "abc,c->ab",  # no columns
+        "abc,de->abcde",  # nothing is summed
+        "abc,cc->ab",
+    ],
+)
+def test_other_equations_are_left_to_keras(equation):
+    arrays = operands(equation)
+    graphs = [
+        value_and_gradients(equation, arrays, in_xla, False)[1]
+        for in_xla in (True, False)
+    ]
+    one, other = ([x.type for x in operations] for operations in graphs)
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("batch", "weights", "options"),
+    [
+        (tf.ones([2, 3, 4], "int32"), tf.ones([4, 5], "int32"), {}),
+        (tf.ones([2, 3, 4], "bfloat16"), tf.ones([4, 5]), {}),
+        (tf.ones([2, 0, 4]), tf.ones([4, 5]), {}),
+        (tf.ones([2, 3, 0]), tf.ones([0, 5]), {}),
+    ],
+)
+def test_other_tensors_are_left_to_keras(batch, weights, options):
+    @tf.function
+    def run():
+        with in_step():
+            return keras.ops.einsum("abc,cd->abd", batch, weights, **options)
+
+    expected = keras.ops.einsum("abc,cd->abd", batch, weights)
+    assert run().dtype == expected.dtype
+    np.testing.assert_array_equal(run(), expected)
+
+
+def test_lengths_that_are_open_are_left_to_keras():
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 4])])
+    def run(x):
+        with in_step():
+            return keras.ops.einsum("abc,cde->abde", x, tf.ones([4, 2, 5]))
+
+    assert run(tf.ones([2, 3, 4])).shape == (2, 3, 2, 5)
+
+
+@pytest.mark.parametrize("equation", PRODUCTS)
+def test_products_and_their_gradients_are_rows_of_samples(equation):
+    batch, weights = operands(equation)
+    with tf.__internal__.FuncGraph("step").as_default():
+        x = tf.compat.v1.placeholder("float32", [None, *batch.shape[1:]])
+        kinds = BatchKinds([x], [], [])
+        with in_step(kinds=kinds):
+            product = keras.ops.einsum(equation, x, weights)
+            gradient = tf.gradients(tf.sin(product), x)[0]
+    assert kinds.of(product) == kinds.of(gradient) == kinds.of(x)
+
+
+LAYERS = {
+    "a bias of two axes": ("abc,cde->abde", (5, 2, 6), "de", "gelu"),
+    "a bias of one axis": ("abc,cde->abde", (5, 2, 6), "e", None),
+    "no bias": ("abc,cd->abd", (5, 6), None, "relu"),
+    "two axes summed": ("abcd,cde->abe", (5, 6), "e", None),
+    "an ellipsis": ("...c,cd->...d", (6,), "d", None),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_train_as_without_replicas(name):
+    equation, output_shape, bias_axes, activation = LAYERS[name]
+    shape = (5, 4, 2) if equation.startswith("abcd") else (5, 4)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, *shape)).astype("float32")
+    y = rng.normal(size=(12, 1)).astype("float32")
+
+    def build():
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.EinsumDense(
+            equation,
+            output_shape,
+            activation,
+            bias_axes,
+            bias_initializer="random_normal",
+        )
+        head = [keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input(shape), layer, *head])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    one, many = build(), kc.replicate(build(), 1)
+    fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    logs = [model.fit(x, y, **fit) for model in (one, many)]
+    assert_same_training(one, many, *logs)
+    np.testing.assert_allclose(
+        many.predict(x, verbose=0),
+        one.predict(x, verbose=0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_a_bias_is_added_to_the_rows():
+    layer = keras.layers.EinsumDense(
+        "abc,cde->abde", (None, 2, 6), bias_axes="de"
+    )
+    layer.build((None, 5, 4))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5, 4])])
+    def run(x):
+        with in_step():
+            return layer(x)
+
+    assert run(tf.ones([3, 5, 4])).shape == (3, 5, 2, 6)
+    graph = run.get_concrete_function().graph
+    last = graph.outputs[0].op.inputs[0].op
+    assert last.type == "Reshape"
+    assert last.inputs[0].op.type in ("AddV2", "BiasAdd")
+    assert last.inputs[0].shape.rank == 2
+
+
+def test_weights_of_low_rank_and_quantized_ones():
+    def built():
+        keras.utils.set_random_seed(0)
+        layer = keras.layers.EinsumDense(
+            "abc,cde->abde", (None, 2, 6), bias_axes="de"
+        )
+        layer.build((None, 5, 4))
+        return layer
+
+    low_rank, quantized = built(), built()
+    low_rank.enable_lora(2)
+    quantized.quantize("int8")
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype("float32")
+    for layer in (low_rank, quantized):
+
+        @tf.function
+        def run(x, layer=layer):
+            with in_step():
+                return layer(x)
+
+        np.testing.assert_allclose(run(x), layer(x), rtol=1e-5, atol=1e-6)
