@@ -24,9 +24,11 @@ from models import outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
+from keras_conflux._replication import reshuffling
 from keras_conflux._replication import synchronization
 
 X, Y = regression(61)
@@ -75,6 +77,13 @@ def of_fewer_samples_than_processes(replicate):
 
 def shuffled(replicate):
     return trained(replicate(dense()), shuffle=True)
+
+
+def reshuffled(replicate):
+    model = replicate(dense())
+    reshuffling.choose(model, True)
+    with reshuffled_arrays.reshuffling(True):  # on plain Keras, too
+        return trained(model, shuffle=True)
 
 
 def normalized(replicate):
@@ -208,6 +217,7 @@ CASES = {
         weighted,
         of_fewer_samples_than_processes,
         shuffled,
+        reshuffled,
         normalized,
         from_generator,
         with_unequal_weights,

@@ -216,6 +216,12 @@ class Patched:
         "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_train_end",
         "self, logs",
     )
+    ARRAY_DATASET = PrivateName(
+        "keras.src.trainers.data_adapters.array_data_adapter"
+        ":ArrayDataAdapter.get_tf_dataset",
+        "self",
+        ("_batch_size", "_inputs", "_num_samples", "_shuffle"),
+    )
     ITERATOR_INIT = PrivateName(
         f"{_TF_ITERATOR}.__init__",
         "self, distribute_strategy, args, kwargs",
@@ -280,6 +286,18 @@ READ = (
     ),
     PrivateName("keras.src.trainers.data_adapters:ArrayDataAdapter"),
     PrivateName("keras.src.trainers.data_adapters:TFDatasetAdapter"),
+    PrivateName(
+        "keras.src.trainers.data_adapters.array_slicing:convert_to_sliceable",
+        "arrays, target_backend",
+    ),
+    PrivateName(
+        "keras.src.trainers.data_adapters.array_slicing"
+        ":slice_tensorflow_sparse_wrapper",
+        "sparse_wrapper, indices",
+    ),
+    PrivateName(
+        "keras.src.trainers.data_adapters.array_slicing:TensorflowSparseWrapper"
+    ),
     PrivateName(
         "keras.src.trainers.epoch_iterator:EpochIterator.__init__",
         None,

@@ -17,6 +17,7 @@ from keras_conflux._fit import side_effects
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import attention
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import dense_products
@@ -108,6 +109,7 @@ PATCHES = (
     (Patched.MAKE_FUNCTION, trainer.make_function),
     (Patched.MAKE_PREDICT_FUNCTION, trainer.make_predict_function),
     (Patched.ITERATOR_INIT, trainer.make_iterator),
+    (Patched.ARRAY_DATASET, reshuffled_arrays.make_dataset),
     (Patched.ENUMERATE_ITERATOR, epoch_iterator.enumerate_step_groups),
     (Patched.CATCH_END, epoch_iterator.catch_end),
     # keras.distribution.

@@ -27,6 +27,7 @@ from keras_conflux._fit.input import iterator_history
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._fit.input.reshuffled_arrays import reshuffling
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
@@ -207,7 +208,8 @@ def make_iterator(
     if plan is None or plan.strategy is not distribute_strategy:
         original(iterator, distribute_strategy, *args, **kwargs)
     else:
-        original(iterator, default_strategy(), *args, **kwargs)
+        with reshuffling(plan.reshuffles):
+            original(iterator, default_strategy(), *args, **kwargs)
         epoch_iterator.attach(iterator, plan)
     iterator_history.follow(iterator)
     input_position.attach_next(iterator)

@@ -16,6 +16,7 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
+from keras_conflux._replication import reshuffling
 from keras_conflux._replication.data_contract import DataContract
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -41,6 +42,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     data: DataContract | None = None,
+    reshuffle: bool | None = None,
 ) -> KerasObject: ...
 @overload
 def replicate(
@@ -55,6 +57,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     data: DataContract | None = None,
+    reshuffle: bool | None = None,
 ) -> Any:
     """Puts a model, an optimizer or values on every device.
 
@@ -89,6 +92,13 @@ def replicate(
             default what it was before; at first `"global"`, or `"local"`
             under a `DataParallel(auto_shard_dataset=False)`. In one process
             both are the same.
+        reshuffle: For a model, or a tree of models, whether
+            `fit(x, y, shuffle=True)` draws another order of the samples in
+            each epoch. After `keras.utils.set_random_seed`, Keras on
+            TensorFlow draws the same one in each epoch, and so does a
+            replicated model unless this is `True`. The orders follow from the
+            seed, and are the same on any number of devices and processes. By
+            default what it was before; at first `False`.
 
     Returns:
         The strategy, the target itself, a `Replicas`, or what the callable
@@ -99,8 +109,9 @@ def replicate(
         StrategyError: If the model belongs to another strategy.
         TypeError: If the target is a string or a number, has a dataset or a
             loss in it, or has both models and arrays; if `data` is given for
-            something else than models.
-        ValueError: If `data` is neither `"global"` nor `"local"`.
+            something else than models, or `reshuffle` is.
+        ValueError: If `data` is neither `"global"` nor `"local"`, or
+            `reshuffle` neither `True` nor `False`.
 
     Example:
         ```python
@@ -115,6 +126,7 @@ def replicate(
         ```
     """
     data_contract.check(data, target)
+    reshuffling.check(reshuffle, target)
     if devices is None:
         strategy = strategy_for(None) if target is None else current_strategy()
     else:
@@ -126,10 +138,14 @@ def replicate(
     in_place = [isinstance(x, Replicable) for x in trees.flatten(target)]
     if all(in_place) and not isinstance(target, Replicable):
         return trees.map_leaves(
-            lambda leaf: replicate(leaf, devices, data=data), target
+            lambda leaf: replicate(
+                leaf, devices, data=data, reshuffle=reshuffle
+            ),
+            target,
         )
     if isinstance(target, Replicable):
         data_contract.choose(target, data)
+        reshuffling.choose(target, reshuffle)
         promotion.promote(target, strategy if devices is not None else None)
         return target
     if callable(target) and not isinstance(
@@ -191,6 +207,7 @@ def unreplicate(target: KerasObject) -> KerasObject:
     """
     promotion.demote(target)
     data_contract.forget(target)
+    reshuffling.forget(target)
     return target
 
 

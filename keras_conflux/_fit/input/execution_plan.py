@@ -19,6 +19,7 @@ from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 from keras_conflux._replication import data_contract
+from keras_conflux._replication import reshuffling
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -33,6 +34,8 @@ class ExecutionPlan:
     """Whose call it is, as messages between processes say it."""
     is_local: bool = False
     """Whether each process brings its own part of the batches."""
+    reshuffles: bool = False
+    """Whether arrays are shuffled in another order in each epoch."""
     chooses_steps: bool = False
     """Whether an execution may run more steps than the user has asked for."""
     drawn_by_keras: bool = False
@@ -80,6 +83,7 @@ class ExecutionPlan:
             compiled,
             model.name,
             is_local,
+            reshuffling.of(model),
             chooses,
             steered=any(map(may_steer_data, callbacks)),
             is_ending=lambda: getattr(weakly(), "stop_training", False),
