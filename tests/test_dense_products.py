@@ -28,6 +28,7 @@ PRODUCTS = [
     # Others of the same form.
     "abcd,de->abce",
     "abcd,dce->abe",
+    "abc,dec->abed",
 ]
 
 
@@ -114,11 +115,12 @@ def test_other_floats(dtype):
         "abc,cd->ab",  # a sum over the columns
         "abc,c->ab",  # no columns
         "abc,de->abcde",  # nothing is summed
-        "abc,cc->ab",
+        "acb,bd->acdb",  # what is summed is kept
+        "...c,cd->...d",  # axes without letters
     ],
 )
 def test_other_equations_are_left_to_keras(equation):
-    arrays = operands(equation)
+    arrays = operands(equation.replace("...", "ab"))
     graphs = [
         value_and_gradients(equation, arrays, in_xla, False)[1]
         for in_xla in (True, False)
@@ -127,33 +129,121 @@ def test_other_equations_are_left_to_keras(equation):
     assert one == other
 
 
+def graph_of(function, *specs, in_xla=True, kinds=None):
+    """Returns the types of the operations of a step."""
+
+    @tf.function(input_signature=[tf.TensorSpec(*spec) for spec in specs])
+    def run(*arguments):
+        with in_step(in_xla, kinds):
+            return function(*arguments)
+
+    operations = run.get_concrete_function().graph.get_operations()
+    return [x.type for x in operations]
+
+
 @pytest.mark.parametrize(
     ("batch", "weights", "options"),
     [
-        (tf.ones([2, 3, 4], "int32"), tf.ones([4, 5], "int32"), {}),
-        (tf.ones([2, 3, 4], "bfloat16"), tf.ones([4, 5]), {}),
-        (tf.ones([2, 0, 4]), tf.ones([4, 5]), {}),
-        (tf.ones([2, 3, 0]), tf.ones([0, 5]), {}),
+        (([None, 3, 4], "int32"), ([4, 5], "int32"), {}),
+        (([None, 3, 4], "bfloat16"), ([4, 5], "float32"), {}),
+        (([None, 3, 4], "float32"), ([4, 5], "bfloat16"), {}),
+        (([None, 3, 4], "float32"), ([4, 5], "float32"), {"optimize": "auto"}),
+        (([None, 0, 4], "float32"), ([4, 5], "float32"), {}),
+        (([None, 3, 0], "float32"), ([0, 5], "float32"), {}),
+        (([None, None, 4], "float32"), ([4, 5], "float32"), {}),
+        (([None, 3, 4], "float32"), ([4, None], "float32"), {}),
+        (([None, 3, 4], "float32"), ([None, 5], "float32"), {}),
+        ((None, "float32"), ([4, 5], "float32"), {}),
+        (([None, 3, 4], "float32"), (None, "float32"), {}),
     ],
 )
 def test_other_tensors_are_left_to_keras(batch, weights, options):
-    @tf.function
-    def run():
-        with in_step():
-            return keras.ops.einsum("abc,cd->abd", batch, weights, **options)
+    def product(x, y):
+        return keras.ops.einsum("abc,cd->abd", x, y, **options)
 
-    expected = keras.ops.einsum("abc,cd->abd", batch, weights)
-    assert run().dtype == expected.dtype
-    np.testing.assert_array_equal(run(), expected)
+    graphs = [
+        graph_of(product, batch, weights, in_xla=in_xla)
+        for in_xla in (True, False)
+    ]
+    assert graphs[0] == graphs[1]
 
 
-def test_lengths_that_are_open_are_left_to_keras():
-    @tf.function(input_signature=[tf.TensorSpec([None, None, 4])])
-    def run(x):
-        with in_step():
-            return keras.ops.einsum("abc,cde->abde", x, tf.ones([4, 2, 5]))
+@pytest.mark.parametrize(
+    ("equation", "batch", "weights"),
+    [
+        ("abc,cd->abd", (3, 5, 4), (2, 6)),
+        ("abc,dc->abd", (3, 5, 4), (6, 1)),
+        ("abcd,de->abce", (3, 5, 4, 2), (1, 6)),
+    ],
+)
+def test_sizes_that_do_not_agree_raise(equation, batch, weights):
+    def product(x, y):
+        return keras.ops.einsum(equation, x, y)
 
-    assert run(tf.ones([2, 3, 4])).shape == (2, 3, 2, 5)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        graph_of(product, ([None, *batch[1:]], "float32"), (weights, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("equation", "batch", "weights"),
+    [
+        ("abc,cde->abde", (3, 5, 4), (2, 2, 6)),
+        ("abcd,cde->abe", (3, 5, 4, 2), (2, 4, 6)),
+    ],
+)
+def test_sizes_that_keras_does_not_compare_are_left_to_it(
+    equation, batch, weights
+):
+    def product(x, y):
+        return keras.ops.einsum(equation, x, y)
+
+    specs = ([None, *batch[1:]], "float32"), (weights, "float32")
+    graphs = [graph_of(product, *specs, in_xla=x) for x in (True, False)]
+    assert graphs[0] == graphs[1]
+
+
+def test_outside_of_programs_nothing_is_changed():
+    layer = keras.layers.EinsumDense("abc,cde->abde", (5, 2, 6), bias_axes="de")
+    layer.build((None, 5, 4))
+    spec = [None, 5, 4], "float32"
+    plain = graph_of(layer, spec, in_xla=False)
+    assert "BatchMatMulV2" in plain
+    assert "BatchMatMulV2" not in graph_of(layer, spec)
+    with in_step():  # with `run_eagerly=True`
+        x = np.ones((3, 5, 4), "float32")
+        np.testing.assert_array_equal(layer(x), layer(tf.constant(x)))
+
+
+class Noisy(keras.layers.EinsumDense):
+    """Computes its kernel anew each time that it is read."""
+
+    reads = 0
+
+    @property
+    def kernel(self):
+        self.reads += 1
+        return self._kernel * 1.0
+
+
+@pytest.mark.parametrize("in_xla", [False, True])
+@pytest.mark.parametrize("bias_axes", ["de", "e", None])
+def test_a_kernel_is_read_once(in_xla, bias_axes):
+    layer = Noisy("abc,cde->abde", (5, 2, 6), bias_axes=bias_axes)
+    layer.build((None, 5, 4))
+    graph_of(layer.call, ([None, 5, 4], "float32"), in_xla=in_xla)
+    assert layer.reads == 1
+
+
+def test_samples_that_are_known_stay_an_axis():
+    # Among rows it could not be told where one sample ends.
+    def product(x):
+        x = tf.ensure_shape(x, (4, 5, 4))
+        return keras.ops.einsum("abc,cd->abd", x, tf.ones((4, 6)))
+
+    spec = [None, 5, 4], "float32"
+    followed = graph_of(product, spec, kinds=BatchKinds([], [], []))
+    assert "BatchMatMulV2" in followed
+    assert "BatchMatMulV2" not in graph_of(product, spec)
 
 
 @pytest.mark.parametrize("equation", PRODUCTS)
@@ -230,24 +320,63 @@ def test_a_bias_is_added_to_the_rows():
     assert last.inputs[0].shape.rank == 2
 
 
-def test_weights_of_low_rank_and_quantized_ones():
-    def built():
-        keras.utils.set_random_seed(0)
-        layer = keras.layers.EinsumDense(
-            "abc,cde->abde", (None, 2, 6), bias_axes="de"
-        )
-        layer.build((None, 5, 4))
-        return layer
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "float64"])
+def test_policies_of_layers(policy):
+    layer = filled(dtype=policy)
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype("float32")
+    found, expected = run_in_step(layer, x), layer(x)
+    assert found.dtype == expected.dtype
+    wide = filled(dtype="float64")
+    wide.set_weights(layer.get_weights())
+    exact = wide(x)
+    rounding = 1e-12 if policy == "float64" else 0.02
+    scale = np.abs(exact).max()
+    found = tf.cast(found, "float64")
+    np.testing.assert_allclose(found, exact, atol=rounding * scale)
 
-    low_rank, quantized = built(), built()
+
+def test_columns_in_another_order_than_those_of_the_weights():
+    layer = filled("abc,cde->abed", "ed", (5, 6, 2))
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype("float32")
+    np.testing.assert_allclose(
+        run_in_step(layer, x), layer(x), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_weights_of_low_rank_and_quantized_ones():
+    low_rank, quantized = filled(), filled()
     low_rank.enable_lora(2)
+    low_rank.lora_kernel_b.assign(tf.ones(low_rank.lora_kernel_b.shape))
     quantized.quantize("int8")
     x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype("float32")
     for layer in (low_rank, quantized):
+        np.testing.assert_allclose(
+            run_in_step(layer, x), layer(x), rtol=1e-5, atol=1e-6
+        )
 
-        @tf.function
-        def run(x, layer=layer):
-            with in_step():
-                return layer(x)
 
-        np.testing.assert_allclose(run(x), layer(x), rtol=1e-5, atol=1e-6)
+def filled(
+    equation="abc,cde->abde", bias_axes="de", shape=(5, 2, 6), **options
+):
+    """Returns a layer whose kernel and bias are random numbers."""
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.EinsumDense(
+        equation,
+        shape,
+        bias_axes=bias_axes,
+        bias_initializer="random_normal",
+        **options,
+    )
+    layer.build((None, 5, 4))
+    return layer
+
+
+def run_in_step(layer, x):
+    @tf.function(input_signature=[tf.TensorSpec([None, 5, 4])])
+    def run(x):
+        with in_step():
+            return layer(x)
+
+    graph = run.get_concrete_function().graph.get_operations()
+    assert "BatchMatMulV2" not in [each.type for each in graph]
+    return run(x)

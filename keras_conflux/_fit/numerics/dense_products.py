@@ -23,39 +23,58 @@ def einsum(
     original: Callable, subscripts: str, *operands: Any, **options: Any
 ) -> Any:
     """Computes a product of a batch and a matrix within an XLA program."""
-    if len(operands) != 2 or options:
+    product = None
+    if _traces_for_xla() and len(operands) == 2 and not options:
+        product = _product(subscripts, *operands)
+    if product is None:
         return original(subscripts, *operands, **options)
-    computed = _computed(subscripts, *operands)
-    return original(subscripts, *operands) if computed is None else computed
+    return product
 
 
 def einsum_dense(
     original: Callable, layer: Any, inputs: Any, training: Any = None
 ) -> Any:
     """Adds the bias of an `EinsumDense` within its product."""
-    if layer.bias is None:
+    if not _traces_for_xla() or getattr(layer, "bias", None) is None:
         return original(layer, inputs, training=training)
-    computed = _computed(layer.equation, inputs, layer.kernel, layer.bias)
-    if computed is None:
-        return original(layer, inputs, training=training)
-    return computed if layer.activation is None else layer.activation(computed)
+    kernel = layer.kernel  # which some layers compute each time it is read
+    outputs = _product(layer.equation, inputs, kernel, layer.bias)
+    if outputs is None:
+        outputs = keras.ops.einsum(layer.equation, inputs, kernel)
+        outputs = keras.ops.add(outputs, layer.bias)
+    return outputs if layer.activation is None else layer.activation(outputs)
 
 
-def _computed(
-    subscripts: str, batch: Any, weights: Any, bias: Any = None
+def _traces_for_xla() -> bool:
+    context = step_context.current()
+    in_xla = context is not None and context.in_xla
+    return in_xla and not tf.executing_eagerly()
+
+
+def _product(
+    subscripts: str, batch: Any, weights: Any, *bias: Any
 ) -> tf.Tensor | None:
     """Returns the product, or `None` where it is Keras' to compute."""
-    context = step_context.current()
-    if context is None or not context.in_xla or tf.executing_eagerly():
-        return None
     form = _Form.of(subscripts)
     if form is None or not isinstance(batch, tf.Tensor):
         return None
     if not isinstance(weights, (tf.Tensor, tf.Variable, keras.Variable)):
         return None
-    given = (weights,) if bias is None else (weights, bias)
-    tensors = [batch, *map(_tensor, given)]
+    if batch.shape.rank is None or _would_hide_samples(batch):
+        return None
+    tensors = [batch, *map(_tensor, (weights, *bias))]
     return form.product(*tensors) if form.fits(*tensors) else None
+
+
+def _would_hide_samples(batch: tf.Tensor) -> bool:
+    """Whether the rows of one matrix could not be told to be of samples.
+
+    Where a step of `fit` has a fixed number of samples in its graph, no axis of
+    such a matrix is known to be theirs.
+    """
+    context = step_context.current()
+    follows_samples = context is not None and context.kinds is not None
+    return follows_samples and batch.shape[:1] != [None]
 
 
 def _tensor(value: Any) -> tf.Tensor:
@@ -90,55 +109,58 @@ class _Form:
         rows = batch.removesuffix(summed)
         terms = (batch, weights, product)
         is_product = (
-            all(x.isalpha() and len({*x}) == len(x) for x in terms)
+            all(x.isascii() and x.isalpha() for x in terms)
+            and all(len({*x}) == len(x) for x in terms)
             and len(rows) > 1
             and summed
             and columns
-            and batch == rows + summed
+            and batch.endswith(summed)
             and product == rows + columns
             and sorted(weights) == sorted(summed + columns)
         )
         return cls(rows, summed, columns, weights) if is_product else None
 
     def fits(
-        self,
-        batch: tf.Tensor,
-        weights: tf.Tensor,
-        bias: tf.Tensor | None = None,
+        self, batch: tf.Tensor, weights: tf.Tensor, *bias: tf.Tensor
     ) -> bool:
-        """Whether tensors have one dtype and sizes that leave one axis open."""
-        if batch.shape.rank != len(self.rows + self.summed):
+        """Whether tensors have these axes, one dtype, and sizes that agree.
+
+        All sizes but the number of samples have to be known, and not zero.
+        """
+        tensors = (batch, weights, *bias)
+        axes = self.rows + self.summed
+        if [x.shape.rank for x in tensors[:2]] != [
+            len(axes),
+            len(self.weights),
+        ]:
             return False
-        if weights.shape.rank != len(self.weights):
-            return False
-        sizes = [*batch.shape[1:], *weights.shape]
-        is_known = batch.dtype.is_floating and all(sizes)
-        if bias is None:
-            return is_known and weights.dtype == batch.dtype
+        sizes = dict(zip(axes, batch.shape, strict=True))
         return (
-            is_known
-            and weights.dtype == bias.dtype == batch.dtype
-            and list(bias.shape) == self._sizes(weights)
+            batch.dtype.is_floating
+            and {x.dtype for x in tensors} == {batch.dtype}
+            and all([*batch.shape[1:], *weights.shape])
+            and all(sizes[x] == self._size(weights, x) for x in self.summed)
+            and all(list(x.shape) == self._columns(weights) for x in bias)
         )
 
     def product(
-        self,
-        batch: tf.Tensor,
-        weights: tf.Tensor,
-        bias: tf.Tensor | None = None,
+        self, batch: tf.Tensor, weights: tf.Tensor, *bias: tf.Tensor
     ) -> tf.Tensor:
         """Returns the product of tensors that fit, with the bias added."""
-        columns = self._sizes(weights)
+        columns = self._columns(weights)
         order = [self.weights.index(x) for x in self.summed + self.columns]
         if order != sorted(order):
             weights = tf.transpose(weights, order)
         matrix = tf.reshape(weights, [-1, math.prod(columns)])
         product = tf.reshape(batch, [-1, matrix.shape[0]]) @ matrix
-        if bias is not None:
-            product += tf.reshape(bias, [-1])
+        for each in bias:
+            product += tf.reshape(each, [-1])
         positions = batch.shape[1 : len(self.rows)]
         return tf.reshape(product, [-1, *positions, *columns])
 
-    def _sizes(self, weights: tf.Tensor) -> list[Any]:
+    def _columns(self, weights: tf.Tensor) -> list[Any]:
         """Returns the sizes of the axes that a product has from its weights."""
-        return [weights.shape[self.weights.index(x)] for x in self.columns]
+        return [self._size(weights, x) for x in self.columns]
+
+    def _size(self, weights: tf.Tensor, axis: str) -> Any:
+        return weights.shape[self.weights.index(axis)]
