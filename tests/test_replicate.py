@@ -311,3 +311,37 @@ def test_asking_for_the_index_adds_nothing_to_a_graph():
 
     kc.replicate(devices=MANY).run(step)
     assert added == [(index, 0) for index in range(MANY)]
+
+
+class OwnStep(keras.Sequential):
+    """Trains by a `train_step` of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
+@pytest.mark.parametrize("first", ["fit", "evaluate", "predict"])
+def test_a_model_that_its_first_call_builds(kind, first):
+    def trained(replicate):
+        keras.utils.set_random_seed(0)
+        model = kind([keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        replicate(model)
+        x = np.arange(24, dtype="float32").reshape(8, 3)
+        model(x[:1])
+        if first == "evaluate":
+            model.evaluate(x, x[:, :1], verbose=0)
+        if first == "predict":
+            model.predict(x, verbose=0)
+        history = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+        return model, history
+
+    one, one_history = trained(lambda model: model)
+    many, history = trained(lambda model: kc.replicate(model, 2))
+    assert_same_training(one, many, one_history, history)

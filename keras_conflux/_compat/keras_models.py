@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common import masking
 from keras.src.trainers import trainer as trainer_module
 
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.private_keras_names import Patched
 
@@ -203,6 +204,8 @@ def symbolic_build(
             else _without_what_steps_tell(model, at_once)
         ):
             model._symbolic_build(data_batch=spec)
+    except StrategyError:
+        raise
     except Exception as error:
         # Keras cannot trace some models by shapes alone. And a step of the
         # user's own may do without `call`, or take what `call` does not. Both

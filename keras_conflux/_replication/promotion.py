@@ -88,6 +88,8 @@ def build(
         strategy: What replicates it.
         layers_alone: Whether nothing but layers is built.
     """
+    # A call of the model may have built layers since it was replicated.
+    promote_new_state(model, strategy)
     with strategy.scope():
         keras_models.symbolic_build(model, spec, layers_alone=layers_alone)
     promote_new_state(model, strategy)
