@@ -56,6 +56,7 @@ def apply(
     _build(optimizer, given)
     grads = list(grads)
     accumulating = False
+    _refuse_overwriting(optimizer, given, context)
     if context is None:
         grads = _shaped(_repeatable(grads), given)
         grads = replica_collectives().all_reduce("sum", grads)
@@ -69,6 +70,25 @@ def apply(
         _warn_if_local(context, grads)
     with step_context.optimizing(accumulating):
         return original(optimizer, grads, given)
+
+
+def _refuse_overwriting(
+    optimizer: Any, trained: list[Any] | None, context: StepContext | None
+) -> None:
+    """Raises where values that Keras takes for gradients would be summed."""
+    overwritten = [*filter(_is_overwritten, trained or [])]
+    if not overwritten or replica_collectives().count == 1:
+        return
+    in_fit = context is not None and context.batch_fraction is not None
+    if in_fit and not _accumulates(optimizer):
+        return
+    steps = "`gradient_accumulation_steps`" if in_fit else "a loop of your own"
+    raise NotImplementedError(
+        f"{state.name_of(overwritten[0])} gets its gradient as its value, as "
+        f"layers in float8 do, which several replicas do in `fit` only, and "
+        f"without accumulation. Received: {steps}. Train by `fit` without "
+        "`gradient_accumulation_steps`, or on one device."
+    )
 
 
 def _build(optimizer: Any, trained: list[Any] | None) -> None:
@@ -175,13 +195,48 @@ def reduced(
     """Sums the gradients of all replicas, which have their weights already."""
     grads = _shaped(_repeatable(grads), sources)
     collectives = replica_collectives()
-    if context.may_be_empty:
+    maxima = [_is_overwritten(source) for source in sources]
+    if any(maxima):
+        grads = _with_maxima(grads, maxima, context)
+    elif context.may_be_empty:
         grads = collectives.weighted_sum(grads, _has_samples(context))
     else:
         grads = collectives.all_reduce("sum", grads)
     context.kinds.mark_equal(grads)
     context.global_gradients.extend(grads)
     return grads
+
+
+def _is_overwritten(variable: Any) -> bool:
+    """Whether Keras puts the gradient of a variable in place of its value."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def _with_maxima(
+    grads: list[Any], maxima: list[bool], context: StepContext
+) -> list[Any]:
+    """Takes the maximum over replicas of some gradients, and sums the others.
+
+    Layers in float8 have such gradients: scales, which follow from the values
+    before and are equal, and histories of largest magnitudes.
+    """
+    collectives = replica_collectives()
+    if context.may_be_empty:
+        grads = collectives.weighted(grads, _has_samples(context))
+    found = {
+        is_maximum: iter(
+            collectives.all_reduce(
+                "max" if is_maximum else "sum",
+                [
+                    grad
+                    for grad, other in zip(grads, maxima, strict=True)
+                    if other is is_maximum
+                ],
+            )
+        )
+        for is_maximum in (False, True)
+    }
+    return [next(found[is_maximum]) for is_maximum in maxima]
 
 
 def _has_samples(context: StepContext) -> tf.Tensor:
