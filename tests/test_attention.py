@@ -120,8 +120,8 @@ def gpu(monkeypatch):
 
 
 @contextlib.contextmanager
-def in_a_program(in_xla=True):
-    context = step_context.StepContext("test", in_xla=in_xla)
+def in_a_program(in_xla=True, kinds=None):
+    context = step_context.StepContext("test", in_xla=in_xla, kinds=kinds)
     with step_context.entered(context):
         yield
 

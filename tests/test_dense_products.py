@@ -1,17 +1,14 @@
 """A batch times a matrix is one product, and so are its gradients."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import assert_same_training
+from test_attention import in_a_program
 
 import keras_conflux as kc
 from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
 
 SIZES = {"a": 3, "b": 5, "c": 4, "d": 2, "e": 6}
 
@@ -30,13 +27,6 @@ PRODUCTS = [
     "abcd,dce->abe",
     "abc,dec->abed",
 ]
-
-
-@contextlib.contextmanager
-def in_step(in_xla=True, kinds=None):
-    context = StepContext("a step", in_xla=in_xla, kinds=kinds)
-    with step_context.entered(context):
-        yield
 
 
 def operands(equation, dtype="float32"):
@@ -61,7 +51,7 @@ def value_and_gradients(equation, arrays, in_xla, jit_compile=True):
         ],
     )
     def run(x, y):
-        with in_step(in_xla), tf.GradientTape() as tape:
+        with in_a_program(in_xla), tf.GradientTape() as tape:
             tape.watch([x, y])
             product = keras.ops.einsum(equation, x, y)
             loss = tf.reduce_sum(tf.cast(tf.sin(product), "float32"))
@@ -134,7 +124,7 @@ def graph_of(function, *specs, in_xla=True, kinds=None):
 
     @tf.function(input_signature=[tf.TensorSpec(*spec) for spec in specs])
     def run(*arguments):
-        with in_step(in_xla, kinds):
+        with in_a_program(in_xla, kinds):
             return function(*arguments)
 
     operations = run.get_concrete_function().graph.get_operations()
@@ -209,7 +199,7 @@ def test_outside_of_programs_nothing_is_changed():
     plain = graph_of(layer, spec, in_xla=False)
     assert "BatchMatMulV2" in plain
     assert "BatchMatMulV2" not in graph_of(layer, spec)
-    with in_step():  # with `run_eagerly=True`
+    with in_a_program():  # with `run_eagerly=True`
         x = np.ones((3, 5, 4), "float32")
         np.testing.assert_array_equal(layer(x), layer(tf.constant(x)))
 
@@ -252,7 +242,7 @@ def test_products_and_their_gradients_are_rows_of_samples(equation):
     with tf.__internal__.FuncGraph("step").as_default():
         x = tf.compat.v1.placeholder("float32", [None, *batch.shape[1:]])
         kinds = BatchKinds([x], [], [])
-        with in_step(kinds=kinds):
+        with in_a_program(kinds=kinds):
             product = keras.ops.einsum(equation, x, weights)
             gradient = tf.gradients(tf.sin(product), x)[0]
     assert kinds.of(product) == kinds.of(gradient) == kinds.of(x)
@@ -309,7 +299,7 @@ def test_a_bias_is_added_to_the_rows():
 
     @tf.function(input_signature=[tf.TensorSpec([None, 5, 4])])
     def run(x):
-        with in_step():
+        with in_a_program():
             return layer(x)
 
     assert run(tf.ones([3, 5, 4])).shape == (3, 5, 2, 6)
@@ -374,7 +364,7 @@ def filled(
 def run_in_step(layer, x):
     @tf.function(input_signature=[tf.TensorSpec([None, 5, 4])])
     def run(x):
-        with in_step():
+        with in_a_program():
             return layer(x)
 
     graph = run.get_concrete_function().graph.get_operations()

@@ -10,6 +10,7 @@ import keras
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._replication import running
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.model_options import assert_models
 
 DataContract: TypeAlias = Literal["global", "local"]
 """Whether the batches of a process are those of all processes, of which it
@@ -37,14 +38,8 @@ def check(data: str | None, target: Any) -> None:
             '"local", if each process brings its own part of them. Received: '
             f"data={data!r}."
         )
-    leaves = keras.tree.flatten(target)
-    if not leaves or not all(isinstance(x, keras.Model) for x in leaves):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves})
-        raise TypeError(
-            "`data` says what `fit`, `evaluate` and `predict` of a model read, "
-            f"and has no meaning for: {', '.join(kinds) or 'nothing'}. Write "
-            f"`replicate(model, data={data!r})` for each model."
-        )
+    says = "what `fit`, `evaluate` and `predict` of a model read"
+    assert_models(target, "data", data, says)
 
 
 def choose(model: Any, data: str | None) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_conflux._replication.model_options import assert_models
+
 _chosen: Any = weakref.WeakKeyDictionary()
 """By model, what `replicate` was told."""
 
@@ -24,14 +26,8 @@ def check(reshuffle: Any, target: Any) -> None:
             "each epoch, or False, if it does what Keras does. Received: "
             f"reshuffle={reshuffle!r}."
         )
-    leaves = keras.tree.flatten(target)
-    if not leaves or not all(isinstance(x, keras.Model) for x in leaves):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves})
-        raise TypeError(
-            "`reshuffle` says how `fit` of a model shuffles arrays, and has no "
-            f"meaning for: {', '.join(kinds) or 'nothing'}. Write "
-            f"`replicate(model, reshuffle={reshuffle})` for each model."
-        )
+    says = "how `fit` of a model shuffles arrays"
+    assert_models(target, "reshuffle", reshuffle, says)
 
 
 def choose(model: Any, reshuffle: bool | None) -> None:

@@ -194,49 +194,40 @@ def reduced(
 ) -> list[Any]:
     """Sums the gradients of all replicas, which have their weights already."""
     grads = _shaped(_repeatable(grads), sources)
-    collectives = replica_collectives()
-    maxima = [_is_overwritten(source) for source in sources]
-    if any(maxima):
-        grads = _with_maxima(grads, maxima, context)
-    elif context.may_be_empty:
-        grads = collectives.weighted_sum(grads, _has_samples(context))
-    else:
-        grads = collectives.all_reduce("sum", grads)
+    is_value = [_is_overwritten(source) for source in sources]
+    pairs = [*zip(grads, is_value, strict=True)]
+    sums = iter(_summed([x for x, value in pairs if not value], context))
+    maxima = iter(_maxima([x for x, value in pairs if value], context))
+    grads = [next(maxima if value else sums) for value in is_value]
     context.kinds.mark_equal(grads)
     context.global_gradients.extend(grads)
     return grads
 
 
+def _summed(grads: list[Any], context: StepContext) -> list[Any]:
+    collectives = replica_collectives()
+    if context.may_be_empty:
+        return collectives.weighted_sum(grads, _has_samples(context))
+    return collectives.all_reduce("sum", grads)
+
+
+def _maxima(values: list[Any], context: StepContext) -> list[Any]:
+    """Returns the largest of what Keras puts in place of variables.
+
+    These are scales of layers in float8, which follow from the values before
+    and are equal, and histories of largest magnitudes.
+    """
+    if not values:
+        return []
+    collectives = replica_collectives()
+    if context.may_be_empty:
+        values = collectives.weighted(values, _has_samples(context))
+    return collectives.all_reduce("max", values)
+
+
 def _is_overwritten(variable: Any) -> bool:
     """Whether Keras puts the gradient of a variable in place of its value."""
     return getattr(variable, "overwrite_with_gradient", False)
-
-
-def _with_maxima(
-    grads: list[Any], maxima: list[bool], context: StepContext
-) -> list[Any]:
-    """Takes the maximum over replicas of some gradients, and sums the others.
-
-    Layers in float8 have such gradients: scales, which follow from the values
-    before and are equal, and histories of largest magnitudes.
-    """
-    collectives = replica_collectives()
-    if context.may_be_empty:
-        grads = collectives.weighted(grads, _has_samples(context))
-    found = {
-        is_maximum: iter(
-            collectives.all_reduce(
-                "max" if is_maximum else "sum",
-                [
-                    grad
-                    for grad, other in zip(grads, maxima, strict=True)
-                    if other is is_maximum
-                ],
-            )
-        )
-        for is_maximum in (False, True)
-    }
-    return [next(found[is_maximum]) for is_maximum in maxima]
 
 
 def _has_samples(context: StepContext) -> tf.Tensor:
