@@ -6,13 +6,18 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from models import COMPILED
-from models import assert_same_training
+from models import assert_same_outcome
+from models import moved_by_roundings
+from models import outcome
 
 import keras_conflux as kc
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(25, 8)).astype("float32")
 Y = X.sum(1, keepdims=True)
+
+
+needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 
 def model_of(optimizer="sgd"):
@@ -24,19 +29,46 @@ def model_of(optimizer="sgd"):
     return model
 
 
+def assert_same(many, build, epochs, rtol=1e-5):
+    """Trains on one device as well, and compares all variables and logs.
+
+    A rounding can move a number to the next of float8, a sixteenth away.
+    """
+
+    def fit(model):
+        # The last batch has one sample, so that some replicas have none.
+        logs = model.fit(X, Y, 8, epochs, shuffle=False, verbose=0)
+        return outcome(model, logs)
+
+    def train(prepare=lambda model: None):
+        one = build()
+        prepare(one)
+        return fit(one)
+
+    got, expected = fit(many), train()
+    assert_same_outcome(
+        *(expected, got, rtol),
+        roundings=lambda: moved_by_roundings(expected, train),
+    )
+    return expected, got
+
+
 def test_scales_are_those_of_one_device(count):
-    one, many = model_of(), kc.replicate(model_of(), count)
-    # The last batch has one sample, so that some replicas have none.
-    options = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0}
-    logs = [model.fit(X, Y, **options) for model in (one, many)]
+    many = kc.replicate(model_of(), count)
     # Keras rounds the gradient of a bias to bfloat16, on each replica.
-    assert_same_training(one, many, *logs, rtol=2e-2)
+    expected, got = assert_same(many, model_of, epochs=4, rtol=2e-2)
     kc.assert_in_sync(many)
-    for expected, got in zip(one.variables, many.variables, strict=True):
-        if expected.path.endswith(("scale", "history")):
-            np.testing.assert_allclose(got, expected, rtol=1e-3)
+    scales = [x for x in expected if x.endswith(("scale", "history"))]
+    assert len(scales) == 12
+    # XLA rounds other numbers to float8 than TensorFlow does, and so does each
+    # of its programs.
+    rtol = 2e-2 if COMPILED else 1e-3
+    for (name, one), other in zip(expected.items(), got.values(), strict=True):
+        if name in scales:
+            np.testing.assert_allclose(other, one, rtol=rtol, err_msg=name)
 
 
+@needs_two
 def test_accumulated_gradients_are_refused():
     optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
     model = kc.replicate(model_of(optimizer), MANY)
@@ -44,6 +76,7 @@ def test_accumulated_gradients_are_refused():
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@needs_two
 def test_loops_of_ones_own_are_refused():
     model = kc.replicate(model_of(), MANY)
 
@@ -66,7 +99,4 @@ def test_one_replica_does_what_keras_does(accumulation):
             keras.optimizers.SGD(0.01, gradient_accumulation_steps=accumulation)
         )
 
-    one, many = build(), kc.replicate(build(), 1)
-    options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-    logs = [model.fit(X, Y, **options) for model in (one, many)]
-    assert_same_training(one, many, *logs)
+    assert_same(kc.replicate(build(), 1), build, epochs=2)

@@ -157,11 +157,11 @@ def test_without_the_switch_orders_are_those_of_keras():
 
 
 def test_an_interrupted_training_goes_on_in_its_order(tmp_path):
-    expected = train(2, True)
+    expected = train(MANY, True)
     for after in (2, 9, 5):  # steps, of six an epoch
         with pytest.raises(Killed):
-            train(2, True, tmp_path, after)
-    got = train(2, True, tmp_path)
+            train(MANY, True, tmp_path, after)
+    got = train(MANY, True, tmp_path)
     for one, other in zip(
         expected[0].get_weights(), got[0].get_weights(), strict=True
     ):
@@ -196,11 +196,11 @@ def dense():
 
 
 def test_the_switch_is_kept_until_it_is_turned():
-    model = kc.replicate(dense(), 2)
+    model = kc.replicate(dense(), MANY)
     assert not drawn_by(model)
     kc.replicate(model, reshuffle=True)
     assert drawn_by(model)
-    kc.replicate(model, 2)
+    kc.replicate(model, MANY)
     assert drawn_by(model)
     kc.replicate(model, reshuffle=False)
     assert not drawn_by(model)
