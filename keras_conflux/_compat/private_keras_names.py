@@ -106,6 +106,7 @@ class Patched:
         "query, key, value, bias, mask, scale, is_causal, flash_attention, "
         "attn_logits_soft_cap",
     )
+    GELU = PrivateName(f"{_TF_OPS}.nn:gelu", "x, approximate")
     EINSUM = PrivateName(
         f"{_TF_OPS}.numpy:einsum", "subscripts, operands, kwargs"
     )

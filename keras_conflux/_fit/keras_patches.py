@@ -21,6 +21,7 @@ from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import attention
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import dense_products
+from keras_conflux._fit.numerics import gelu
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import integer_seeds
 from keras_conflux._fit.numerics import layer_outputs
@@ -88,6 +89,7 @@ PATCHES = (
     (Patched.DROPOUT, integer_seeds.draw_for),
     # Layers.
     (Patched.ATTENTION, attention.dot_product_attention),
+    (Patched.GELU, gelu.gelu),
     (Patched.EINSUM, dense_products.einsum),
     (Patched.EINSUM_DENSE_CALL, dense_products.einsum_dense),
     # The trainer.
