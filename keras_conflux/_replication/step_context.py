@@ -54,6 +54,8 @@ class StepContext:
     results: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By the positions of leaves that the step returns, what computes those
     that are results of metrics."""
+    note_metric: Any = None
+    """Called with each metric that is updated, as the step may have made it."""
     noted: list[Any] = dataclasses.field(default_factory=list)
     """Results of metrics that the step has computed, with what computes them.
     """

@@ -15,6 +15,8 @@ from keras_conflux._fit.global_batch.kinds import combined
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 
+_SWITCHES = ("flash_attention", "attn_logits_soft_cap")
+
 
 def dot_product_attention(
     original: Callable,
@@ -28,7 +30,7 @@ def dot_product_attention(
     context = step_context.current()
     if context is None or tf.executing_eagerly():
         return original(query, key, value, *args, **options)
-    names = ("bias", "mask", "scale", "is_causal")
+    names = ("bias", "mask", "scale", "is_causal", *_SWITCHES)
     options.update(zip(names, args, strict=False))
     found = dispatch.fused(
         original,

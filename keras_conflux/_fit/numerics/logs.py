@@ -33,18 +33,29 @@ def noting_results(
 ) -> Iterator[list[Noted]]:
     """Notes what the results of the model's metrics are, with the metrics.
 
-    So a step may return one under another name than the metric's.
+    So a step may return one under another name than the metric's. A metric that
+    the first step of a replica makes is noted when it is updated.
     """
-    noting = []
-    for metric in model.metrics:
+    noting = {}
+
+    def note(metric: keras.metrics.Metric) -> None:
+        if id(metric) in noting or not any(metric is x for x in model.metrics):
+            return
         found = vars(metric).setdefault("result", _Noting(metric))
         if isinstance(found, _Noting):
-            noting.append(found)
+            noting[id(metric)] = found
             found.begin()
+        if context.note_metric is not None:  # the step has made it
+            context.counters.cache_clear()
+
+    for metric in model.metrics:
+        note(metric)
+    context.note_metric = note
     try:
         yield context.noted
     finally:
-        for each in noting:
+        context.note_metric = None
+        for each in noting.values():
             each.end()
 
 

@@ -26,6 +26,8 @@ def update_mean(
     context = step_context.current_fit_step()
     if context is None:
         return original(metric, values, sample_weight)
+    if context.note_metric is not None:
+        context.note_metric(metric)
     values = keras.ops.convert_to_tensor(values)
     if sample_weight is not None:
         sample_weight = keras.ops.convert_to_tensor(sample_weight)
