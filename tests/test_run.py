@@ -411,6 +411,26 @@ time.sleep(60)
     assert sorted(out.splitlines()) == lines
 
 
+def test_a_signal_to_save_has_all_its_time(launch, tmp_path):
+    """As Slurm sends it, long before it ends the program."""
+    script = """
+def told(number, _):
+    time.sleep(1.0 + task)
+    print(f"saved after {number}")
+    sys.exit(128 + number)
+signal.signal(signal.SIGUSR1, told)
+ready()
+time.sleep(60)
+"""
+    options = ("--processes", "2", "--restarts", "3", "--grace", "0.3")
+    process = launch(script, *options)
+    wait_until(lambda: len(pids(tmp_path)) == 2)
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (128 + signal.SIGUSR1, "")
+    assert out.count(f"saved after {int(signal.SIGUSR1)}") == 2
+
+
 def test_an_interrupt_is_not_restarted(launch, tmp_path):
     script = "ready()\ntime.sleep(60)"
     process = launch(script, "--processes", "2", "--restarts", "3")

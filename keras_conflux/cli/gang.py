@@ -18,6 +18,13 @@ from keras_conflux.cli.output import Screen
 
 _CHILD = Path(__file__).with_name("child.py")
 
+TOLD = tuple(
+    getattr(signal, name)
+    for name in ("SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+"""Signals that are handed on, and after which processes have all their time."""
+
 _LAST_OUTPUT_SECONDS = 1.0
 """How long to wait for output of what the processes leave behind."""
 
@@ -34,10 +41,10 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Signal:
-    """Someone wants all processes to end."""
+    """Someone wants all processes to end, or tells them something."""
 
     number: int
-    """The signal that tells so."""
+    """The signal that does so."""
 
 
 Event = Ended | Signal
@@ -86,6 +93,7 @@ class Gang:
         self._running: set[int] = set()
         self._first_failure: Ended | None = None
         self._is_interrupted = False
+        self._told: set[int] = set()
         # What comes next if processes go on beyond the deadline.
         self._deadline: float | None = None
         self._harsher = [signal.SIGTERM, signal.SIGKILL]
@@ -144,28 +152,35 @@ class Gang:
         self._running.discard(ended.index)
         if ended.status != 0 and self._first_failure is None:
             self._first_failure = ended
-            if self._deadline is None:
+            if ended.status - 128 in self._told:
+                self._is_interrupted = True
+            elif self._deadline is None:
                 self._set_deadline()
 
     def _hand_on(self, number: int) -> None:
         """Hands a signal on, or does not wait any longer at the second one."""
+        if number in TOLD:
+            self._told.add(number)
+            self._send(number)
+            return
         if self._is_interrupted:
             self._harsher = [signal.SIGKILL]
             self._use_harsher_signal()
             return
         self._is_interrupted = True
+        self._send(number)
+        self._set_deadline()
+
+    def _send(self, number: int) -> None:
         for index in self._running:
             # It has not been reaped, so the number is still its own.
             os.kill(self._processes[index].pid, number)
-        self._set_deadline()
 
     def _set_deadline(self) -> None:
         self._deadline = time.monotonic() + self._grace_seconds
 
     def _use_harsher_signal(self) -> None:
-        number = self._harsher.pop(0)
-        for index in self._running:
-            os.kill(self._processes[index].pid, number)
+        self._send(self._harsher.pop(0))
         if self._harsher:
             self._set_deadline()
         else:

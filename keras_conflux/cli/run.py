@@ -15,6 +15,7 @@ from typing import Any
 
 from keras_conflux._cluster import mpi
 from keras_conflux._cluster import slurm
+from keras_conflux.cli.gang import TOLD
 from keras_conflux.cli.gang import Event
 from keras_conflux.cli.gang import Gang
 from keras_conflux.cli.gang import Outcome
@@ -196,7 +197,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextmanager
 def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
-    """Puts signals that end a program in a queue, while it lasts."""
+    """Puts signals that are for the processes in a queue, while it lasts."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def put(number: int, frame: FrameType | None) -> None:
@@ -204,7 +205,7 @@ def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
 
     before = {
         number: signal.signal(number, put)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *TOLD)
         # `nohup` has said so, or a shell in the background.
         if signal.getsignal(number) is not signal.SIG_IGN
     }
