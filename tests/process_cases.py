@@ -323,6 +323,39 @@ def files_are_written_once(directory):
     assert_same_training(alone, model)
 
 
+def loops_are_saved(directory):
+    model = kc.replicate(dense())
+    np.random.seed(kc.process_index())
+    kc.save(model, directory / "loop", step=1)
+    expected = np.random.random(3)
+    np.random.seed(9)
+    kc.load(model, directory / "loop")
+    np.testing.assert_array_equal(np.random.random(3), expected)
+
+
+def lists_of_callbacks_write_once(directory):
+    model = kc.replicate(dense())
+    log = directory / f"listed-{kc.process_index()}.csv"
+    epochs = []
+    begun = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: epochs.append(epoch)
+    )
+    callbacks = keras.callbacks.CallbackList(
+        [keras.callbacks.CSVLogger(log), begun],
+        add_history=True,
+        model=model,
+    )
+    fitted(model, epochs=2, callbacks=callbacks)
+    kc.barrier()
+    assert [each.name for each in directory.glob("listed-*")] == [
+        "listed-0.csv"
+    ]
+    assert epochs == [0, 1]
+    before = [each for each in callbacks.callbacks if each is begun]
+    fitted(model, epochs=1, callbacks=callbacks)
+    assert [each for each in callbacks.callbacks if each is begun] == before
+
+
 def throughput_is_that_of_the_slowest(directory):
     def wait(*_, **__):
         time.sleep(0.1 * kc.process_index())
@@ -566,6 +599,8 @@ CHECKS = {
         in_sync_sees_other_processes,
         collectives_mean_all_replicas,
         files_are_written_once,
+        loops_are_saved,
+        lists_of_callbacks_write_once,
         throughput_is_that_of_the_slowest,
         executions_have_one_length,
         parts_of_data,

@@ -124,6 +124,8 @@ kc.replicate(model, devices=1)
 measured = []
 if fault == "measures alone" and is_wrong:
     measured = [kc.Throughput()]
+if fault == "first cannot write":
+    measured = [kc.Resume("/dev/null/run")]
 steps = 3 if fault == "fewer batches" and is_wrong else 4
 data = {"x": x[: 16 * steps], "y": y[: 16 * steps], "batch_size": 16}
 if fault.startswith("part"):
@@ -155,5 +157,5 @@ except BaseException as error:
 print(f"{time.monotonic() - began:.1f} s: {caught}", flush=True)
 finite = all(abs(w).max() < 1e6 for w in model.get_weights())
 print("weights", finite, flush=True)
-if fault == "raises" and is_wrong:
+if (fault, is_wrong) in (("raises", True), ("first cannot write", False)):
     time.sleep(5)  # that it lives on keeps nobody waiting

@@ -37,7 +37,9 @@ class Killed(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-callbacks = [keras.callbacks.BackupAndRestore(directory / "backup")]
+# As on hosts that share no directory: the first process alone has a backup.
+backup = directory / f"backup of {kc.process_index()}"
+callbacks = [keras.callbacks.BackupAndRestore(backup)]
 if os.environ["CONFLUX_ATTEMPT"] == "0":
     callbacks.append(Killed())
 model = kc.replicate(dense(), devices=1)

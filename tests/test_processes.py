@@ -71,6 +71,7 @@ MORE_FAULTS = {
     "fewer batches": (OTHER_PLACE + "checksums", 60),
     "fails in the graph": ("process 1 has raised Invalid.*: not finite", 60),
     "sleeps": ("nothing", 30),
+    "first cannot write": ("process 0 has raised OSError in opening", 10),
     "part of another dtype": (
         "Mismatch.*process 0: .*float32.*process 1: .*float64",
         60,
@@ -171,7 +172,8 @@ def test_a_fault_of_one_ends_all_in_time(fault):
     expected, seconds = (FAULTS | MORE_FAULTS)[fault]
     started = start(2, "process_faults.py", fault, CONFLUX_STEP_TIMEOUT="40")
     try:
-        printed = started[0].communicate(timeout=120)[0]
+        told = started[fault.startswith("first")]
+        printed = told.communicate(timeout=120)[0]
     finally:
         for each in started:
             each.kill()

@@ -1,6 +1,7 @@
 """Trainings that are interrupted end as those that are not."""
 
 import errno
+import fcntl
 import itertools
 import os
 import pathlib
@@ -507,10 +508,13 @@ def test_a_batch_is_known_again():
     rounded = np.clip(pixels + RANDOM.integers(-1, 2, pixels.shape), 0, 255)
     other = np.concatenate([pixels[:60], pixels[:4]])
     words = np.array(["a", "b", "c", "d"])
+    masks = np.where(pixels < 128, -np.inf, pixels)
     for one, two, expected in (
         (pixels, rounded, True),
         (pixels, other, False),
         (pixels, pixels[:60], False),
+        (masks, masks, True),
+        (masks, np.where(other < 128, -np.inf, other), False),
         (words, words, True),
         (words, words[::-1], False),
         (words, pixels, False),
@@ -684,6 +688,48 @@ def test_killed_while_an_old_one_is_removed(tmp_path, monkeypatch):
         kc.save(model, tmp_path, step=99, keep=1)
     monkeypatch.undo()
     assert not any(each.damage for each in kc.checkpoints(tmp_path))
+
+
+def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
+    """One of both is there, whenever the process is killed or a disk fails."""
+    model = linear()
+    kc.save(model, tmp_path, step=5, state=1)
+    (final,) = checkpoint_files.folders(tmp_path)
+    final.rename(tmp_path / f".{final.name}.former")  # and then killed
+    assert kc.load(model, tmp_path) == 1
+
+    def busy(path):
+        raise OSError("busy") if path.exists() else FileNotFoundError(path)
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    kc.save(model, tmp_path, step=5, state=2)
+    assert kc.load(model, tmp_path) == 2
+    monkeypatch.undo()
+
+    def full(self, other):
+        if other == final:
+            raise OSError("full")
+        return rename(self, other)
+
+    rename = pathlib.Path.rename
+    (tmp_path / ".step-00000004").mkdir()  # by one that was killed
+    monkeypatch.setattr(pathlib.Path, "rename", full)
+    with pytest.raises(OSError, match="full"):
+        kc.save(model, tmp_path, step=5, state=3)
+    monkeypatch.undo()
+    assert kc.load(model, tmp_path) == 2
+    kc.save(model, tmp_path, step=5, state=4)
+    assert kc.load(model, tmp_path) == 4
+    assert [each.name for each in tmp_path.iterdir()] == [final.name]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Mount it with locks"):
+        linear(kc.Resume(tmp_path))
 
 
 def test_plain_keras_reads_the_weights(tmp_path):

@@ -283,6 +283,16 @@ def has_own_step(model: keras.Model) -> bool:
     )
 
 
+def initial_epoch(model: keras.Model) -> int | None:
+    """Returns the epoch that a callback has asked `fit` to begin with."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Asks `fit` to begin with an epoch, unless it is `None`."""
+    model._initial_epoch = epoch
+
+
 def supports_jit(model: keras.Model) -> bool:
     """Whether Keras holds that XLA can compile a model."""
     return trainer_module.model_supports_jit(model)

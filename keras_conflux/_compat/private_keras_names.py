@@ -281,6 +281,7 @@ READ = (
         ("_compile_loss", "_compile_metrics"),
     ),
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
+    PrivateName(f"{_TRAINER}.__init__", None, ("_initial_epoch",)),
     PrivateName(
         "keras.src.layers.layer:Layer._flatten_layers",
         "self, include_self, recursive",

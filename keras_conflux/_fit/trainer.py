@@ -5,6 +5,7 @@ its name, and calls it as `original`.
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import keras
 
 from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
@@ -21,6 +23,7 @@ from keras_conflux._fit import log_sources
 from keras_conflux._fit import side_effects
 from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
+from keras_conflux._fit.first_process import led
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import input_position
 from keras_conflux._fit.input import iterator_history
@@ -73,7 +76,10 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
         if strategy.communicator.spans_processes:
             synchronization.synchronize(model)
         with following(plan):
-            history = _call_once_shown(original, model, args, kwargs)
+            history = _call_once_shown(
+                *(original, model, args, kwargs),
+                completed=functools.partial(led, model),
+            )
     slow_input.tell(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
@@ -117,18 +123,34 @@ def together(model: keras.Model, call: str) -> Iterator[None]:
 
 
 def _call_once_shown(
-    original: Callable, model: Any, args: tuple, kwargs: dict
+    original: Callable,
+    model: Any,
+    args: tuple,
+    kwargs: dict,
+    completed: Callable[[list[Any]], list[Any]] = list,
 ) -> Any:
-    """Shows and writes in the first of several processes only."""
-    if process_index() == 0:
+    """Shows and writes in the first of several processes only.
+
+    Args:
+        original: Keras' method.
+        model: Whose it is.
+        args: What it is given.
+        kwargs: What it is given by name.
+        completed: Adds to the callbacks that this process calls.
+    """
+    if process_count() == 1:
         return original(model, *args, **kwargs)
     given = inspect.signature(original).bind(model, *args, **kwargs)
-    given.arguments["verbose"] = 0
-    callbacks = given.arguments.get("callbacks")
-    if callbacks and not isinstance(callbacks, keras.callbacks.CallbackList):
-        given.arguments["callbacks"] = side_effects.of_this_process(
-            keras.tree.flatten(callbacks)
-        )
+    if process_index() > 0:
+        given.arguments["verbose"] = 0
+    listed = given.arguments.get("callbacks") or []
+    callbacks = completed(
+        side_effects.of_this_process(_callbacks(original, model, args, kwargs))
+    )
+    if isinstance(listed, keras.callbacks.CallbackList):
+        listed.callbacks = callbacks
+    else:
+        given.arguments["callbacks"] = callbacks
     return original(*given.args, **given.kwargs)
 
 
@@ -254,8 +276,11 @@ def _log_sources_first(
 def _callbacks(
     original: Callable, model: Any, args: tuple, kwargs: dict
 ) -> list[Any]:
-    given = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    callbacks = given.get("callbacks") or []
+    try:
+        given = inspect.signature(original).bind(model, *args, **kwargs)
+    except TypeError:  # which Keras raises in its own words
+        return []
+    callbacks = given.arguments.get("callbacks") or []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return keras.tree.flatten(callbacks)

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat.patching import patch
@@ -62,7 +63,8 @@ def _resumed(
     parts = process_count() if is_local else 1
     with writer.open():
         writing = callbacks if process_index() == 0 else []
-        files = CallbackFiles(writing, resume.directory)
+        with told_to_all("looking at what callbacks write"):
+            files = CallbackFiles(writing, resume.directory)
         saved = _saved(resume, files, given, parts)
         given["callbacks"] = ResumableCallbacks(
             _called_here(callbacks, given["verbose"]),
@@ -165,7 +167,8 @@ def _saved(
             "such as one for each phase or fold."
         )
     resume.resumed_at = epoch, step
-    files.go_on(saved.state["files"], over)
+    with told_to_all("going on with what callbacks have written"):
+        files.go_on(saved.state["files"], over)
     given["initial_epoch"] = given["epochs"] if over else epoch
     if over:
         ended = "a callback had ended it" if saved.state["stopped"] else "done"

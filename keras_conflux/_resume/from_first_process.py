@@ -42,6 +42,7 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
+    storage_of(directory_of(directory)).restore_former()
     passed = set()
     # Listed again each time: a training that writes there removes old ones.
     while left := [

@@ -7,15 +7,18 @@ import keras
 
 from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import plain_values
 from keras_conflux._common.stored_arrays import Arrays
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.input import random_generators
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import checkpoint_writing
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import from_first_process
 from keras_conflux._resume import model_state
+from keras_conflux._resume.from_all_processes import gathered
 from keras_conflux._resume.model_state import ModelState
 from keras_conflux._resume.storage import storage_of
 
@@ -66,14 +69,19 @@ def save(
         )
     arrays: Arrays = {}
     encoded = plain_values.encode(state, arrays)
-    generators = plain_values.encode(random_generators.states(), arrays)
-    with told_to_all("saving a checkpoint"):
+    what = "saving a checkpoint"
+    with told_to_all(what):
         model_state.gather(model)
+        states = random_generators.states()
+        parts = gathered(what, states) if process_count() > 1 else [states]
+        generators = plain_values.encode(parts, arrays)
         if process_index() == 0:
             _assert_newest(directory, step)
+            storage = storage_of(checkpoint_files.directory_of(directory))
+            storage.remove_unfinished()
             copies = ModelState.of(model)
             checkpoint_writing.write(
-                storage_of(checkpoint_files.directory_of(directory)),
+                storage,
                 (step, 0),
                 copies.weights,
                 {
@@ -138,8 +146,23 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         )
     if "fingerprint" in saved.state:  # former versions wrote none
         fingerprint.assert_same_model(saved, model)
-    model_state.restore(model, saved, process_index() == 0)
-    random_generators.set_states(
-        plain_values.decode(saved.state["generators"], saved.arrays)
-    )
+    with told_to_all("loading a checkpoint"):
+        model_state.restore(model, saved, process_index() == 0)
+    generators = plain_values.decode(saved.state["generators"], saved.arrays)
+    random_generators.set_states(_own(generators))
     return plain_values.decode(saved.state["loop"], saved.arrays)
+
+
+def _own(generators: Any) -> dict[str, Any]:
+    """Returns where the random generators of this process stood."""
+    if isinstance(generators, dict):  # former versions wrote the first one's
+        generators = [generators]
+    if len(generators) == process_count():
+        return generators[process_index()]
+    warn(
+        f"The checkpoint was saved by {len(generators)} processes, and here "
+        f"are {process_count()}. The random generators of Python, NumPy and "
+        "TensorFlow go on as those of its first process in all of them. Where "
+        "processes are to draw different numbers, seed them after `load`."
+    )
+    return generators[0]

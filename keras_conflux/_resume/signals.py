@@ -56,7 +56,8 @@ class Preemption:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if handler is not None:  # it was installed outside of Python
+                    signal.signal(number, handler)
         if self.received is not None:
             signal.raise_signal(self.received)
 

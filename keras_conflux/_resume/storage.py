@@ -12,6 +12,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from keras_conflux._resume.checkpoint_files import entries
 from keras_conflux._resume.checkpoint_files import os_errors
 
 _OWNER = ".owner"
+_FORMER = ".former"
 
 
 def storage_of(root: pathlib.Path) -> "Storage":
@@ -61,12 +63,26 @@ class Storage:
             yield aside
             for path in (*aside.iterdir(), aside):
                 _sync(path)
-            self.remove(final)
-            aside.rename(final)
-            _sync(self.root)
+            self._replace(final, aside)
         except BaseException:
             self.remove(aside)
             raise
+
+    def _replace(self, final: pathlib.Path, new: pathlib.Path) -> None:
+        """Puts a folder in place of one that is kept until it is there."""
+        former = final.with_name(f".{final.name}{_FORMER}")
+        self.restore_former()
+        self.remove(former)
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(former)
+        try:
+            new.rename(final)
+        except BaseException:
+            self.restore_former()
+            raise
+        _sync(self.root)
+        with contextlib.suppress(OSError):  # it is removed at the next start
+            self.remove(former)
 
     def names_for(
         self, final: pathlib.Path, digests: dict[str, str]
@@ -108,8 +124,17 @@ class Storage:
             folder.rename(nameless)
             shutil.rmtree(nameless)
 
+    def restore_former(self) -> None:
+        """Puts back what a process that was killed was about to replace."""
+        for former in self.root.glob(f".step-*{_FORMER}"):
+            final = former.with_name(former.name[1:].removesuffix(_FORMER))
+            if not final.exists():
+                with contextlib.suppress(OSError):  # to be read only
+                    former.rename(final)
+
     def remove_unfinished(self) -> None:
         """Removes what a process that was killed has left half-written."""
+        self.restore_former()
         for path in self.root.glob(".step-*"):
             self.remove(path)
 
@@ -143,14 +168,22 @@ class Storage:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = os.read(lock, 20).decode() or "unknown"
+                other = os.read(lock, 300).decode() or "unknown"
                 raise RuntimeError(
-                    f"Another training, process {pid}, writes its checkpoints "
-                    f"to {self.root}. End it, or give this one another "
-                    "directory."
+                    f"Another training, process {other}, writes its "
+                    f"checkpoints to {self.root}. End it, or give this one "
+                    "another directory."
                 ) from None
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"A training locks the directory of its checkpoints, and "
+                    f"the file system of {self.root} cannot ({error.strerror})"
+                    ". Mount it with locks, or choose another directory.",
+                ) from error
             os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            here = f"{os.getpid()} on {socket.gethostname()}"
+            os.pwrite(lock, here.encode(), 0)
             yield
         finally:
             os.close(lock)
@@ -206,6 +239,9 @@ class RemoteStorage(Storage):
         remote: Any = folder
         with contextlib.suppress(Exception):  # buckets have no folders
             remote.fs.rmdir(remote.path)
+
+    def restore_former(self) -> None:
+        """See `Storage`. Nothing is replaced before the new one is there."""
 
     def remove_unfinished(self) -> None:
         """See `Storage`. What cannot be removed does no harm."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._common.user_warnings import warn
@@ -42,11 +43,13 @@ class CheckpointWriter:
         if process_index() > 0:
             yield
             return
-        with (
-            self._storage.locked(),
-            ThreadPoolExecutor(1, "conflux-checkpoint") as self._thread,
-        ):
-            self._storage.remove_unfinished()
+        with contextlib.ExitStack() as stack:
+            with told_to_all("opening the directory of the checkpoints"):
+                stack.enter_context(self._storage.locked())
+                self._storage.remove_unfinished()
+            self._thread = stack.enter_context(
+                ThreadPoolExecutor(1, "conflux-checkpoint")
+            )
             try:
                 yield
             finally:

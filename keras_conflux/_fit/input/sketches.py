@@ -45,7 +45,7 @@ def _row(tensor: Any) -> np.ndarray:
     entries = flat[:: max(1, len(flat) // _ENTRIES)]
     if entries.dtype == object:  # strings
         entries = np.array([zlib.crc32(each) for each in entries])
-    entries = np.nan_to_num(entries.astype(np.float64))
+    entries = np.nan_to_num(entries.astype(np.float64), posinf=0, neginf=0)
     deviation = entries.std() if len(entries) else 0.0
     mean = np.abs(entries).mean() if len(entries) else 0.0
     tolerance = np.sqrt(len(entries)) * (
