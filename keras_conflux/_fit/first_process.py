@@ -10,6 +10,7 @@ import keras
 
 from keras_conflux._cluster.agreement import told_by_all
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.input.per_batch_callbacks import runs_users_code
 from keras_conflux._replication import synchronization
 
 
@@ -42,13 +43,5 @@ def led(model: keras.Model, callbacks: list[Any]) -> list[Any]:
 
 
 def _may_restore(callback: Any) -> bool:
-    if "on_train_begin" in vars(callback):  # as LambdaCallback sets it
-        return True
-    owner = next(
-        kind
-        for kind in type(callback).__mro__
-        if "on_train_begin" in vars(kind)
-    )
-    if owner is keras.callbacks.BackupAndRestore:
-        return True
-    return owner.__module__.split(".")[0] not in ("keras", "keras_conflux")
+    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+    return is_backup or runs_users_code(callback, "on_train_begin")

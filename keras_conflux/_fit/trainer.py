@@ -144,9 +144,7 @@ def _call_once_shown(
     if process_index() > 0:
         given.arguments["verbose"] = 0
     listed = given.arguments.get("callbacks") or []
-    callbacks = completed(
-        side_effects.of_this_process(_callbacks(original, model, args, kwargs))
-    )
+    callbacks = completed(side_effects.of_this_process(_listed(listed)))
     if isinstance(listed, keras.callbacks.CallbackList):
         listed.callbacks = callbacks
     else:
@@ -280,7 +278,10 @@ def _callbacks(
         given = inspect.signature(original).bind(model, *args, **kwargs)
     except TypeError:  # which Keras raises in its own words
         return []
-    callbacks = given.arguments.get("callbacks") or []
+    return _listed(given.arguments.get("callbacks") or [])
+
+
+def _listed(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return keras.tree.flatten(callbacks)

@@ -17,12 +17,13 @@ def may_steer_data(callback: Any) -> bool:
 
     It may tell a source of data what the next batch is to be.
     """
-    owners = [_owner(callback, hook) for hook in _HOOKS]
-    return any(_package(each) not in _HARMLESS for each in owners)
+    return any(runs_users_code(callback, hook) for hook in _HOOKS)
 
 
-_HARMLESS = ("keras", "keras_conflux")
-"""Packages whose callbacks tell no source of data what to yield."""
+def runs_users_code(callback: Any, hook: str) -> bool:
+    """Whether a hook of a callback is neither Keras' nor this package's."""
+    return _package(_owner(callback, hook)) not in ("keras", "keras_conflux")
+
 
 _HOOKS = [
     f"on_{kind}batch_{when}"

@@ -15,7 +15,10 @@ from keras_conflux._fit.global_batch.kinds import combined
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 
-_SWITCHES = ("flash_attention", "attn_logits_soft_cap")
+_OPTIONS = (
+    *("bias", "mask", "scale", "is_causal"),
+    *("flash_attention", "attn_logits_soft_cap"),
+)
 
 
 def dot_product_attention(
@@ -30,8 +33,7 @@ def dot_product_attention(
     context = step_context.current()
     if context is None or tf.executing_eagerly():
         return original(query, key, value, *args, **options)
-    names = ("bias", "mask", "scale", "is_causal", *_SWITCHES)
-    options.update(zip(names, args, strict=False))
+    options.update(zip(_OPTIONS, args, strict=False))
     found = dispatch.fused(
         original,
         context,

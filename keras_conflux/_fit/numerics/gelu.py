@@ -13,16 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._attention.limits import HALVES
 from keras_conflux._replication import step_context
-
-_HALVES = (tf.float16, tf.bfloat16)
 
 
 def gelu(original: Callable, x: Any, approximate: bool = True) -> Any:
     """Computes GELU within an XLA program, in float32."""
     context = step_context.current()
     in_xla = context is not None and context.in_xla
-    is_half = isinstance(x, tf.Tensor) and x.dtype in _HALVES
+    is_half = isinstance(x, tf.Tensor) and x.dtype in HALVES
     if approximate or not in_xla or not is_half:
         return original(x, approximate=approximate)
     return _exact(x)
