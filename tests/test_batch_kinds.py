@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.blocks import apart
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import Role
@@ -32,6 +33,7 @@ DATA = {
     "images": RNG.normal(size=(BATCH, 2, FEATURES)),
     "y": RNG.uniform(0.1, 0.9, size=(BATCH,)),
     "labels": RNG.integers(0, FEATURES, size=(BATCH,), dtype=np.int32),
+    "pairs": RNG.normal(size=(2 * BATCH, FEATURES)),
 }
 WEIGHTS = RNG.normal(size=(FEATURES, FEATURES))
 
@@ -39,8 +41,9 @@ WEIGHTS = RNG.normal(size=(FEATURES, FEATURES))
 class Operands:
     """The tensors that a program has so far, and numbers to choose by."""
 
-    def __init__(self, tensors, numbers):
+    def __init__(self, tensors, numbers, pairs):
         self.tensors = tensors
+        self.pairs = pairs
         self._numbers = list(numbers)
 
     def number(self, below):
@@ -370,6 +373,9 @@ def _joined(o):
             lambda: tf.concat([x, y], o.axis(x)),
             lambda: tf.concat([x, x * 2], 0),
             lambda: tf.concat([x, x * 2, x + 1], 0),
+            lambda: tf.concat([o.pairs, x], 0),
+            lambda: tf.concat([x, tf.reshape(o.tensors[1], [-1, FEATURES])], 0),
+            lambda: tf.concat([tf.concat([x, o.pairs], 0), y], 0),
             lambda: tf.split(x, 2, 0)[o.number(2)],
             lambda: tf.split(x, 3, o.axis(x))[2],
             lambda: tf.stack([x, y], o.number(len(x.shape) + 1)),
@@ -494,18 +500,18 @@ def traced(program):
             )
             for name, each in DATA.items()
         ]
-        tensors = list(inputs)
+        *tensors, pairs = inputs
         for name, numbers in program:
             # A draw that does not fit the shapes says nothing.
             try:
-                found = OPERATIONS[name](Operands(tensors, numbers))
+                found = OPERATIONS[name](Operands(tensors, numbers, pairs))
             except (ValueError, TypeError, IndexError, tf.errors.OpError):
                 continue
             except LookupError:  # an operation without a gradient
                 continue
             if tf.is_tensor(found) and found.shape.rank is not None:
                 tensors.append(found)
-    return graph, inputs, tensors[len(inputs) :]
+    return graph, inputs, tensors[len(inputs) - 1 :]
 
 
 def check(program):
@@ -520,7 +526,7 @@ def check(program):
             if computed is None:
                 continue
             what = f"{kinds.of(tensor)} of {tensor.op.type} {tensor.shape}"
-            compare(kinds.of(tensor), *computed, what)
+            compare(tensor, kinds.of(tensor), *computed, run, what)
             if kinds.of(tensor).role is not Role.OPAQUE:
                 compare_derived(tensor, computed[1], run, context, what)
     return [kinds.of(tensor) for tensor in tensors]
@@ -541,7 +547,11 @@ class Runs:
     def __init__(self, session, inputs):
         self.session = session
         parts = zip(
-            *(np.split(each, STARTS) for each in DATA.values()), strict=True
+            *(
+                np.split(each, STARTS * (len(each) // BATCH))
+                for each in DATA.values()
+            ),
+            strict=True,
         )
         self._feeds = [
             dict(zip((x.name for x in inputs), values, strict=True))
@@ -572,7 +582,7 @@ def assert_close(got, expected, what):
     )
 
 
-def combined(kind, parts):
+def combined(tensor, kind, parts, run):
     """Returns what a kind says that one device has, or `None`."""
     if kind.role is Role.EQUAL:
         return parts[0]
@@ -590,15 +600,15 @@ def combined(kind, parts):
         if kind.divided:
             weighted = zip(parts, PARTS, strict=True)
             parts = [part * size / BATCH for part, size in weighted]
-        split = [np.split(part, kind.blocks, kind.axis) for part in parts]
-        blocks = [
-            np.concatenate(each, kind.axis) for each in zip(*split, strict=True)
-        ]
-        return np.concatenate(blocks, kind.axis)
+        if kind.blocks == 1:
+            return np.concatenate(parts, kind.axis)
+        found = [run(block)[0] for block in apart(tensor, kind)]
+        joined = [np.concatenate(each, kind.axis) for each in found]
+        return np.concatenate(joined, kind.axis)
     return None
 
 
-def compare(kind, parts, whole, what):
+def compare(tensor, kind, parts, whole, run, what):
     if kind.role is Role.EQUAL:
         for part in parts:
             assert_close(part, whole, what)
@@ -609,7 +619,7 @@ def compare(kind, parts, whole, what):
         for part, size in zip(parts, PARTS, strict=True):
             rows = part.shape[kind.axis] * BATCH
             assert rows == whole.shape[kind.axis] * size, what
-    expected = combined(kind, parts)
+    expected = combined(tensor, kind, parts, run)
     if expected is not None:
         assert np.shape(expected) == np.shape(whole), what
         assert_close(expected, whole, what)
@@ -630,7 +640,7 @@ def compare_derived(tensor, whole, run, context, what):
         computed = run(source)
         if computed is None:
             return
-        value = combined(kind, computed[0])
+        value = combined(source, kind, computed[0], run)
         known[key] = tf.compat.v1.placeholder(source.dtype, source.shape)
         feed[known[key].name] = value
     got = run.session.run(found.recomputed(known), feed)

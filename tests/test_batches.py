@@ -1,6 +1,7 @@
 """Batches and outputs of unusual shapes, against one device."""
 
 import contextlib
+import warnings
 
 import keras
 import numpy as np
@@ -108,6 +109,91 @@ def test_leaves_of_different_lengths_that_divide_evenly(drop_remainder):
             if count
             else contextlib.nullcontext()
         ):
+            history = model.fit(data, epochs=2, verbose=0)
+        outcomes.append([*model.dense.get_weights(), history.history["loss"]])
+    for one, many in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
+def mean_of_squares(rows):
+    return keras.ops.mean(rows**2)
+
+
+def squares_of_rows(rows):
+    return keras.ops.sum(rows**2, -1)
+
+
+def other_rows_by_their_places(rows):
+    """Each row is to be told from the others, the later the more."""
+    places = keras.ops.arange(keras.ops.shape(rows)[0])
+    alike = keras.ops.matmul(rows, keras.ops.transpose(rows))
+    alike *= keras.ops.cast(1 + places, "float32")[:, None]
+    return keras.losses.sparse_categorical_crossentropy(
+        places, alike, from_logits=True
+    )
+
+
+class Joined(keras.Model):
+    """Sends samples with and without targets through a layer at once."""
+
+    def __init__(self, loss_of_rows, join):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+        self.loss_of_rows = loss_of_rows
+        self.join = join
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            rows = self.dense(self.join(*data))
+            loss = self.loss_of_rows(rows)
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": keras.ops.mean(loss)}
+
+
+def one_after_the_other(many, few):
+    return keras.ops.concatenate([many, few], 0)
+
+
+def of_three_blocks(many, few):
+    return keras.ops.concatenate([few, one_after_the_other(many, few)], 0)
+
+
+def twice_as_many_of_one(many, few):
+    return keras.ops.concatenate([keras.ops.reshape(many, (-1, 3)), few], 0)
+
+
+@needs_two
+@pytest.mark.parametrize(
+    "loss_of_rows",
+    [mean_of_squares, squares_of_rows, other_rows_by_their_places],
+)
+@pytest.mark.parametrize(
+    ("join", "sizes"),
+    [
+        (one_after_the_other, [((24, 3), 12), ((12, 3), 6)]),
+        (of_three_blocks, [((24, 3), 12), ((12, 3), 6)]),
+        (twice_as_many_of_one, [((10, 2, 3), 4), ((10, 3), 4)]),
+    ],
+)
+def test_tensors_of_different_lengths_may_be_joined(loss_of_rows, join, sizes):
+    rng = np.random.default_rng(0)
+    parts = [
+        tf.data.Dataset.from_tensor_slices(
+            rng.normal(size=shape).astype("float32")
+        ).batch(size)
+        for shape, size in sizes
+    ]
+    data = tf.data.Dataset.zip(tuple(parts))
+    outcomes = []
+    for count in (None, 2):
+        keras.utils.set_random_seed(1)
+        model = Joined(loss_of_rows, join)
+        model.compile(keras.optimizers.SGD(0.01))
+        if count:
+            kc.replicate(model, count)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The leaves of a batch")
             history = model.fit(data, epochs=2, verbose=0)
         outcomes.append([*model.dense.get_weights(), history.history["loss"]])
     for one, many in zip(*outcomes, strict=True):

@@ -122,6 +122,14 @@ def is_eager(tensor: Any) -> bool:
     return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
+def is_reachable(tensor: tf.Tensor) -> bool:
+    """Whether the graph that is being traced can use a tensor."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not tensor.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
 def function_named(graph: Any, name: str) -> Any:
     """Returns the graph of a function that a graph calls, if it is known."""
     return getattr(graph._get_function(name), "graph", None)

@@ -18,8 +18,8 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import rows
-from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state

@@ -10,6 +10,7 @@ _ARITHMETIC = {
     "AddV2": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
+    "FloorMod": np.mod,
 }
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import enum
 
+import tensorflow as tf
+
 
 class Role(enum.Enum):
     """How a replica's tensor is related to that of one device."""
@@ -16,6 +18,17 @@ class Role(enum.Enum):
     MEAN = "a mean over samples"
     DERIVED = "computed from the above by something that is not linear"
     OPAQUE = "not known"
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Rows that were joined with others along their axis."""
+
+    tensor: tf.Tensor
+    axis: int
+    blocks: int = 1
+    joined: tuple["Block", ...] = ()
+    """Of what they were joined themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +51,11 @@ class Kind:
     blocks: int = 1
     """How many tensors of rows were joined along the axis, one after the
     other."""
-
+    joined: tuple[Block, ...] = dataclasses.field(
+        default=(), compare=False, repr=False
+    )
+    """Those tensors, whose lengths are in the proportion of the blocks. Where
+    they are not known, blocks are of one length."""
     beginnings: bool = False
     """Whether it is OPAQUE but for saying where the values of each sample of a
     ragged tensor begin."""
@@ -103,7 +120,9 @@ def combined(kinds: list[Kind], axis: int | None, mixed: bool = False) -> Kind:
     mixed = mixed or any(kind.is_entangled for kind in kinds)
     if len(blocks) > 1:
         return rows(axis, regular, mixed=True)
-    return dataclasses.replace(rows(axis, regular, mixed), blocks=blocks.pop())
+    return dataclasses.replace(
+        rows(axis, regular, mixed), blocks=blocks.pop(), joined=kinds[0].joined
+    )
 
 
 def shape(axis: int, regular: bool = True) -> Kind:

@@ -12,6 +12,7 @@ from keras_conflux._fit.global_batch.elementwise import sum_of
 from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.kinds import Block
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
@@ -58,22 +59,29 @@ def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     if axis is None or rank is None or len(axes) > 1 or None in axes:
         return combined(of_rows, None)
     samples = axes.pop()
-    if int(axis) % rank != samples:
+    joined_along = int(axis) % rank
+    if joined_along != samples:
         return combined(of_rows, samples)
     if len(of_rows) == len(parts):
-        return _joined(of_rows, samples)
+        return _joined(list(operation.inputs[:-1]), of_rows, joined_along)
     return DERIVED
 
 
-def _joined(parts: list[Kind], axis: int | None) -> Kind:
+def _joined(tensors: list[tf.Tensor], parts: list[Kind], axis: int) -> Kind:
     """Returns the kind of rows that follow each other."""
     if len(parts) == 1:
         return parts[0]
     regular = all(kind.regular for kind in parts)
     if not regular or any(kind.is_entangled for kind in parts):
         return rows(axis, regular, mixed=True)
-    blocks = sum(kind.blocks for kind in parts)
-    return dataclasses.replace(rows(axis), blocks=blocks)
+    return dataclasses.replace(
+        rows(axis),
+        blocks=sum(kind.blocks for kind in parts),
+        joined=tuple(
+            Block(tensor, axis, kind.blocks, kind.joined)
+            for tensor, kind in zip(tensors, parts, strict=True)
+        ),
+    )
 
 
 def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind:

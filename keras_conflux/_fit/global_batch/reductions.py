@@ -68,7 +68,7 @@ def _sum_of_samples(kind: Kind) -> Kind:
 
 
 def _mean_of_samples(kind: Kind) -> Kind:
-    return MEAN if kind.regular and not kind.is_tangled else DERIVED
+    return MEAN if kind.regular and not kind.is_entangled else DERIVED
 
 
 def _product_of_entries(operation: tf.Operation, inputs: list[Kind]) -> Kind:

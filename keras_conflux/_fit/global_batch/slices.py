@@ -126,11 +126,17 @@ def _split(position: int) -> Callable:
             return of_any(operation, operation.outputs[0], inputs)
         if kind.axis is not None and int(axis) % rank != kind.axis:
             return kind
-        if position and kind.blocks == len(operation.outputs):
-            return dataclasses.replace(kind, blocks=1)
+        if position and _are_blocks(operation.outputs, kind):
+            return dataclasses.replace(kind, blocks=1, joined=())
         return rows(kind.axis, regular=False, mixed=True)
 
     return rule
+
+
+def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
+    """Whether rows are split, evenly, into what they were joined of."""
+    known = {each.tensor.shape[each.axis] for each in kind.joined} - {None}
+    return kind.blocks == len(parts) and len(known) < 2
 
 
 def _gather(operation: tf.Operation, inputs: list[Kind]) -> Kind:
@@ -165,7 +171,7 @@ def _gather(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 
 def _gather_sizes(operation: tf.Operation, sizes: Kind) -> Kind:
     """Follows `gather(shape, axes)`, as `tf.tensordot` does for some axes."""
-    axes = tf.get_static_value(operation.inputs[1])
+    axes = static_value(operation.inputs[1])
     if axes is None or axes.ndim > 1:
         return OPAQUE
     found = [i for i, axis in enumerate(axes.flat) if axis == sizes.axis]

@@ -14,10 +14,10 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.sums import may_be_sum
-from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext

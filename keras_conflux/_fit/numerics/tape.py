@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
+from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
@@ -22,7 +23,6 @@ from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.sums import may_be_sum
-from keras_conflux._fit.global_batch.values import gathered
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._replication import step_context
