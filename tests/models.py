@@ -214,13 +214,14 @@ def round_otherwise(model: keras.Model, seed: int) -> None:
     """Moves what a model trains from by one rounding, up or down.
 
     Now each float of its trainable weights, and in each step each float of the
-    inputs.
+    inputs. A rounding leaves zeros what they are.
     """
     rng = np.random.default_rng(seed)
     for weight in model.trainable_weights:
         value = weight.numpy()
         to = np.where(rng.random(value.shape) < 0.5, np.inf, -np.inf)
-        weight.assign(np.nextafter(value, to.astype(value.dtype)))
+        moved = np.nextafter(value, to.astype(value.dtype))
+        weight.assign(np.where(value == 0, value, moved))
     step = model.train_step
 
     def moved(leaf):

@@ -208,7 +208,7 @@ def test_the_switch_is_kept_until_it_is_turned():
     assert drawn_by(model)
     kc.unreplicate(model)
     assert not drawn_by(model)
-    assert not drawn_by(kc.replicate(model, 2))
+    assert not drawn_by(kc.replicate(model, MANY))
 
 
 def test_wrong_arguments_are_named():
