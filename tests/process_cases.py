@@ -24,6 +24,8 @@ from models import outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux._fit.input import execution_plan
 from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
@@ -415,6 +417,28 @@ def executions_have_one_length(directory):
     assert lengths == [1, 1, 1, *[4] * 8, 1, *[4] * 6, 2], lengths
 
 
+def processes_do_without_xla_together(directory):
+    """Where XLA cannot compile a model."""
+    cannot = tf.errors.InvalidArgumentError(
+        None, None, "Detected unsupported operations when trying to compile"
+    )
+    options = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    one = dense()
+    expected = outcome(one, one.fit(X, Y, **options))
+    with (
+        # On CPUs, nothing with several replicas is compiled.
+        mock.patch.object(execution_plan, "compiles", return_value=True),
+        mock.patch.object(XlaProgram, "__call__", side_effect=cannot),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        many = kc.replicate(dense())
+        got = outcome(many, many.fit(X, Y, **options))
+    assert_same_outcome(expected, got)
+    told = [w for w in caught if "XLA cannot compile" in str(w.message)]
+    assert len(told) == 1, caught
+
+
 def parts_of_data(directory):
     mine = kc.shard(X, kc.process_index(), kc.process_count())
     np.testing.assert_array_equal(kc.shard(X), mine)
@@ -603,6 +627,7 @@ CHECKS = {
         lists_of_callbacks_write_once,
         throughput_is_that_of_the_slowest,
         executions_have_one_length,
+        processes_do_without_xla_together,
         parts_of_data,
         trainings_are_resumed,
         parts_are_resumed,

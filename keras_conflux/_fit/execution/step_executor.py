@@ -150,10 +150,11 @@ class StepExecutor:
         try:
             result = self._xla(batch, limit)
         except tf.errors.OpError as error:
-            alone = not self._strategy.communicator.spans_processes
             compiles = shape in self._compiled
-            if compiles or not alone or not error_texts.is_of_compiler(error):
+            if compiles or not error_texts.is_of_compiler(error):
                 raise
+            # A process that has compiled it would wait for this one.
+            agree(f"{self._name}, which XLA cannot compile here")
             self._may_compile = False
             warn(
                 f"{self._model.name}: XLA cannot compile this model, so it "

@@ -12,6 +12,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
 from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import short_name
 from keras_conflux._fit.input.powers_of_two import power_of_two
 from keras_conflux._fit.input.specs import relaxed_spec
 
@@ -108,8 +109,10 @@ def batch_at(
         position: Which one.
         as_stack: Whether to return a stack of one.
     """
+    # What TensorFlow makes of an array says `localhost` in every process.
+    device_of_process = str(short_name(stack.backing_device))
     take = _graph_on(
-        stack.backing_device,
+        device_of_process,
         _stack_of_one if as_stack else _one,
         _spec_of_any_number(stack),
         tf.TensorSpec([], tf.int32),
