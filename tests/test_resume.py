@@ -29,6 +29,7 @@ from resume_cases import Y
 from tensorflow.python.eager import context
 
 import keras_conflux as kc
+from keras_conflux._cluster import processes
 from keras_conflux._fit.input import sketches
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import fingerprint
@@ -549,6 +550,20 @@ def test_data_that_varies_is_named(tmp_path):
             linear(kc.Resume(tmp_path / "b", strict=True), data={"x": varying})
         with pytest.warns(kc.ConfluxWarning, match=words):
             linear(kc.Resume(tmp_path / words), data={"x": varying})
+
+
+def test_a_seed_that_processes_have_drawn_is_none(tmp_path, monkeypatch):
+    """As `kc.initialize` does where the program has set none."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(9, 1).batch(4)
+    monkeypatch.setattr(processes._present, "drawn_seed", 5)
+    linear(kc.Resume(tmp_path / "a", strict=True), data={"x": data})
+    linear(kc.Resume(tmp_path / "b", strict=True), shuffle=True)
+    # That of `linear`.
+    monkeypatch.setattr(processes._present, "drawn_seed", 7)
+    with pytest.raises(ValueError, match="shuffles without a seed"):
+        linear(kc.Resume(tmp_path / "c", strict=True), data={"x": data})
+    with pytest.raises(ValueError, match="`RandomShuffle` without a seed"):
+        linear(kc.Resume(tmp_path / "d", strict=True), shuffle=True)
 
 
 def unseeded(make):

@@ -34,6 +34,8 @@ class _Present:
     count: int = 1
     source: str | None = None
     """Where the addresses were found, after `connect`."""
+    drawn_seed: int | None = None
+    """The seed that the processes have drawn, if the program has set none."""
 
 
 _present = _Present()
@@ -177,4 +179,11 @@ def _seed_alike() -> None:
         tensorflow_processes.put_text(_SEED, str(seed))
     seed = tensorflow_processes.wait_for_text(_SEED, DEFAULT_CONNECT_SECONDS)
     if mine is None:
-        keras.utils.set_random_seed(int(seed))
+        _present.drawn_seed = int(seed)
+        keras.utils.set_random_seed(_present.drawn_seed)
+
+
+def seed_is_drawn() -> bool:
+    """Whether the seed in force is another at each start of the program."""
+    drawn = _present.drawn_seed
+    return drawn is not None and drawn == keras_variables.random_seed()

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_pipelines
 from keras_conflux._compat.captured_datasets import has_unknown_parts
@@ -49,7 +50,7 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         yield "its option `deterministic` is False"
     for each in tensorflow_pipelines.datasets_below(dataset):
         seeds = tensorflow_pipelines.seeds_of_dataset(each)
-        if seeds is not None and not any(seeds):
+        if seeds is not None and (seed_is_drawn() or not any(seeds)):
             yield "it shuffles without a seed"
         if tensorflow_pipelines.is_out_of_order(each):
             yield "it maps with `deterministic=False`"
@@ -111,10 +112,12 @@ def _draws_in_turn(operation: tf.Operation) -> bool:
 def _has_no_seed(operation: tf.Operation) -> bool:
     names = {attribute.name for attribute in operation.op_def.attr}
     if {"seed", "seed2"} <= names:
-        return not (operation.get_attr("seed") or operation.get_attr("seed2"))
+        seeds = operation.get_attr("seed"), operation.get_attr("seed2")
+        return seed_is_drawn() or not any(seeds)
     if operation.type == "ShuffleDatasetV3":
         seeds = map(tf.get_static_value, operation.inputs[2:4])
-        return all(seed == 0 for seed in seeds)  # None is not known
+        # None is not known.
+        return seed_is_drawn() or all(seed == 0 for seed in seeds)
     return False
 
 
