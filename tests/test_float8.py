@@ -7,6 +7,7 @@ import tensorflow as tf
 from conftest import MANY
 from models import COMPILED
 from models import assert_same_outcome
+from models import gaps
 from models import moved_by_roundings
 from models import outcome
 
@@ -32,7 +33,9 @@ def model_of(optimizer="sgd"):
 def assert_same(many, build, epochs, rtol=1e-5):
     """Trains on one device as well, and compares all variables and logs.
 
-    A rounding can move a number to the next of float8, a sixteenth away.
+    A rounding can move a number to the next of float8, a sixteenth away. What
+    is not compiled, as the last batch of replicas, rounds other numbers to
+    float8 than what is: they may differ as those of Keras alone do.
     """
 
     def fit(model):
@@ -45,11 +48,14 @@ def assert_same(many, build, epochs, rtol=1e-5):
         prepare(one)
         return fit(one)
 
+    def roundings():
+        moved = moved_by_roundings(expected, train)
+        graph = train(lambda one: setattr(one, "jit_compile", False))
+        without_xla = gaps(expected, graph)
+        return {name: max(moved[name], without_xla[name]) for name in moved}
+
     got, expected = fit(many), train()
-    assert_same_outcome(
-        *(expected, got, rtol),
-        roundings=lambda: moved_by_roundings(expected, train),
-    )
+    assert_same_outcome(expected, got, rtol, roundings)
     return expected, got
 
 

@@ -77,7 +77,7 @@ PLACES = {
     "seed of a loss": f"{NUMERICS}.tape:_seeded",
     "sources": f"{GLOBAL_BATCH}.values:of_sources",
     "state": f"{NUMERICS}.layer_state:global_values",
-    "slices of the gathered": f"{GLOBAL_BATCH}.values:GatheredRows.own",
+    "slices of the gathered": f"{GLOBAL_BATCH}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
     "has samples": "keras_conflux._custom_loops.stand_ins:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
