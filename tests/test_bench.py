@@ -297,16 +297,23 @@ def texts(image: pathlib.Path) -> list[str]:
     return re.findall(r"<text [^>]*>([^<]*)</text>", image.read_text())
 
 
-def test_the_picture_shows_the_recorded_data(tmp_path):
+@pytest.mark.parametrize(
+    ("data", "image", "counts"),
+    [
+        ("performance.json", "speed.svg", {"1 GPU", "2 GPUs", "4 GPUs"}),
+        ("one_gpu.json", "one_gpu.svg", {"1 GPU"}),
+    ],
+)
+def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
     pytest.importorskip("matplotlib")
     drawn, again = tmp_path / "speed.svg", tmp_path / "again.svg"
-    for image in (drawn, again):
-        bench.main(
-            ["--draw", str(DOCS / "data" / "performance.json"), str(image)]
-        )
+    for each in (drawn, again):
+        bench.main(["--draw", str(DOCS / "data" / data), str(each)])
     assert drawn.read_bytes() == again.read_bytes()
-    assert {"1 GPU", "2 GPUs", "4 GPUs", "keras-conflux"} <= {*texts(drawn)}
-    assert texts(drawn) == texts(DOCS / "images" / "speed.svg")
+    assert counts | {"keras-conflux"} <= {*texts(drawn)}
+    has_scaling = any("linear scaling" in text for text in texts(drawn))
+    assert has_scaling == (len(counts) > 1)
+    assert texts(drawn) == texts(DOCS / "images" / image)
     assert drawn.stat().st_size < 60_000
 
 

@@ -183,6 +183,8 @@ def _footnote(machine: dict, shown: list[dict]) -> str:
     for run in shown:
         versions |= run.get("versions", {})
     listed = ", ".join(f"{LIBRARIES[key]} {versions[key]}" for key in versions)
+    if not any(_scaling(run, shown) for run in shown):
+        return f"{names}; {listed}."
     return (
         f"{names}; {listed}.\n(90%) means 90% of linear scaling: of the speed "
         f"with one {_kind(machine)} times their number."
