@@ -536,7 +536,8 @@ def programs(monkeypatch):
     texts = []
 
     class Traced:
-        def __init__(self, communicator, watchdog, function, signature):
+        def __init__(self, communicator, watchdog, function, *_, compiled):
+            assert compiled
             self.function = function
 
         def __call__(self, steps, shards):

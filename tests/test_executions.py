@@ -17,6 +17,8 @@ from conftest import ON_GPU
 from models import assert_same_training
 from models import dense
 from models import regression
+from tensorflow.core.protobuf.config_pb2 import ConfigProto
+from tensorflow.python.eager.context import Context
 
 import keras_conflux as kc
 from keras_conflux._cluster import failures
@@ -229,6 +231,24 @@ def test_what_a_first_step_builds(calls):
 def test_jit_compile_false_means_it(calls):
     kc.replicate(dense("adam", jit_compile=False), 1).fit(X, Y, **FIT)
     assert not calls
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_only_what_xla_does_not_compile_is_optimized(jit_compile, monkeypatch):
+    seen = []
+    original = Context.call_function
+
+    def call(self, name, *arguments):
+        if b"all_replicas" in name or b"packed" in name:
+            given = self.function_call_options.config_proto_serialized
+            rewrites = ConfigProto.FromString(given).graph_options
+            seen.append(not rewrites.rewrite_options.disable_meta_optimizer)
+        return original(self, name, *arguments)
+
+    monkeypatch.setattr(Context, "call_function", call)
+    model = kc.replicate(dense("adam", jit_compile=jit_compile), 1)
+    model.fit(X[:32], Y[:32], **FIT)
+    assert set(seen) == {not jit_compile}
 
 
 def test_an_endless_generator():

@@ -9,6 +9,7 @@ _DATA = "tensorflow.python.data.ops"
 _DISTRIBUTE = "tensorflow.python.distribute"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
 _CONTEXT = "tensorflow.python.eager.context:Context"
+_CALL_OPTIONS = "tensorflow.python.eager.context:FunctionCallOptions"
 _GRAPH = "tensorflow.python.framework.func_graph:FuncGraph"
 _FUNCTION = (
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"
@@ -156,6 +157,13 @@ READ = (
         ("_initialized",),
     ),
     PrivateName("tensorflow.python.eager.context:Context.config"),
+    PrivateName(f"{_CONTEXT}.function_call_options"),
+    PrivateName(
+        f"{_CALL_OPTIONS}.__init__",
+        "self, executor_type, config_proto",
+    ),
+    PrivateName(f"{_CALL_OPTIONS}.config_proto_serialized"),
+    PrivateName(f"{_CALL_OPTIONS}.executor_type"),
     PrivateName(
         f"{_CONTEXT}._initialize_physical_devices",
         "self, reinitialize",

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context
 from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
@@ -65,10 +67,18 @@ def _graphs_inside_replica() -> Iterator[Any]:
         graph = getattr(graph, "outer_graph", None)
 
 
-def concrete_function(function: Callable, signature: Any) -> Callable:
+def concrete_function(
+    function: Callable, signature: Any, optimized: bool = True
+) -> Callable:
     """Returns `function` as a graph, with its control flow as it is.
 
     It is traced in the thread of the caller.
+
+    Args:
+        function: What is traced.
+        signature: What it takes.
+        optimized: Whether Grappler optimizes the graph before its first run.
+            For what XLA compiles, that takes long and gains nothing.
     """
     traced = without_retracing_warning(
         tf.function(function, input_signature=signature, autograph=False)
@@ -80,11 +90,31 @@ def concrete_function(function: Callable, signature: Any) -> Callable:
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        eager = tf.config.functions_run_eagerly()
-        return (traced if eager else concrete)(*arguments)
+        if tf.config.functions_run_eagerly():
+            return traced(*arguments)
+        if optimized:
+            return concrete(*arguments)
+        with _without_grappler():
+            return concrete(*arguments)
 
     call.graph = concrete.graph
     return call
+
+
+@contextlib.contextmanager
+def _without_grappler() -> Iterator[None]:
+    """Runs functions of this thread as graphs that nothing optimizes."""
+    here: Any = context.context()
+    before = here.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    here.function_call_options = context.FunctionCallOptions(
+        before.executor_type, config
+    )
+    try:
+        yield
+    finally:
+        here.function_call_options = before
 
 
 def traces_of(function: Any) -> list[Any]:

@@ -20,6 +20,7 @@ class TracedProgram:
         watchdog: Runs it.
         function: What it does.
         signature: What `function` takes.
+        compiled: Whether XLA compiles what it does.
     """
 
     def __init__(
@@ -28,13 +29,14 @@ class TracedProgram:
         watchdog: StepWatchdog,
         function: Callable,
         signature: Any,
+        compiled: bool = False,
     ) -> None:
         self._communicator = communicator
         self._watchdog = watchdog
         self._staleness = Staleness()
         with communicator.tracing() as trace:
             self._run = tensorflow_tracing.concrete_function(
-                function, signature
+                function, signature, optimized=not compiled
             )
         self._has_collectives = trace.collectives > 0
         if self.is_stale():

@@ -122,7 +122,11 @@ class XlaProgram:
         ]
         signature = [tf.TensorSpec([], tf.int32), specs]
         return TracedProgram(
-            self._communicator, self._watchdog, all_replicas, signature
+            self._communicator,
+            self._watchdog,
+            all_replicas,
+            signature,
+            compiled=True,
         )
 
     def _serves_all(self, trace: SharedTrace, shard_specs: list[Tree]) -> bool:
