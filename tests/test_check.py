@@ -38,6 +38,7 @@ from keras_conflux.checks import nvidia
 from keras_conflux.checks import processes
 from keras_conflux.checks import resume
 from keras_conflux.checks import versions
+from keras_conflux.checks.__main__ import parse
 from keras_conflux.checks.table import CHECKS
 from keras_conflux.checks.table import Wrong
 from keras_conflux.cli import check
@@ -53,8 +54,10 @@ SOME = min(2, MANY)
 several = pytest.mark.skipif(SOME < 2, reason="needs two devices")
 
 
-def given(count=SOME, gpus=0, directory=None):
-    return argparse.Namespace(devices=count, gpus=gpus, directory=directory)
+def given(count=SOME, gpus=0, directory=None, running=()):
+    return argparse.Namespace(
+        devices=count, gpus=gpus, directory=directory, running=running
+    )
 
 
 @pytest.fixture
@@ -109,12 +112,23 @@ def test_gpus_that_others_use(wrong, monkeypatch, visible, is_busy):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     listed = [["0", "GPU-a"], ["1", "GPU-b"], ["2", "GPU-c"]]
     monkeypatch.setattr(nvidia, "gpus", lambda *_: listed)
-    monkeypatch.setattr(nvidia, "processes", lambda: [["GPU-c", "77", "x"]])
+    running = [["GPU-c", "77", "x"]]
     if is_busy:
-        found = wrong(compute, count=2, gpus=3)
+        found = wrong(compute, count=2, gpus=3, running=running)
         assert re.search(r"process 77 \(x\) .* the GPU 2 .*kill 77", found)
     else:
-        compute.check(given(2, gpus=3))
+        compute.check(given(2, gpus=3, running=running))
+
+
+def test_gpus_are_not_refused_for_other_checks(monkeypatch):
+    """Several checks run at once, so each may see another on its GPU."""
+    running = [["GPU-a", "77", "a, b"]]
+    monkeypatch.setattr(nvidia, "processes", lambda: list(running))
+    runner = CheckRunner(devices=2, gpus=2)
+    running.append(["GPU-a", "78", "another check"])
+    words = runner.command("compute")
+    options = parse(words[words.index("compute") :])
+    assert options.running == [["GPU-a", "77", "a, b"]]
 
 
 @several
@@ -170,10 +184,15 @@ def test_compiled(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("speed", "wait", "slow"),
-    [(194, 0, None), (120, 0, "topo -m"), (120, 0.5, "50% .* wait for input")],
+    ("speed", "wait", "bandwidth", "slow"),
+    [
+        (194, 0, 270.0, None),
+        (194, 0, 4.0, "topo -m.*NCCL_DEBUG"),
+        (120, 0, 270.0, "topo -m"),
+        (120, 0.5, 270.0, "50% .* wait for input"),
+    ],
 )
-def test_faster(monkeypatch, speed, wait, slow):
+def test_faster(monkeypatch, speed, wait, bandwidth, slow):
     gpus = (kc.Device("GPU:0"), kc.Device("GPU:1"))
     monkeypatch.setattr(kc, "devices", lambda count: gpus[:count])
     monkeypatch.setattr(
@@ -184,8 +203,9 @@ def test_faster(monkeypatch, speed, wait, slow):
             "input_wait": wait,
         },
     )
+    monkeypatch.setattr(faster, "_gigabytes_per_second", lambda _: bandwidth)
     passed = faster.check(given(2))
-    assert passed.values == {"ratio": speed / 100}
+    assert passed.values == {"ratio": speed / 100, "gb_per_second": bandwidth}
     if slow:
         assert re.search(slow, passed.slow)
     else:

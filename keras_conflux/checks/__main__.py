@@ -18,6 +18,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=0, help="of the machine")
     parser.add_argument("--directory", type=Path)
+    parser.add_argument(
+        "--running",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("UUID", "PID", "NAME"),
+        help="a process that computed on a GPU before the checks began",
+    )
     return parser.parse_args(arguments)
 
 

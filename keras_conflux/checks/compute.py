@@ -19,7 +19,7 @@ def check(options: argparse.Namespace) -> Passed:
     import keras_conflux as kc
 
     if options.gpus:
-        _refuse_busy_gpus(options.devices)
+        _refuse_busy_gpus(options.devices, options.running)
     try:
         devices = kc.devices(options.devices)
     except kc.DeviceError as error:
@@ -56,11 +56,12 @@ def check(options: argparse.Namespace) -> Passed:
     return Passed(f"{text} ({devices[0].name}), each computes right")
 
 
-def _refuse_busy_gpus(count: int) -> None:
+def _refuse_busy_gpus(count: int, running: list[list[str]]) -> None:
     """Refuses GPUs that another process computes on.
 
     Args:
         count: How many GPUs are used, the first of the visible ones.
+        running: UUID of the GPU, id and name of each process on a GPU.
     """
     gpus = nvidia.gpus("index", "uuid")
     names = [index for index, _ in gpus]
@@ -69,7 +70,7 @@ def _refuse_busy_gpus(count: int) -> None:
         names = [name.strip() for name in visible.split(",")]
     used = names[:count]
     uuids = {i: n for n, i in gpus if n in used or i in used}
-    for uuid, pid, name in nvidia.processes():
+    for uuid, pid, name in running:
         if uuid in uuids:
             raise Wrong(
                 f"process {pid} ({name}) runs on the GPU {uuids[uuid]}",

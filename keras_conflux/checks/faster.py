@@ -1,23 +1,34 @@
 """Whether several GPUs are faster than one."""
 
 import argparse
+import time
 from typing import Any
 
 from keras_conflux.checks.progress import doing
 from keras_conflux.checks.table import Passed
 
-_INPUTS = 256
+_INPUTS = 64
 """Few, so that moving the samples does not take longer than training."""
 _WIDTH = 4096
-_BATCH = 4096
-_STEPS = 128
+_BATCH = 16384
+"""Per GPU; so many that the sum of the gradients is a tenth of a step at most
+where NVLink connects the GPUs."""
+_STEPS = 64
 """Of an epoch. All are one execution, so that one program is compiled."""
+_MEBIBYTES = 64
+_REPEATS = 5
+_IN_A_CALL = 16
+"""All-reduces per call, which itself takes some milliseconds."""
+_SLOW_GB_S = 8.0
+"""Below this, GPUs do not even have what PCIe 4 gives."""
 _LEAST = 0.8
 """The least fraction of linear scaling that is no cause of concern."""
 
+_CONNECTION = "`nvidia-smi topo -m` shows whether NVLink connects the GPUs"
+
 
 def check(options: argparse.Namespace) -> Passed:
-    """Trains a model of large matrices on one GPU, and on all.
+    """Trains a model of large matrices on one GPU, and on all; times a sum.
 
     CPU devices share one CPU, so `conflux check` leaves this out for them.
     """
@@ -27,11 +38,17 @@ def check(options: argparse.Namespace) -> Passed:
     one = _speed(devices[:1])
     all_of_them = _speed(devices)
     ratio = all_of_them["samples_per_second"] / one["samples_per_second"]
+    bandwidth = _gigabytes_per_second(devices)
     slow = None
     if ratio < _LEAST * len(devices):
         slow = _reason(all_of_them["input_wait"])
-    text = f"{len(devices)} GPUs are {ratio:.2f} times as fast as one"
-    return Passed(text, {"ratio": ratio}, slow)
+    elif bandwidth < _SLOW_GB_S:
+        slow = f"{_CONNECTION}, and NCCL_DEBUG=INFO what NCCL uses of that"
+    text = (
+        f"{len(devices)} GPUs are {ratio:.2f} times as fast as one; "
+        f"{_MEBIBYTES} MiB are summed at {bandwidth:.1f} GB/s"
+    )
+    return Passed(text, {"ratio": ratio, "gb_per_second": bandwidth}, slow)
 
 
 def _speed(devices: Any) -> dict[str, float]:
@@ -75,6 +92,30 @@ def _reason(input_wait: float) -> str:
             "CPU cores a GPU (`nproc`), and for what else runs (`top`)"
         )
     return (
-        "`nvidia-smi topo -m` shows whether NVLink connects the GPUs, and "
-        "`nvidia-smi` whether something else runs on them"
+        f"{_CONNECTION}, and `nvidia-smi` whether something else runs on them"
     )
+
+
+def _gigabytes_per_second(devices: Any) -> float:
+    import tensorflow as tf
+
+    import keras_conflux as kc
+
+    doing(f"all-reduces of {_MEBIBYTES} MiB over {len(devices)} devices")
+    copies = kc.replicate(tf.zeros([_MEBIBYTES * 2**18]), devices)
+
+    def in_a_row(x: Any) -> Any:
+        for _ in range(_IN_A_CALL):
+            x = kc.allreduce("sum", x)
+        return x
+
+    reduce = kc.withdevices(in_a_row, devices=devices)
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        began = time.perf_counter()
+        for each in reduce(copies):
+            each[:1].numpy()  # waits
+        seconds.append(time.perf_counter() - began)
+    # What a ring of the devices moves over each connection.
+    moved = _MEBIBYTES * 2**20 * 2 * (1 - 1 / len(devices))
+    return moved * _IN_A_CALL / min(seconds[1:]) / 1e9

@@ -14,7 +14,8 @@ def gpus(*fields: str) -> list[list[str]]:
 
 def processes() -> list[list[str]]:
     """Returns UUID of the GPU, id and name of each process that computes."""
-    return _rows("--query-compute-apps=gpu_uuid,pid,process_name")
+    rows = _rows("--query-compute-apps=gpu_uuid,pid,process_name")
+    return [[uuid, pid, ",".join(name)] for uuid, pid, *name in rows]
 
 
 def topology() -> str:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from keras_conflux.checks import nvidia
 from keras_conflux.checks.table import Check
 
 
@@ -55,6 +56,8 @@ class CheckRunner:
         self._processes = processes
         self._directory = directory
         self._started: list[subprocess.Popen[str]] = []
+        # Other checks compute on the GPUs as soon as the first one has begun.
+        self._running = nvidia.processes() if gpus else []
 
     def results(self, checks: Sequence[Check]) -> Iterator[Result]:
         """Yields how each check ends; several run at once.
@@ -83,6 +86,8 @@ class CheckRunner:
         module += [f"--devices={self._devices}", f"--gpus={self._gpus}"]
         if self._directory:
             module.append(f"--directory={self._directory}")
+        for process in self._running:
+            module += ["--running", *process]
         if name == "processes":
             run = ["-m", "conflux_command", "run", "--processes"]
             run += [str(self._processes), "--grace", "5"]
