@@ -302,6 +302,7 @@ def texts(image: pathlib.Path) -> list[str]:
     [
         ("performance.json", "speed.svg", {"1 GPU", "2 GPUs", "4 GPUs"}),
         ("one_gpu.json", "one_gpu.svg", {"1 GPU"}),
+        ("two_gpus.json", "two_gpus.svg", {"1 GPU", "2 GPUs"}),
     ],
 )
 def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
