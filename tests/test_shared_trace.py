@@ -98,6 +98,43 @@ def test_one_trace_does_what_a_trace_of_each_replica_does(monkeypatch, shared):
     assert np.array_equal(*kernels) == ON_GPU
 
 
+class Unbuilt(keras.Model):
+    """Makes its layer and its optimizer's variables in its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.own = keras.optimizers.Adam(0.01)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.dense(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.own.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_what_a_first_step_has_made_is_each_replicas_own(monkeypatch, shared):
+    def trained():
+        keras.utils.set_random_seed(0)
+        model = Unbuilt()
+        model.compile(jit_compile=True)
+        kc.replicate(model, DEVICES)
+        model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0)
+        return [
+            [copy.numpy() for copy in state.copies(variable)]
+            for variable in model.variables + model.own.variables
+        ]
+
+    found = trained()
+    assert shared == [1]
+    monkeypatch.setattr(XlaProgram, "_serves_all", lambda *_: False)
+    expected = trained()
+    assert shared == [1]
+    keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
+
+
 class OwnStep(keras.Sequential):
     """Asks something in its step, and notes which replicas it is traced for."""
 

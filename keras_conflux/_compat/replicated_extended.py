@@ -59,7 +59,12 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if kwargs.get("aggregation") == first:
             kwargs["aggregation"] = tf.VariableAggregation.NONE
-        return super()._create_variable(next_creator, **kwargs)
+        made = super()._create_variable(next_creator, **kwargs)
+        for copy in getattr(made, "values", ()):
+            # Of a copy that a tf.function makes, TensorFlow notes this on the
+            # variable alone, and a trace captures the handle.
+            copy.handle._distributed_container = weakref.ref(made)
+        return made
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any

@@ -94,23 +94,21 @@ def _calls_for_all(function: Any) -> bool:
 
 
 def _is_known_elsewhere(capture: Any) -> bool:
-    # A tensor of the graph around may have been computed by replica 0.
+    # A tensor of the graph around may have been computed by replica 0, and a
+    # resource that no variable of all replicas holds is on its device alone.
     return isinstance(capture, tf.__internal__.EagerTensor) and (
-        not _is_of_a_copy(capture) or _variable_of(capture) is not None
+        capture.dtype != tf.resource or _variable_of(capture) is not None
     )
 
 
 def _capture_of(index: int, capture: Any) -> Any:
     """Returns what a replica captures in place of another's capture."""
-    if not _is_of_a_copy(capture):
+    if capture.dtype != tf.resource:
         return capture
     return _variable_of(capture).values[index].handle
 
 
-def _is_of_a_copy(capture: Any) -> bool:
-    return hasattr(capture, "_distributed_container")
-
-
 def _variable_of(handle: Any) -> Any:
     """Returns the variable of all replicas, one of whose handles this is."""
-    return handle._distributed_container()
+    container = getattr(handle, "_distributed_container", None)
+    return None if container is None else container()
