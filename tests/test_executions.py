@@ -266,13 +266,13 @@ def test_an_endless_generator():
 @needs_two
 def test_gradients_have_the_shapes_of_their_variables(monkeypatch):
     shapes = []
-    original = ReplicaCollectives.weighted_sum
+    original = ReplicaCollectives._reduce_leaves
 
-    def weighted_sum(self, tree, weight):
-        shapes.extend(leaf.shape for leaf in tree)
-        return original(self, tree, weight)
+    def reduce(self, op, tree, leaves, weight):
+        shapes.extend(leaf.shape for leaf in leaves)
+        return original(self, op, tree, leaves, weight)
 
-    monkeypatch.setattr(ReplicaCollectives, "weighted_sum", weighted_sum)
+    monkeypatch.setattr(ReplicaCollectives, "_reduce_leaves", reduce)
     model = keras.Sequential([keras.Input((3, 4)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     kc.replicate(model, MANY)

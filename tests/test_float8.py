@@ -59,6 +59,27 @@ def assert_same(many, build, epochs, rtol=1e-5):
     return expected, got
 
 
+def fit_as_replicas(model, epochs):
+    """Trains with XLA, but for the last batch of an epoch.
+
+    Replicas leave a batch that does not divide as others do to TensorFlow,
+    which rounds other numbers to float8.
+    """
+    losses = []
+    for _ in range(epochs):
+        parts = []
+        for rows, jit_compile in (
+            (slice(24), COMPILED),
+            (slice(24, 25), False),
+        ):
+            model.jit_compile, model.train_function = jit_compile, None
+            logs = model.fit(X[rows], Y[rows], 8, shuffle=False, verbose=0)
+            parts.append(logs.history["loss"][0])
+        losses.append(np.average(parts, weights=[24, 1]))
+    logs.history["loss"] = losses
+    return outcome(model, logs)
+
+
 def test_scales_are_those_of_one_device(count):
     many = kc.replicate(model_of(), count)
     # Keras rounds the gradient of a bias to bfloat16, on each replica.
@@ -98,9 +119,21 @@ def test_loops_of_ones_own_are_refused():
 
 @pytest.mark.parametrize("accumulation", [None, 2])
 def test_one_replica_does_what_keras_does(accumulation):
-    def build():
-        return model_of(
-            keras.optimizers.SGD(0.01, gradient_accumulation_steps=accumulation)
+    def trained(prepare=lambda model: None, count=None):
+        optimizer = keras.optimizers.SGD(
+            0.01, gradient_accumulation_steps=accumulation
         )
+        model = model_of(optimizer)
+        prepare(model)
+        if count is None:
+            return fit_as_replicas(model, epochs=2)
+        kc.replicate(model, count)
+        logs = model.fit(X, Y, 8, 2, shuffle=False, verbose=0)
+        return outcome(model, logs)
 
-    assert_same(kc.replicate(build(), 1), build, epochs=2)
+    expected = trained()
+    assert_same_outcome(
+        expected,
+        trained(count=1),
+        roundings=lambda: moved_by_roundings(expected, trained),
+    )
