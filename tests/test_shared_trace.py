@@ -11,19 +11,32 @@ import pytest
 import tensorflow as tf
 from conftest import ON_GPU
 from tensorflow.python.framework.function import Defun
+from test_programs import PROGRAMS
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.transports.xla import XlaNccl
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._compat.shared_trace import SharedTrace
 from keras_conflux._fit import trainer
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._replication import state
+from keras_conflux._replication import step_context
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 4)).astype("float32")
 Y = RNG.integers(0, 3, 16)
 DEVICES = ["GPU:0", "GPU:1"] if ON_GPU else ["CPU:0", "CPU:1"]
+
+
+def doubled(*arguments):
+    """Stands for a sum, whose result is said to be equal on all replicas."""
+    (tensor,) = filter(tf.is_tensor, arguments)
+    result = 2 * tensor
+    context = step_context.current()
+    if context is not None and context.kinds is not None:
+        context.kinds.mark_equal([result])
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +45,8 @@ def compiled_on_cpus(monkeypatch):
     if ON_GPU:
         return
     monkeypatch.setattr(Communicator, "supports_xla", True)
-    monkeypatch.setattr(XlaNccl, "_lowered", lambda _, tensor, op: 2 * tensor)
+    monkeypatch.setattr(XlaNccl, "_lowered", doubled)
+    monkeypatch.setattr(tensorflow_xla, "xla_all_reduce", doubled)
     # It would make the copies equal.
     monkeypatch.setattr(trainer.synchronization, "synchronize", id)
 
@@ -96,6 +110,33 @@ def test_one_trace_does_what_a_trace_of_each_replica_does(monkeypatch, shared):
     kernels = found[0][0]
     # Each has its own samples and noise.
     assert np.array_equal(*kernels) == ON_GPU
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU, reason="looks at copies that nothing makes equal")
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_does_with_one_trace_what_it_does_with_its_own(
+    monkeypatch, name
+):
+    def trained():
+        keras.utils.set_random_seed(0)
+        model, data = PROGRAMS[name]()
+        model.jit_compile = True
+        kc.replicate(model, DEVICES)
+        logs = model.fit(data, epochs=2, verbose=0).history
+        held = vars(model).values()
+        owners = [v for v in held if isinstance(v, keras.Optimizer)]
+        variables = [v for owner in [model, *owners] for v in owner.variables]
+        return logs, [
+            [copy.numpy() for copy in state.copies(variable)]
+            for variable in variables
+        ]
+
+    found = trained()
+    monkeypatch.setattr(XlaProgram, "_serves_all", lambda *_: False)
+    expected = trained()
+    keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 class Unbuilt(keras.Model):
