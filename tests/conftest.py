@@ -3,6 +3,7 @@
 There are three CPU devices, and four with CONFLUX_ALL_TESTS=1.
 """
 
+import collections
 import gc
 import os
 import signal
@@ -46,21 +47,15 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def one_of(every, values):
-    """Returns values to be tested, of which one of so many runs in CI."""
-    return [
-        pytest.param(
-            value,
-            marks=() if ON_GPU or index % every == 0 else pytest.mark.long,
-        )
-        for index, value in enumerate(values)
-    ]
-
-
 def pytest_configure(config) -> None:
     """Makes this package's warnings errors where a test expects none."""
     config.addinivalue_line(
         "markers", "long: takes long, and runs with CONFLUX_ALL_TESTS=1 only"
+    )
+    config.addinivalue_line(
+        "markers",
+        "sampled(every): one of so many of its cases runs, and all of them "
+        "with CONFLUX_ALL_TESTS=1 and on GPUs",
     )
     config.addinivalue_line(
         "filterwarnings", "error::keras_conflux.ConfluxWarning"
@@ -87,12 +82,25 @@ def pytest_runtest_setup(item) -> None:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Leaves out long tests, unless all are asked for."""
-    if not RUN_LONG_TESTS:
-        reason = "takes long; CONFLUX_ALL_TESTS=1 runs it"
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason=reason))
+    """Leaves out long tests, and cases of sampled ones, unless all shall run.
+
+    The cases that remain are not every third, for example, which might all have
+    the same number of devices.
+    """
+    if RUN_LONG_TESTS:
+        return
+    skip = pytest.mark.skip(reason="takes long; CONFLUX_ALL_TESTS=1 runs it")
+    cases = collections.Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if item.get_closest_marker("long"):
+            item.add_marker(skip)
+        elif sampled and not ON_GPU:
+            (every,) = sampled.args
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % every != cases[test] // every % every:
+                item.add_marker(skip)
+            cases[test] += 1
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -665,6 +665,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 @pytest.mark.parametrize("build", MODELS)
 def test_replicas_train_what_one_device_does(in_graphs, build):

@@ -163,6 +163,7 @@ def twice_as_many_of_one(many, few):
     return keras.ops.concatenate([keras.ops.reshape(many, (-1, 3)), few], 0)
 
 
+@pytest.mark.sampled(3)
 @needs_two
 @pytest.mark.parametrize(
     "loss_of_rows",

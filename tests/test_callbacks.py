@@ -35,6 +35,7 @@ CALLBACKS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_callbacks_do_what_they_do_on_one_device(tmp_path, name):
     written = []

@@ -609,6 +609,7 @@ def test_env_where_tensorflow_is_missing(without_tensorflow):
     assert re.search(r"TensorFlow +\| cannot be imported", ended.stdout)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [

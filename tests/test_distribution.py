@@ -111,6 +111,7 @@ MADE_BY = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", MADE_BY)
 def test_a_model_trains_on_all_devices_as_on_one(how):
     x, y = digits()

@@ -45,6 +45,7 @@ def program(document: pathlib.Path) -> str:
     return "\n".join([first, *kept[1:], ""])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "document",
     [each for each in DOCUMENTS if "python" in languages(each)],

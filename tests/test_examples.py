@@ -33,7 +33,12 @@ def printed_by(*command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "guess"), [("digits", 10), ("custom_loop", 10), ("text", 37)]
+    ("name", "guess"),
+    [
+        ("digits", 10),
+        ("custom_loop", 10),
+        pytest.param("text", 37, marks=pytest.mark.long),
+    ],
 )
 def test_classifier_learns_and_is_served(name, guess):
     printed = run(name)
@@ -46,6 +51,7 @@ def test_classifier_learns_and_is_served(name, guess):
         assert ON_GPU or (accuracy == single and float(gap) < 1e-5)
 
 
+@pytest.mark.long
 def test_halves_find_each_other_as_on_one_device():
     printed = run("halves")
     many, one = re.findall(r"test accuracy on \d devices?: ([\d.]+)%", printed)
@@ -54,6 +60,7 @@ def test_halves_find_each_other_as_on_one_device():
     assert ON_GPU or (many == one and float(gap) < 1e-4)
 
 
+@pytest.mark.long
 def test_gan_draws_better_than_untrained():
     distances = re.search(
         rf"distance on {COUNT} devices: ([\d.]+) \(untrained ([\d.]+)",

@@ -530,6 +530,7 @@ def drawing_threads():
     return [t for t in threading.enumerate() if t.name == "conflux-batches"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["stops", "raises"])
 def test_training_ends_while_its_data_block(how):
     go_on = threading.Event()

@@ -110,6 +110,7 @@ def test_metric_state_survives_promotion():
         np.testing.assert_allclose(value, before[name], rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("saved_on", "loaded_on"), [(1, MANY), (MANY, 1), (MANY, MANY)]
 )

@@ -80,6 +80,7 @@ def fit_as_replicas(model, epochs):
     return outcome(model, logs)
 
 
+@pytest.mark.sampled(3)
 def test_scales_are_those_of_one_device(count):
     many = kc.replicate(model_of(), count)
     # Keras rounds the gradient of a bias to bfloat16, on each replica.

@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
-from conftest import one_of
 from keras import layers
 from keras import ops
 from models import assert_same_training
@@ -256,15 +255,16 @@ def assert_equal(make, count=MANY, jit_compile=False, **compile_options):
     assert_same_training(one, many, one_history, many_history)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]))
 
 
 # XLA does not know how many samples are chosen.
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    "loss",
-    one_of(3, [name for name in LOSSES if name != "mean of chosen samples"]),
+    "loss", [name for name in LOSSES if name != "mean of chosen samples"]
 )
 def test_compiled_loss(loss):
     count = MANY if ON_GPU else 1
@@ -404,6 +404,7 @@ class LazyPenalty(OwnStep):
         return loss, tape.gradient(loss, variables), variables
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
 def test_lazy_penalty(reduce, writes):
@@ -588,6 +589,7 @@ class Keeping(layers.Layer):
         return x
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "update",
     [
@@ -676,6 +678,7 @@ class Largest(keras.metrics.Metric):
         return ops.sqrt(self.largest)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("metric", [OfMeans, OfRoots, Spread, Largest])
 def test_metric_of_batches(metric):
     def make():

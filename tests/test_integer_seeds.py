@@ -61,6 +61,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
 def test_predictions(options):
     one = keras.Sequential([Draws(**DRAWS)])
@@ -135,6 +136,7 @@ def test_training_of_two_views(draw):
 
 
 # Of as many rows as a replica has samples, and of as many as the batch has.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [16, 8, 7])
 @pytest.mark.parametrize("draw", ["normal", "dropout", "a fixed projection"])
 def test_training(draw, size):
@@ -152,6 +154,7 @@ def test_training(draw, size):
     assert_same_training(*models)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [8, 7])
 @pytest.mark.parametrize("draw", ["normal", "means of rows", "dropout"])
 def test_training_of_what_comes_before(draw, size):

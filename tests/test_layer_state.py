@@ -71,6 +71,7 @@ def _sums_by_samples(kept, x):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*run_eagerly")
 @pytest.mark.parametrize(
     ("update", "trainable", "eager"),

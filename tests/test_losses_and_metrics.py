@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import pytest
 from conftest import MANY
-from conftest import one_of
 from keras import layers
 from keras import losses
 from keras import metrics
@@ -326,7 +325,8 @@ def named(part: list) -> str:
     return f"{part[0][0]} to {part[-1][0]}"
 
 
-@pytest.mark.parametrize("part", one_of(2, in_parts(LOSSES)), ids=named)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("part", in_parts(LOSSES), ids=named)
 def test_losses(part):
     assert_equals_one_device(lambda: of_losses(part))
 
@@ -343,7 +343,8 @@ def test_functions_that_are_losses(part):
     assert_equals_one_device(lambda: of_functions(part, as_losses=True))
 
 
-@pytest.mark.parametrize("part", one_of(2, in_parts(METRICS, 12)), ids=named)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("part", in_parts(METRICS, 12), ids=named)
 def test_metrics(part):
     assert_equals_one_device(lambda: of_metrics(part))
 
@@ -411,6 +412,7 @@ def of_the_users() -> list:
 USERS = range(len(of_the_users()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("index", USERS)
 def test_losses_that_compare_samples(index):
     assert_equals_one_device(lambda: [of_the_users()[index]])
@@ -426,6 +428,7 @@ def root(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [("values", small), ("values", root), ("values", pairs), ("masks", "dice")],
@@ -436,6 +439,7 @@ def test_losses_of_the_batch_with_weights(kind, loss):
     assert_equals_one_device(lambda: [(kind, loss, [])], weighted=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", ["Circle", "Dice", "MeanSquaredError"])
 def test_losses_that_are_not_reduced(loss):
     kind = {"Circle": "directions", "Dice": "masks"}.get(loss, "values")
@@ -446,6 +450,7 @@ def test_losses_that_are_not_reduced(loss):
     assert_equals_one_device(make)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "reduction", ["sum", "mean", "mean_with_sample_weight"]
 )
@@ -456,6 +461,7 @@ def test_reductions_of_what_compares_samples(reduction):
     assert_equals_one_device(make, weighted=True)
 
 
+@pytest.mark.long
 def test_metrics_that_compare_samples_with_weights():
     """Of these samples, Keras masks those without a loss."""
 
@@ -505,6 +511,7 @@ def test_metrics_that_a_step_updates():
     assert_same_outcome(*trained)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["binary", "categorical", "sparse_categorical"]
 )

@@ -58,6 +58,7 @@ def late():
     return model, Y
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [two_outputs, late])
 def test_metrics_that_the_first_step_makes(count, build):
     logs = []

@@ -61,6 +61,7 @@ def _in_a_branch(kept, mean):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [

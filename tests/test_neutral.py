@@ -74,7 +74,9 @@ def train(imported: str, how: str) -> str:
 
 
 @pytest.mark.skipif(ON_GPU, reason="GPUs sum in any order")
-@pytest.mark.parametrize("how", ["single", "mirrored"])
+@pytest.mark.parametrize(
+    "how", ["single", pytest.param("mirrored", marks=pytest.mark.long)]
+)
 def test_training_is_the_same_bit_by_bit(how):
     without = train("without", how)
     assert len(without) > 1000

@@ -639,6 +639,7 @@ TOLD = (
 RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:.*run_eagerly")
 @pytest.mark.parametrize(
     ("fault", "name"),

@@ -59,6 +59,7 @@ def test_a_training_goes_on(url, tmp_path):
     assert_equal(train(url), train(tmp_path / "here"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_damage_is_named_and_the_one_before_is_used(url, name):
     expected = train(f"{url}-whole")

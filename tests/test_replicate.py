@@ -325,6 +325,7 @@ class OwnStep(keras.Sequential):
         return {"loss": loss}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
 @pytest.mark.parametrize("first", ["fit", "evaluate", "predict"])
 def test_a_model_that_its_first_call_builds(kind, first):

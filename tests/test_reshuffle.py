@@ -137,6 +137,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_replicas_train_on_the_orders_of_one_device(count, name):
     one, one_history = train(None, True, **OPTIONS[name])

@@ -144,6 +144,7 @@ def same_for_validation():
     return {"x": data, "validation_data": data, "steps_per_epoch": 4}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [None, 2])
 @pytest.mark.parametrize(
     ("data", "after"),
@@ -209,6 +210,7 @@ def test_data_that_this_process_has_used_before(tmp_path):
         train(lambda: data, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [None, 2])
 @pytest.mark.parametrize(
     "later",

@@ -197,6 +197,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("data", [whole_batches, arrays])
 @pytest.mark.parametrize("count", COUNTS)
 def test_what_is_counted(count, data):
@@ -246,6 +247,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [6, 7])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_variable_that_no_layer_holds(write, size):

@@ -34,6 +34,7 @@ def replicate_it_again(model):
     return lambda epoch, logs=None: kc.replicate(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "meanwhile", [seed, make_a_metric, train_another_model]
 )
@@ -242,6 +243,7 @@ def test_models_on_different_devices_take_turns():
     assert [traced() for _ in range(3)] == [before] * 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("replicated", [True, False])
 @pytest.mark.parametrize(
     "meanwhile",
