@@ -223,6 +223,9 @@ def test_what_faster_measures(monkeypatch):
         keras.config.set_dtype_policy(policy)
     assert speed["samples_per_second"] > 0
     assert 0 <= speed["input_wait"] < 1
+    monkeypatch.setattr(faster, "_MEBIBYTES", 1)
+    monkeypatch.setattr(faster, "_MANY", 200)
+    assert faster._gigabytes_per_second(kc.devices(2)) > 0
 
 
 def test_disk(wrong, monkeypatch, tmp_path):
