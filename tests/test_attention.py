@@ -423,6 +423,7 @@ def assert_close(found, expected):
         assert np.abs(one - other).max() <= 0.02 * np.abs(other).max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("keys", [N, 2])
 @pytest.mark.parametrize("options", OPTIONS)
@@ -563,6 +564,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_the_programs_of_fit_and_its_kin(half, gpu, programs, call, masked):

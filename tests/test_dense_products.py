@@ -257,6 +257,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_train_as_without_replicas(name):
     equation, output_shape, bias_axes, activation = LAYERS[name]

@@ -69,6 +69,7 @@ def test_gan_draws_better_than_untrained():
     assert float(distances[1]) < float(distances[2]) / 2
 
 
+@pytest.mark.long
 def test_processes_train_as_one_does():
     script = "examples/several_processes.py"
     launcher = ["-m", "keras_conflux", "run", "--processes", "2"]

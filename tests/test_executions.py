@@ -630,6 +630,7 @@ def test_stacks_and_single_batches(count):
         np.testing.assert_array_equal(np.concatenate(parts), x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_withdevices_through_xla(count, jit_compile):
     x, y = kc.split((X[:24], Y[:24]), count)

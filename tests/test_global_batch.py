@@ -271,6 +271,7 @@ def test_compiled_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]), count, jit_compile=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", GRADIENTS)
 @pytest.mark.parametrize("loss", ["mean", "one value per sample", "sum"])
 def test_gradients_that_are_changed_before_apply(loss, change):
@@ -443,6 +444,7 @@ class AddsLoss(layers.Layer):
         return x
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -467,6 +469,7 @@ def _contrast(y, p):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "loss",
     [

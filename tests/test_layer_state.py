@@ -210,6 +210,7 @@ class ByHand(Own):
         return {"loss": loss}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [Own, Tracking, Clashing, ByHand])
 @pytest.mark.parametrize(("samples", "batch_size"), [(16, 8), (22, 7)])
 def test_a_step_of_ones_own(kind, samples, batch_size):

@@ -98,10 +98,6 @@ else:
     LAYOUTS = ["2x2", long("2x1"), long("3x1")]
 
 
-in_one_worker = pytest.mark.xdist_group("processes")
-"""Of pytest-xdist: so the processes are started once for all tests of them."""
-
-
 @pytest.fixture(scope="module", params=LAYOUTS)
 def processes(request, tmp_path_factory):
     """Runs all cases, and returns how many processes have, and to where."""
@@ -128,19 +124,16 @@ def assert_has_run(name, kind, processes):
         assert (out / f"{name}-{index}.{kind}").exists(), printed[index][-3000:]
 
 
-@in_one_worker
 @pytest.mark.parametrize("check", CHECKS)
 def test_processes(check, processes):
     assert_has_run(check, "passed", processes)
 
 
-@in_one_worker
 def test_processes_end_well(processes):
     *_, started, printed = processes
     assert [each.returncode for each in started] == [0] * len(started), printed
 
 
-@in_one_worker
 @pytest.mark.parametrize("case", CASES)
 def test_processes_compute_what_one_device_does(case, processes):
     count, out, *_ = processes
@@ -153,7 +146,6 @@ def test_processes_compute_what_one_device_does(case, processes):
         assert value.tobytes() == found[1][name].tobytes(), name
 
 
-@in_one_worker
 @pytest.mark.parametrize("case", [*LOCAL_CASES, *map(long, MORE_LOCAL_CASES)])
 def test_parts_compute_what_one_device_does_with_all(case, processes):
     count, out, *_ = processes

@@ -50,6 +50,7 @@ def test_orders_follow_from_the_seed():
     assert not np.array_equal(orders(), orders(seed=None))
 
 
+@pytest.mark.long
 def test_every_place_has_every_sample_equally_often():
     rounds = 600
     found = np.array(orders(epochs=rounds))

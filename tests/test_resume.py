@@ -576,6 +576,7 @@ def newest(directory):
     return kc.checkpoints(directory)[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["model.weights.h5", "state.npz", "state.json"]
 )

@@ -85,6 +85,7 @@ def noisy():
     return {"x": SAMPLES.map(with_noise).batch(BATCH).prefetch(2)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, 2])
 @pytest.mark.parametrize("data", [generated, noisy])
 def test_python_code_in_tf_data_draws_random_numbers(tmp_path, data, devices):
@@ -352,6 +353,7 @@ class Holder:
         return self.data.data
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", [STEPS, STEPS + 3])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_seed_generator_in_tf_data(tmp_path, after, captured):

@@ -157,6 +157,7 @@ def test_a_teacher_stays_where_it_is_while_a_plain_model_trains():
     kc.replicate(teacher, MANY)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
 @pytest.mark.parametrize(
     ("before", "change"),

@@ -68,6 +68,7 @@ class Counting(keras.layers.Layer):
         return x
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["numpy", "whole batches", "batches"])
 def test_what_layers_count(kind, count):
     x, y = X[:40], Y[:40]
