@@ -120,9 +120,12 @@ def _left_out(cases) -> list:
     return [case for case in cases if _count_of(case) == left_out]
 
 
-def _count_of(case):
-    """Returns the number of devices of a case, if it has one."""
-    return case.callspec.params.get("count") if hasattr(case, "callspec") else 0
+def _count_of(case) -> int | None:
+    """Returns what the fixture `count` gives to a case, if it takes that."""
+    own = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    if "count" not in case.fixturenames or any("count" in x for x in own):
+        return None
+    return case.callspec.params["count"]
 
 
 def pytest_xdist_auto_num_workers() -> int:
