@@ -39,12 +39,12 @@ DOCS = pathlib.Path(__file__).parent.parent / "docs"
 @pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
 def test_bench(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    options = "--devices 2 --steps 4 --epochs 2 --kib 4 --ops max --how conflux"
+    options = "--steps 4 --epochs 2 --kib 4 --ops max --how conflux"
     options += " --breakdown"
     assert bench.main([*options.split(), "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     runs = [(run["how"], run["devices"]) for run in found["training"]]
-    assert runs == [("conflux", 2)]
+    assert runs == [("conflux", 1), ("conflux", 2)]
     for run in found["training"]:
         assert len(run["ms_a_step"]) == 2
         assert all(ms > 0 for ms in run["ms_a_step"])
