@@ -224,7 +224,7 @@ def test_what_faster_measures(monkeypatch):
     assert speed["samples_per_second"] > 0
     assert 0 <= speed["input_wait"] < 1
     monkeypatch.setattr(faster, "_MEBIBYTES", 1)
-    monkeypatch.setattr(faster, "_MANY", 200)
+    monkeypatch.setattr(faster, "_REDUCTIONS", (8, 200))
     assert faster._gigabytes_per_second(kc.devices(2)) > 0
 
 

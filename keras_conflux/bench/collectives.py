@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import keras_conflux as kc
 
-FORMS = {"flat": (1, 10, 40), "list of 160": (160, 2, 10)}
+FORMS = {"flat": (1, (10, 40)), "list of 160": (160, (2, 10))}
 """By name, how many tensors, and how many reductions the two calls have."""
 
 
@@ -43,24 +43,16 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
     compiled = [False, True] if devices[0].kind == "GPU" else [False]
     for kib in options.kib:
         for op in options.ops:
-            for form, (count, few, many) in FORMS.items():
+            for form, (count, times) in FORMS.items():
                 length = max(1, kib * 256 // count)
                 values = [_values(op, length) for _ in range(count)]
                 copies = kc.replicate(values, devices)
-                moved = 4 * length * count * 2 * (1 - 1 / len(devices))
                 for jit_compile in compiled:
-                    short, long = (
-                        _time(
-                            _chain(op, devices, jit_compile, times),
-                            copies,
-                            options.repeats,
-                        )
-                        for times in (few, many)
+                    seconds, call = seconds_each(
+                        op, copies, devices, jit_compile, times, options.repeats
                     )
-                    fastest = min(short)
-                    seconds = [(t - fastest) / (many - few) for t in long]
                     middle = statistics.median(seconds)
-                    call = fastest - few * middle
+                    moved = bytes_moved(4 * length * count, len(devices))
                     yield {
                         "devices": len(devices),
                         "kib": kib,
@@ -71,6 +63,43 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
                         "busbw_gb_s": round(moved / middle / 1e9, 2),
                         "call_us": round(call * 1e6, 1),
                     }
+
+
+def seconds_each(
+    op: str,
+    copies: Any,
+    devices: Any,
+    jit_compile: bool,
+    times: tuple[int, int],
+    repeats: int,
+) -> tuple[list[float], float]:
+    """Times reductions in a row, without the call that they are in.
+
+    Args:
+        op: The reduction.
+        copies: The tensors of each device, as `replicate` returns them.
+        devices: The devices.
+        jit_compile: Whether XLA compiles the call.
+        times: How many reductions the shorter and the longer call have.
+        repeats: How often each call is timed.
+
+    Returns:
+        The seconds that a reduction takes, once for each of the longer calls,
+        and the seconds of a call itself.
+    """
+    few, many = times
+    short, long = (
+        _time(_chain(op, devices, jit_compile, count), copies, repeats)
+        for count in times
+    )
+    fastest = min(short)
+    seconds = [(t - fastest) / (many - few) for t in long]
+    return seconds, fastest - few * statistics.median(seconds)
+
+
+def bytes_moved(size: int, devices: int) -> float:
+    """Returns what a ring of the devices moves over each connection."""
+    return size * 2 * (1 - 1 / devices)
 
 
 def _values(op: str, length: int) -> tf.Tensor:
@@ -91,6 +120,7 @@ def _chain(op: str, devices: Any, jit_compile: bool, times: int) -> Callable:
 
 
 def _time(chain: Callable, copies: Any, repeats: int) -> list[float]:
+    """Returns the seconds of each call but the first, which compiles."""
     seconds = []
     for _ in range(repeats + 1):
         began = time.perf_counter()

@@ -1,7 +1,6 @@
 """Whether several GPUs are faster than one."""
 
 import argparse
-import time
 from typing import Any
 
 from keras_conflux.checks.progress import doing
@@ -17,8 +16,8 @@ _STEPS = 64
 """Of an epoch. All are one execution, so that one program is compiled."""
 _MEBIBYTES = 64
 _REPEATS = 5
-_FEW, _MANY = 8, 72
-"""All-reduces in a call, which itself takes some milliseconds."""
+_REDUCTIONS = 8, 72
+"""In the shorter and the longer of two calls, which take some milliseconds."""
 _SLOW_GB_S = 8.0
 """Below this, GPUs do not even have what PCIe 4 gives."""
 _LEAST = 0.8
@@ -100,29 +99,13 @@ def _gigabytes_per_second(devices: Any) -> float:
     import tensorflow as tf
 
     import keras_conflux as kc
+    from keras_conflux.bench import collectives
 
     doing(f"all-reduces of {_MEBIBYTES} MiB over {len(devices)} devices")
-    copies = kc.replicate(tf.zeros([_MEBIBYTES * 2**18]), devices)
-
-    def seconds(times: int) -> float:
-        """Returns the shortest of some calls with so many all-reduces."""
-
-        def in_a_row(x: Any) -> Any:
-            for _ in range(times):
-                x = kc.allreduce("sum", x)
-            return x
-
-        on_gpu = devices[0].kind == "GPU"  # compiled, as what `fit` runs there
-        reduce = kc.withdevices(in_a_row, devices=devices, jit_compile=on_gpu)
-        found = []
-        for _ in range(_REPEATS + 1):
-            began = time.perf_counter()
-            for each in reduce(copies):
-                each[:1].numpy()  # waits
-            found.append(time.perf_counter() - began)
-        return min(found[1:])
-
-    lasts = (seconds(_MANY) - seconds(_FEW)) / (_MANY - _FEW)
-    # What a ring of the devices moves over each connection.
-    moved = _MEBIBYTES * 2**20 * 2 * (1 - 1 / len(devices))
-    return moved / lasts / 1e9
+    copies = kc.replicate([tf.zeros([_MEBIBYTES * 2**18])], devices)
+    on_gpu = devices[0].kind == "GPU"  # compiled, as what `fit` runs there
+    seconds, _ = collectives.seconds_each(
+        "sum", copies, devices, on_gpu, _REDUCTIONS, _REPEATS
+    )
+    moved = collectives.bytes_moved(_MEBIBYTES * 2**20, len(devices))
+    return moved / min(seconds) / 1e9
