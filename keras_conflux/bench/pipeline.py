@@ -142,7 +142,9 @@ def _in_memory(
 ) -> tf.data.Dataset:
     del folder
     side = max(_STORED, size)
-    images = tf.stack([_drawn(i, side, side) for i in range(count)])
+    drawn = np.stack([_drawn(i, side, side) for i in range(count)])
+    with tf.device("CPU:0"):
+        images = tf.constant(drawn)
 
     def cropped(index: tf.Tensor) -> tf.Tensor:
         return tf.image.random_crop(images[index], [size, size, 3])
@@ -193,9 +195,10 @@ def _drawn(index: int, height: int, width: int) -> np.ndarray:
     """Returns an image of smooth colours: noise would be slow to decode."""
     rng = np.random.default_rng(index)
     colours = rng.uniform(0, 255, (_PATCHES, _PATCHES, 3))
-    image = tf.image.resize(colours, [height, width], "bicubic")
-    image = image + rng.normal(0, 4, image.shape)
-    return tf.cast(tf.clip_by_value(image, 0, 255), tf.uint8).numpy()
+    with tf.device("CPU:0"):
+        image = tf.image.resize(colours, [height, width], "bicubic").numpy()
+    image += 4 * rng.standard_normal(image.shape, "float32")
+    return np.clip(image, 0, 255).astype("uint8")
 
 
 SOURCES = {
