@@ -346,3 +346,14 @@ def test_a_model_that_its_first_call_builds(kind, first):
     one, one_history = trained(lambda model: model)
     many, history = trained(lambda model: kc.replicate(model, 2))
     assert_same_training(one, many, one_history, history)
+
+
+def test_names_stay_when_a_model_is_replicated():
+    layer = keras.layers.Dense(2, name="dense")
+    model = keras.Sequential([keras.Input((2,)), layer], name="model")
+    before = [x.value.name for x in model.variables]
+    assert before[0] == "model/dense/kernel:0"
+    kc.replicate(model, kc.devices(MANY))
+    assert [x.value.name for x in model.variables] == before
+    kc.unreplicate(model)
+    assert [x.value.name for x in model.variables] == before

@@ -50,11 +50,14 @@ def make_backing(
     # Freezing a Keras variable leaves TensorFlow's watched by gradient tapes;
     # what is made while it is frozen must be as well.
     old = backing(variable)
+    # Where it was made, its name began with that of its layer, by which
+    # optimizers can be told to leave it out of weight decay.
+    name = variable.name if old is None else old.name.partition(":")[0]
     return tf.Variable(
         lambda: value,
         dtype=value.dtype,
         trainable=variable.trainable if old is None else old.trainable,
-        name=variable.name,
+        name=name,
         aggregation=variable._map_aggregation(aggregation),
         synchronization=variable._map_synchronization(synchronization),
     )
