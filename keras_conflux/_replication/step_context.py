@@ -139,6 +139,12 @@ def current() -> StepContext | None:
     return getattr(_local, "context", None)
 
 
+def in_xla() -> bool:
+    """Whether what is traced here becomes part of a replica's XLA program."""
+    context = current()
+    return context is not None and context.in_xla
+
+
 def current_fit_step() -> StepContext | None:
     """Returns the context of this replica's step if it is one of `fit`."""
     context = current()

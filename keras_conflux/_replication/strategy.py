@@ -222,9 +222,8 @@ def replica_index() -> int:
 
 def replica_collectives() -> ReplicaCollectives:
     """The collectives of the running replica. Only inside one."""
-    context = step_context.current()
     return ReplicaCollectives(
         tf.distribute.get_strategy().communicator,
         replica_index(),
-        in_xla=context is not None and context.in_xla,
+        in_xla=step_context.in_xla(),
     )

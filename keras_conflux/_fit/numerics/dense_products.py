@@ -46,9 +46,7 @@ def einsum_dense(
 
 
 def _traces_for_xla() -> bool:
-    context = step_context.current()
-    in_xla = context is not None and context.in_xla
-    return in_xla and not tf.executing_eagerly()
+    return step_context.in_xla() and not tf.executing_eagerly()
 
 
 def _product(

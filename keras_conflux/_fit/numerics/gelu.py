@@ -19,10 +19,8 @@ from keras_conflux._replication import step_context
 
 def gelu(original: Callable, x: Any, approximate: bool = True) -> Any:
     """Computes GELU within an XLA program, in float32."""
-    context = step_context.current()
-    in_xla = context is not None and context.in_xla
     is_half = isinstance(x, tf.Tensor) and x.dtype in HALVES
-    if approximate or not in_xla or not is_half:
+    if approximate or not step_context.in_xla() or not is_half:
         return original(x, approximate=approximate)
     return _exact(x)
 
