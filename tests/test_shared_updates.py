@@ -34,6 +34,7 @@ OPTIMIZERS = {
     "accumulating": lambda: optimizers.AdamW(
         0.01, gradient_accumulation_steps=2
     ),
+    "a rate of one's own": lambda: optimizers.AdamW(lambda: 0.01),
     "averaging": lambda: optimizers.SGD(
         0.1, momentum=0.9, nesterov=True, use_ema=True
     ),
@@ -264,13 +265,23 @@ def test_updates_in_steps_of_ones_own(traced, kind):
 
 @pytest.mark.skipif(ON_GPU, reason="gradients are made dense on GPUs")
 def test_sparse_gradients_are_not_shared(traced):
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Embedding(9, 4), keras.layers.Dense(4)]
-    )
-    model.compile("adam", "mse", jit_compile=True)
-    kc.replicate(model, kc.devices(1))
     rows = RNG.integers(0, 9, (8, 3))
-    model.fit(rows, np.zeros((8, 3, 4)), batch_size=4, verbose=0)
+
+    def train(on_replica):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(9, 4), keras.layers.Dense(4)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        optimizer = optimizers.Adam(0.01, weight_decay=0.1)
+        model.compile(optimizer, "mse", jit_compile=True)
+        if on_replica:
+            kc.replicate(model, kc.devices(1))
+        model.fit(rows, np.zeros((8, 3, 4)), batch_size=4, verbose=0)
+        return model.get_weights()
+
+    expected = train(on_replica=False)
+    assert not traced
+    for one, other in zip(expected, train(on_replica=True), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-7)
     assert sorted(traced) == [(4,), (4, 4)]
 
 

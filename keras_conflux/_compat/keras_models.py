@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import numbers
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -82,6 +83,32 @@ def updates_with_tensors(optimizer: Any, learning_rate: Any) -> bool:
             id(each) in updated for each in (*settings.values(), learning_rate)
         )
     )
+
+
+def decays_at_one_rate(optimizer: Any) -> bool:
+    """Whether an optimizer decays all weights by what is known before.
+
+    A weight decay or a learning rate that depends on a variable which is
+    trained changes while variables decay, one after another.
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        is_known = all(rate is not x for x in optimizer._trainable_variables)
+    else:
+        is_known = is_of_keras(rate) and all(
+            isinstance(setting, _PLAIN)
+            for setting in keras.tree.flatten([*vars(rate).values()])
+        )
+    return is_known and isinstance(optimizer.weight_decay, numbers.Real)
+
+
+_PLAIN = (numbers.Real, str, type(None))
+"""What settings of a schedule may be."""
+
+
+def decays(optimizer: Any, variable: tf.Variable) -> bool:
+    """Whether an optimizer that decays weights decays those of a variable."""
+    return optimizer._use_weight_decay(variable)
 
 
 def updated_together(optimizer: Any) -> list[list[Any]]:

@@ -63,6 +63,9 @@ class Patched:
         "self, reference_variable, name, initializer",
     )
     VARIABLE_KEY = PrivateName(f"{_TF_OPTIMIZER}._var_key", "self, variable")
+    DECAY_WEIGHTS = PrivateName(
+        f"{_TF_OPTIMIZER}._apply_weight_decay", "self, variables"
+    )
     UPDATE_VARIABLES = PrivateName(
         f"{_TF_OPTIMIZER}._distributed_tf_update_step",
         "self, distribution, grads_and_vars, learning_rate",
@@ -268,6 +271,7 @@ READ = (
         ),
     ),
     PrivateName(f"{_OPTIMIZER}._get_variable_index", "self, variable"),
+    PrivateName(f"{_OPTIMIZER}._use_weight_decay", "self, variable"),
     PrivateName(
         "keras.src.backend.common.stateless_scope:StatelessScope.__enter__",
         "self",

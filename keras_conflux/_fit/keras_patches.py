@@ -35,6 +35,7 @@ from keras_conflux._fit.numerics import random_seeds
 from keras_conflux._fit.numerics import shared_updates
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
+from keras_conflux._fit.numerics import weight_decay
 from keras_conflux._replication import keras_distribution
 
 PATCHES = (
@@ -51,6 +52,7 @@ PATCHES = (
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
     (Patched.VARIABLE_KEY, optimizer_writes.key),
+    (Patched.DECAY_WEIGHTS, weight_decay.decay),
     (Patched.UPDATE_VARIABLES, shared_updates.update),
     (Patched.OPTIMIZER_ASSIGN, optimizer_writes.write),
     (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.add),

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics.optimizer_writes import GivenTensors
 from keras_conflux._replication import step_context
 
@@ -30,9 +31,7 @@ def update(
     Optimizers of the user's own may do something else for each variable, and a
     sparse gradient has any number of rows.
     """
-    context = step_context.current()
-    in_xla = context is not None and context.in_xla
-    if not in_xla or not keras_models.updates_with_tensors(
+    if not step_context.in_xla() or not keras_models.updates_with_tensors(
         optimizer, learning_rate
     ):
         original(optimizer, distribution, grads_and_vars, learning_rate)
@@ -40,7 +39,7 @@ def update(
     shared = _SharedUpdate(optimizer, learning_rate)
     for gradient, variable in grads_and_vars:
         try:
-            shared(distribution, gradient, variable)
+            shared(gradient, variable)
         except _CannotShare:
             single = [(gradient, variable)]
             original(optimizer, distribution, single, learning_rate)
@@ -69,12 +68,7 @@ class _SharedUpdate:
             experimental_attributes={"_noinline": True},
         )
 
-    def __call__(
-        self,
-        distribution: tf.distribute.Strategy,
-        gradient: Any,
-        variable: tf.Variable,
-    ) -> None:
+    def __call__(self, gradient: Any, variable: tf.Variable) -> None:
         index = keras_models.index_of(self._optimizer, variable)
         self._variables = self._updated_together[index]
         is_known = isinstance(self._variables[0], keras.Variable)
@@ -85,13 +79,12 @@ class _SharedUpdate:
             for each in self._variables
         ]
         function = self._function.get_concrete_function(gradient, values)
-        new, *state = function(gradient, values)
-        distribution.extended.update(
-            variable, lambda x, value: x.assign(value), (new,), group=False
-        )
-        for each, value in zip(self._variables[1:], state, strict=True):
-            if value is not None:
-                self._optimizer.assign(each, value)
+        found = function(gradient, values)
+        for each, value in zip(self._variables, found, strict=True):
+            if each is not None and value is not None:
+                # What a variable does besides takes longer to trace.
+                handle = keras_variables.backing(each).handle
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     def _updated(
         self, gradient: tf.Tensor, values: list[tf.Tensor | None]

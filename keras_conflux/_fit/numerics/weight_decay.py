@@ -1,0 +1,40 @@
+"""Weights decay by few operations, in programs of XLA.
+
+Keras asks for the learning rate once for each variable. Of a schedule it then
+traces the value some hundred times.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
+from keras_conflux._replication import step_context
+
+
+def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
+    """Decays weights as Keras does, but asks for the learning rate once."""
+    if not step_context.in_xla() or not keras_models.decays_at_one_rate(
+        optimizer
+    ):
+        original(optimizer, variables)
+        return
+    factors = functools.cache(
+        lambda dtype: (
+            tf.cast(optimizer.weight_decay, dtype),
+            tf.cast(optimizer.learning_rate, dtype),
+        )
+    )
+    for each in variables:
+        is_of_keras = isinstance(each, keras.Variable)
+        variable = keras_variables.backing(each) if is_of_keras else each
+        if keras_models.decays(optimizer, variable):
+            weight_decay, rate = factors(variable.dtype)
+            # What a variable does besides takes longer to trace.
+            tf.raw_ops.AssignSubVariableOp(
+                resource=variable.handle, value=variable * weight_decay * rate
+            )
