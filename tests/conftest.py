@@ -129,8 +129,11 @@ def _count_of(case) -> int | None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Some processes on CPUs; on GPUs the tests share the devices."""
-    return 0 if ON_GPU else 2
+    """Some processes on CPUs; on GPUs the tests share the devices.
+
+    One more than the cores of CI, as some tests wait most of the time.
+    """
+    return 0 if ON_GPU else 3
 
 
 @pytest.fixture(params=COUNTS)
