@@ -23,15 +23,16 @@ def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
     ):
         original(optimizer, variables)
         return
+    learning_rate = optimizer.learning_rate
     factors = functools.cache(
         lambda dtype: (
             tf.cast(optimizer.weight_decay, dtype),
-            tf.cast(optimizer.learning_rate, dtype),
+            tf.cast(learning_rate, dtype),
         )
     )
     for each in variables:
-        is_of_keras = isinstance(each, keras.Variable)
-        variable = keras_variables.backing(each) if is_of_keras else each
+        is_keras = isinstance(each, keras.Variable)
+        variable = keras_variables.backing(each) if is_keras else each
         if keras_models.decays(optimizer, variable):
             weight_decay, rate = factors(variable.dtype)
             # What a variable does besides takes longer to trace.
