@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import types
-import zlib
 
 import pytest
 import tensorflow as tf
@@ -64,7 +63,7 @@ def run(cache: pathlib.Path, *trainings: dict) -> list[dict]:
 
 
 def programs(cache: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(cache.glob("xla-*/programs/*/*"))
+    return sorted(cache.glob("keras_conflux/xla-*/programs/*/*"))
 
 
 NAMES = "first", "second", "third"
@@ -81,7 +80,9 @@ def two_at_once(tmp_path_factory):
 
 def test_the_next_process_finds_what_two_have_compiled(two_at_once, tmp_path):
     filled, first, second = two_at_once
-    assert filled.stat().st_mode & 0o777 == 0o700
+    (own,) = filled.iterdir()
+    for folder in (own, *(p for p in own.rglob("*") if p.is_dir())):
+        assert folder.stat().st_mode & 0o777 == 0o700
     for compiled in (*first, *second):
         assert not compiled["warnings"]
         assert compiled["steps"] == 4
@@ -105,7 +106,8 @@ def test_the_next_process_finds_what_two_have_compiled(two_at_once, tmp_path):
 def rewrite(path: pathlib.Path, content: bytes) -> None:
     """Puts other content where it looks whole to this package."""
     path.unlink()
-    path.with_suffix(f".{zlib.crc32(content):08x}").write_bytes(content)
+    name = path.name.rpartition(".")[0]
+    path.with_name(store.stored_name(name, content)).write_bytes(content)
 
 
 def test_damaged_files_are_compiled_again(two_at_once, tmp_path):
@@ -155,7 +157,7 @@ def test_where_the_user_wants_it(tmp_path, monkeypatch):
         "/x/keras_conflux"
     )
     named = {"KERAS_CONFLUX_CACHE": "~/mine", "XDG_CACHE_HOME": "/x"}
-    assert folders.chosen(named) == tmp_path / "mine"
+    assert folders.chosen(named) == tmp_path / "mine" / "keras_conflux"
     with unavailable("KERAS_CONFLUX_CACHE is 0"):
         folders.chosen({"KERAS_CONFLUX_CACHE": "0"})
 
@@ -201,17 +203,18 @@ def source(tmp_path: pathlib.Path, name: str, content: bytes) -> pathlib.Path:
 def test_what_is_stored_is_whole(tmp_path):
     kept = Store(tmp_path / "store")
     assert kept.files("programs/1") == {}
+    long = bytes(5000)
     kept.add("programs/1", source(tmp_path, "a.pb", b"one"))
-    kept.add("programs/1", source(tmp_path, "a.pb", b"two"))
-    kept.add("programs/1", source(tmp_path, "b.pb", b"three"))
+    kept.add("programs/1", source(tmp_path, "a.pb", long + b"two"))
+    kept.add("programs/1", source(tmp_path, "b.pb", long + b"three"))
     kept.add("programs/2", source(tmp_path, "c.pb", b"four"))
     found = kept.files("programs/1")
     assert {n: p.read_bytes() for n, p in found.items()} == {
-        "a.pb": b"two",
-        "b.pb": b"three",
+        "a.pb": long + b"two",
+        "b.pb": long + b"three",
     }
-    found["a.pb"].write_bytes(b"to")
-    found["b.pb"].write_bytes(b"")
+    for path in found.values():  # as on a disk that has lost its end
+        path.write_bytes(path.read_bytes()[:-1])
     # A process that is writing, or was killed, leaves this.
     (tmp_path / "store" / "programs/1" / ".unfinished").write_bytes(b"f")
     assert kept.files("programs/1") == {}
@@ -258,24 +261,260 @@ def test_the_oldest_files_are_deleted(tmp_path):
 
 
 def test_what_was_never_finished_is_deleted_after_a_day(tmp_path):
-    for name, age in (".recent", 0), (".old", 2 * 86400):
-        path = source(tmp_path, name, b"part")
+    content = bytes(9000)
+    for digits, age in ("recent", 0), ("old", 2 * DAY):
+        name = f".{store.stored_name(digits, content)}.a1b2c3d4"
+        path = source(tmp_path, name, content[:5000])  # and then killed
         os.utime(path, (time.time() - age,) * 2)
     store.prune(tmp_path)
-    assert os.listdir(tmp_path) == [".recent"]
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".recent")
 
 
-def test_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_what_is_emptied_is_removed_with_its_description(tmp_path):
+    facts = {"GPU": "NVIDIA H200", "settings": {"XLA_FLAGS": "--x"}}
+    kept = Store(tmp_path / environment.folder_name(facts))
+    other = Store(tmp_path / "xla-0123456789abcdef")
+    for each in (kept, other):
+        each.add("programs/1", source(tmp_path, "a.pb", bytes(100)))
+        environment.describe(each.folder, facts)
+    store.prune(tmp_path, limit=0)
+    assert not kept.folder.exists()
+    # What is not described so may be of others.
+    assert os.listdir(other.folder) == [environment.DESCRIPTION]
+    kept.add("programs/1", source(tmp_path, "a.pb", bytes(100)))
+    assert len(kept.files("programs/1")) == 1
+
+
+# What others have put there
+
+
+DAY = 86400
+
+
+def others_files(
+    folder: pathlib.Path, outside: pathlib.Path, names: tuple[str, ...] = ()
+) -> dict[str, object]:
+    """Fills a folder with files that this package has not written.
+
+    Args:
+        folder: Where.
+        outside: A folder that links lead to; it is filled, too.
+        names: More files, for those that look as if they were of this package.
+
+    Returns:
+        What `everything` returns of both, less what there was.
+    """
+    former = everything(folder)
+    for place in (folder, outside):
+        (place / "project" / ".git").mkdir(parents=True, exist_ok=True)
+        (place / "empty" / "deeper").mkdir(parents=True)
+        with open(place / "data.tfrecord", "wb") as file:
+            file.truncate(3 * 2**30)
+        for name in (".bashrc", "project/.env", "project/.git/a.0123abcd"):
+            (place / name).write_text("mine")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "link").symlink_to(outside / "data.tfrecord")
+    (folder / "folder").symlink_to(outside)
+    (folder / ".dangling").symlink_to(outside / "nothing")
+    for place in (folder, outside):
+        for path in [place, *place.rglob("*")]:
+            age = (time.time() - 3 * DAY,) * 2
+            os.utime(path, age, follow_symlinks=False)
+    found = everything(folder, outside)
+    return {path: found[path] for path in found if path not in former}
+
+
+def everything(*folders: pathlib.Path) -> dict[str, object]:
+    """Returns all that lies in some folders, with what small files hold."""
+    found = {}
+    for folder in folders:
+        for path in folder.rglob("*"):
+            kind = path.lstat().st_mode
+            size = path.lstat().st_size
+            small = path.is_file() and path.stat().st_size < 100
+            is_own = small and not path.is_symlink()
+            found[str(path)] = (
+                kind,
+                None if path.is_dir() else size,
+                path.read_bytes() if is_own else None,
+            )
+    return found
+
+
+def assert_all_stays(before: dict[str, object], *folders: pathlib.Path):
+    found = everything(*folders)
+    assert {path: found.get(path) for path in before} == before
+
+
+def filled(folder: pathlib.Path, tmp_path: pathlib.Path) -> Store:
+    """Returns a store with files of programs, in a folder of programs."""
+    kept = Store(folder / "xla-0123456789abcdef")
+    for name in ("1", "2", "3"):
+        content = name.encode() * 5000
+        kept.add(f"programs/{name}", source(tmp_path, "a.pb", content))
+    return kept
+
+
+@pytest.mark.parametrize("depth", [".", "xla-0123456789abcdef/programs/1"])
+def test_files_of_others_stay_when_old_ones_are_deleted(tmp_path, depth):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    kept = filled(root, tmp_path)
+    (stored,) = kept.files("programs/1").values()
+    theirs = filled(outside, tmp_path)
+    in_outside = everything(outside)
+    names = (
+        # By name, but not by what they hold.
+        stored.with_name(stored.name.replace("a.pb", "b.pb")).name,
+        f".{stored.name}.a1b2c3d4",
+        ".unfinished",
+        "environment.json",
+        "xla-fedcba9876543210/environment.json",
+        "xla-fedcba9876543210/programs/1/c.pb.0123abcd",
+    )
+    before = others_files(root / depth, outside, names) | in_outside
+    before |= everything(outside)
+    link = root / "xla-aaaaaaaaaaaaaaaa"
+    link.symlink_to(theirs.folder)
+    copy = root / depth / f"a.pb{stored.name.removeprefix('a.pb')[:-1]}0"
+    copy.symlink_to(stored)
+    os.utime(stored, (time.time() - 9 * DAY,) * 2)
+    assert store.size(root) == 15000
+
+    store.prune(root, limit=12000)
+    assert not stored.exists()
+    assert len(kept.files("programs/3")) == 1
+    assert_all_stays(before, root, outside)
+    kept.keep_newest("programs/1", 0)
+    kept.remove("programs/2")
+    store.prune(root, limit=0)
+    assert_all_stays(before, root, outside)
+    assert link.is_symlink()
+    assert copy.is_symlink()
+    assert store.size(root) == 0
+
+
+@pytest.mark.parametrize("at", ["", "programs", "programs/1"])
+def test_folders_that_are_links_are_not_entered(tmp_path, at):
+    theirs, here = filled(tmp_path / "outside", tmp_path), tmp_path / "root"
+    before = everything(tmp_path / "outside")
+    kept = Store(here / theirs.folder.name)
+    link = kept.folder / at
+    link.parent.mkdir(parents=True)
+    link.symlink_to(theirs.folder / at)
+    assert kept.files("programs/1") == {}
+    kept.keep_newest("programs/1", 0)
+    kept.remove("programs/1")
+    store.prune(here, limit=0)
+    with pytest.raises(OSError, match="is a link"):
+        kept.add("programs/1", source(tmp_path, "a.pb", b"one"))
+    assert everything(tmp_path / "outside") == before
+    here.rename(tmp_path / "elsewhere")
+    here.symlink_to(tmp_path / "outside")
+    store.prune(here, limit=0)
+    assert everything(tmp_path / "outside") == before
+    with unavailable("is a link"):
+        folders.make_private(here)
+    folders.make_private(here, may_be_link=True)
+
+
+def test_a_file_of_others_is_not_written_over(tmp_path):
+    kept = Store(tmp_path / "store")
+    taken = kept.folder / "kind" / store.stored_name("a.pb", b"one")
+    taken.parent.mkdir(parents=True)
+    taken.write_text("mine")
+    with pytest.raises(FileExistsError, match="is another file"):
+        kept.add("kind", source(tmp_path, "a.pb", b"one"))
+    assert os.listdir(taken.parent) == [taken.name]
+    assert taken.read_text() == "mine"
+    description = kept.folder / environment.DESCRIPTION
+    description.symlink_to(tmp_path / "nothing")
+    environment.describe(kept.folder, {})
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_start_leaves_the_files_of_others(tmp_path):
+    """As where a user names the folder of all their files."""
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    home.mkdir()
+    outside.mkdir()
+    before = others_files(home, outside)
+    (trained,) = run(home, {"name": "small"})
+    assert "has compiled 1 program" in trained["log"][0]
+    assert_all_stays(before, home, outside)
+    assert set(os.listdir(home)) == {
+        *(pathlib.Path(path).name for path in before if in_(home, path)),
+        "keras_conflux",
+    }
+    assert len(programs(home)) == 1
+
+
+def in_(folder: pathlib.Path, path: str) -> bool:
+    return pathlib.Path(path).parent == folder
+
+
+# Where TensorFlow looks
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setattr(folders, "MINIMUM_FREE", 0)
+    return folder
+
+
+def test_folders_of_killed_processes_are_removed(temporary):
     killed, running = ExchangeFolder(), ExchangeFolder()
-    os.utime(killed.folder, (time.time() - 2 * 86400,) * 2)
+    (killed.programs / "keras_conflux__1__2.pb").write_bytes(b"part")
+    os.utime(killed.folder, (time.time() - 2 * DAY,) * 2)
     ExchangeFolder()
     assert not killed.folder.exists()
     assert running.folder.exists()
     # One that works for days makes its folder again.
     killed.assert_usable()
     assert killed.programs.is_dir()
+    killed._remove(os.getpid())
+    assert not killed.folder.exists()
+
+
+def test_temporary_files_of_others_stay(temporary, tmp_path):
+    outside = tmp_path / "outside"
+    unmarked = f"{flags.FOLDER_PREFIX}mine"
+    names = (
+        "keras_conflux-0.1.0/src/keras_conflux/__init__.py",
+        "keras_conflux-0.1.0/programs/a.pb",
+        f"{unmarked}/programs/a.pb",
+        f"{flags.FOLDER_PREFIX}copy/programs/a.pb",
+        f"{flags.FOLDER_PREFIX}file",
+    )
+    before = others_files(temporary, outside, names)
+    left = ExchangeFolder()
+    (left.folder / "notes").write_text("mine")
+    linked = ExchangeFolder()
+    linked.programs.rmdir()
+    linked.programs.symlink_to(outside)
+    for each in (left, linked):
+        # A marker tells nothing of a folder with another name, or of a link.
+        marker = next(each.folder.glob(".made*"))
+        shutil.copy(marker, temporary / f"{flags.FOLDER_PREFIX}copy")
+    link = temporary / f"{flags.FOLDER_PREFIX}link"
+    link.symlink_to(outside)
+    (outside / marker.name).write_text(link.name)
+    (outside / "programs").mkdir()
+    (outside / "programs" / "a.pb").write_text("mine")
+    before |= everything(outside)
+    for path in temporary.iterdir():
+        old = (time.time() - 3 * DAY,) * 2
+        os.utime(path, old, follow_symlinks=False)
+    ExchangeFolder()
+    assert_all_stays(before, temporary, outside)
+    assert link.is_symlink()
+    assert (left.folder / "notes").read_text() == "mine"
 
 
 # What TensorFlow is told

@@ -11,6 +11,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -18,8 +19,13 @@ from collections.abc import Mapping
 
 from keras_conflux._program_cache import folders
 from keras_conflux._program_cache.flags import FOLDER_PREFIX
+from keras_conflux._program_cache.unavailable import CacheUnavailable
 
 _ABANDONED_SECONDS = 24 * 3600
+_MARKER = ".made_by_keras_conflux"
+"""A file by which such a folder is known; it holds the folder's name."""
+_PROGRAMS = "programs"
+_AUTOTUNING = "autotuning"
 
 
 class ExchangeFolder:
@@ -28,8 +34,8 @@ class ExchangeFolder:
     def __init__(self) -> None:
         _remove_abandoned()
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-        self.programs = self.folder / "programs"
-        self.autotuning = self.folder / "autotuning"
+        self.programs = self.folder / _PROGRAMS
+        self.autotuning = self.folder / _AUTOTUNING
         self.assert_usable()
         atexit.register(self._remove, os.getpid())
 
@@ -41,6 +47,7 @@ class ExchangeFolder:
         """
         for folder in (self.folder, self.programs, self.autotuning):
             folders.make_private(folder)
+        _mark(self.folder)
         os.utime(self.folder)
         folders.assert_room(self.folder)
 
@@ -75,7 +82,42 @@ class ExchangeFolder:
 
     def _remove(self, process: int) -> None:
         if os.getpid() == process:  # and not a fork of it
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _remove(self.folder)
+
+
+def _mark(folder: pathlib.Path) -> None:
+    """Makes a folder known as one of this package.
+
+    Raises:
+        CacheUnavailable: If nothing can be written there.
+    """
+    marker = folder / _MARKER
+    try:
+        with contextlib.suppress(FileExistsError), marker.open("x") as file:
+            file.write(folder.name)
+    except OSError as error:
+        raise CacheUnavailable(f"{marker}: {error.strerror}") from error
+
+
+def _is_marked(folder: pathlib.Path) -> bool:
+    marker = folder / _MARKER
+    try:
+        is_file = stat.S_ISREG(marker.lstat().st_mode)
+        return is_file and marker.read_text() == folder.name
+    except (OSError, ValueError):
+        return False
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """Removes a folder of this package, unless others have put files there."""
+    if folder.is_symlink() or not _is_marked(folder):
+        return
+    for each in (folder / _PROGRAMS, folder / _AUTOTUNING):
+        shutil.rmtree(each, ignore_errors=True)  # which follows no links
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [_MARKER]:
+            (folder / _MARKER).unlink()
+            folder.rmdir()
 
 
 def _remove_abandoned() -> None:
@@ -85,4 +127,4 @@ def _remove_abandoned() -> None:
         with contextlib.suppress(OSError):
             found = path.lstat()
             if found.st_uid == os.geteuid() and found.st_mtime < abandoned:
-                shutil.rmtree(path)
+                _remove(path)

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from keras_conflux._common import xla_flags
 from keras_conflux._program_cache.unavailable import CacheUnavailable
 
-FOLDER_PREFIX = "keras_conflux-"
+FOLDER_PREFIX = "keras_conflux_exchange-"
 """How the folders begin that this package names in flags."""
 
 LAST_JAX = (0, 10)

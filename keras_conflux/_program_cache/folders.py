@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from keras_conflux._program_cache.unavailable import CacheUnavailable
 
 VARIABLE = "KERAS_CONFLUX_CACHE"
-"""The environment variable that names the folder; `0` keeps nothing."""
+"""The environment variable that names where the folder of programs is made;
+`0` keeps nothing."""
+_OWN = "keras_conflux"
+"""What the folder of programs is called. Nothing outside of it is touched."""
 MINIMUM_FREE = 2**30
 """How many bytes must be free. A program takes tens of megabytes."""
 
 
 def chosen(environ: Mapping[str, str]) -> pathlib.Path:
-    """Returns the folder that the user wants.
+    """Returns the folder of programs, which is in one that the user names.
 
     Args:
         environ: The environment variables.
@@ -29,20 +32,25 @@ def chosen(environ: Mapping[str, str]) -> pathlib.Path:
         raise CacheUnavailable(f"{VARIABLE} is 0", is_expected=True)
     try:
         if given:
-            return pathlib.Path(given).expanduser().absolute()
+            return pathlib.Path(given).expanduser().absolute() / _OWN
         shared = pathlib.Path(environ.get("XDG_CACHE_HOME", ""))
         if not shared.is_absolute():  # as the specification demands
             shared = pathlib.Path.home() / ".cache"
-        return shared / "keras_conflux"
+        return shared / _OWN
     except RuntimeError as error:
         raise CacheUnavailable(f"{error}") from error
 
 
-def make_private(folder: pathlib.Path) -> None:
+def make_private(folder: pathlib.Path, may_be_link: bool = False) -> None:
     """Makes a folder that only this user can write to, unless it is there.
 
     What lies there is run as code, so whoever can write there can do what this
     user can.
+
+    Args:
+        folder: Where.
+        may_be_link: Whether a link to such a folder will do, as where the user
+            has named it.
 
     Raises:
         CacheUnavailable: If it cannot be made, or others could write there.
@@ -50,9 +58,13 @@ def make_private(folder: pathlib.Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.stat()
+        found = folder.stat(follow_symlinks=may_be_link)
     except OSError as error:
         raise CacheUnavailable(f"{folder}: {error.strerror}") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise CacheUnavailable(
+            f"{folder} is a link, and files are kept in a folder only"
+        )
     if found.st_uid != os.geteuid():
         raise CacheUnavailable(
             f"{folder} belongs to user {found.st_uid}, and this process runs "

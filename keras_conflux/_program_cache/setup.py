@@ -1,9 +1,7 @@
 """Turns the cache on when the package is imported, where it is safe."""
 
-import json
 import logging
 import os
-import pathlib
 from collections.abc import Mapping
 from collections.abc import MutableMapping
 
@@ -83,11 +81,13 @@ def _made(
     _assert_tensorflow_fits()
     flags.assert_free(environ)
     facts = environment.facts(environ, version, hardware)
-    here = root / f"xla-{environment.digest(facts)}"
+    here = root / environment.folder_name(facts)
+    if environ.get(folders.VARIABLE):
+        folders.make_private(root.parent, may_be_link=True)
     for folder in (root, here):
         folders.make_private(folder)
     folders.assert_room(here)
-    _describe(here, facts)
+    environment.describe(here, facts)
     exchange = ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
     flags.set_programs(environ, exchange.programs, kind)
@@ -118,13 +118,3 @@ def _assert_tensorflow_fits() -> None:
             "TensorFlow was asked for devices before keras_conflux was "
             "imported, and has read its flags"
         )
-
-
-def _describe(folder: pathlib.Path, facts: Mapping[str, object]) -> None:
-    """Writes down what the programs in a folder were compiled for."""
-    path = folder / "environment.json"
-    if not path.exists():
-        try:
-            path.write_text(json.dumps(facts, indent=1))
-        except OSError as error:
-            raise CacheUnavailable(f"{path}: {error.strerror}") from error
