@@ -482,6 +482,14 @@ def test_folders_of_killed_processes_are_removed(temporary):
     assert not killed.folder.exists()
 
 
+def test_a_source_distribution_stays(temporary):
+    unpacked = temporary / "keras_conflux-0.1.0"
+    (unpacked / "src").mkdir(parents=True)
+    os.utime(unpacked, (time.time() - 3 * DAY,) * 2)
+    ExchangeFolder()
+    assert (unpacked / "src").exists()
+
+
 def test_temporary_files_of_others_stay(temporary, tmp_path):
     outside = tmp_path / "outside"
     unmarked = f"{flags.FOLDER_PREFIX}mine"

@@ -156,6 +156,21 @@ def test_what_is_replaced_stays_until_the_new_one_is_there(url, monkeypatch):
     assert len([*found.path.iterdir()]) == 3
 
 
+def test_files_of_others_stay(url):
+    model = linear()
+    kc.save(model, url, step=1)
+    (first,) = (each.path for each in kc.checkpoints(url))
+    # The last is a folder that lacks the file with the digests.
+    others = first / "notes.txt", UPath(url) / "step-000000000002-000000" / "a"
+    others[1].parent.mkdir()
+    for path in others:
+        path.write_text("mine")
+    for step in (1, 3, 4):
+        kc.save(model, url, step=step, keep=1)
+    assert [each.step for each in kc.checkpoints(url)] == [4]
+    assert [path.read_text() for path in others] == ["mine", "mine"]
+
+
 def test_an_old_one_that_cannot_be_removed_is_told(url, monkeypatch):
     monkeypatch.setattr(type(UPath(url).fs), "rm_file", fail)
     with pytest.warns(kc.ConfluxWarning, match="older checkpoint could not"):

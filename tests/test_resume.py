@@ -34,6 +34,8 @@ from keras_conflux._fit.input import sketches
 from keras_conflux._resume import checkpoint_files
 from keras_conflux._resume import fingerprint
 from keras_conflux._resume import fit as resumed_fit
+from keras_conflux._resume import own_files
+from keras_conflux._resume import storage
 from keras_conflux._resume.checkpoint_files import Saved
 from keras_conflux._resume.signals import Preemption
 
@@ -694,16 +696,153 @@ def test_only_so_many_are_kept(tmp_path):
 
 def test_killed_while_an_old_one_is_removed(tmp_path, monkeypatch):
     def remove_a_file_and_end(path):
-        next(path.iterdir()).unlink(missing_ok=True)
-        raise Killed
+        for each in (own_files.in_folder(path) or [])[:1]:
+            each.unlink()
+            raise Killed
 
     linear(kc.Resume(tmp_path, every=2, keep=9))
-    monkeypatch.setattr(shutil, "rmtree", remove_a_file_and_end)
+    monkeypatch.setattr(storage, "_remove_own", remove_a_file_and_end)
     model = linear()
     with pytest.raises(Killed):
         kc.save(model, tmp_path, step=99, keep=1)
     monkeypatch.undo()
     assert not any(each.damage for each in kc.checkpoints(tmp_path))
+    kc.save(model, tmp_path, step=99, keep=1)
+    (left,) = kc.checkpoints(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {
+        ".lock",
+        left.path.name,
+    }
+
+
+def test_killed_while_one_is_written(tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise Killed
+
+    model = linear()
+    with monkeypatch.context() as patched:
+        patched.setattr("numpy.savez", killed)
+        patched.setattr(storage.Storage, "remove", lambda *_: None)
+        with pytest.raises(Killed):
+            kc.save(model, tmp_path, step=1)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".step-")
+    (tmp_path / ".step-000000000002-000000").mkdir()  # killed even earlier
+    kc.save(model, tmp_path, step=3)
+    assert [each.name for each in tmp_path.iterdir()] == [
+        "step-000000000003-000000"
+    ]
+
+
+OTHERS = (
+    ".step-notes/a.txt",
+    ".step-notes.former/a.txt",
+    ".step-000000000001-000000/model.weights.h5",
+    ".step-000000000001-000000.former.old/state.json",
+    "step-000000000001-000000/model.weights.h5",
+    "step-000000000002-000000/notes.txt",
+    "damaged-step-000000000001-000000/model.weights.h5",
+    "state.npz",
+    "project/.env",
+)
+
+
+def test_files_of_others_stay(tmp_path):
+    directory, outside = tmp_path / "runs", tmp_path / "outside"
+    model = linear()
+    kc.save(model, directory, step=2)
+    kc.save(model, outside, step=3)
+    for name in OTHERS:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    (directory / ".step-000000000004-000000").symlink_to(outside)
+    (directory / "step-000000000003-000000").symlink_to(
+        outside / "step-000000000003-000000"
+    )
+    (directory / "empty").mkdir()
+    before = everything(directory), everything(outside)
+    for step in (10, 11):
+        kc.save(model, directory, step=step, keep=1)
+    after = everything(directory), everything(outside)
+    assert after[1] == before[1]
+    assert {path: after[0].get(path) for path in before[0]} == before[0]
+    new = {path.relative_to(directory) for path in after[0].keys() - before[0]}
+    name = pathlib.Path("step-000000000011-000000")
+    files = "model.weights.h5", "state.npz", "state.json"
+    assert new == {name, *(name / file for file in files)}
+
+
+@pytest.mark.parametrize("content", ["mine", "{}", "[1]"])
+def test_a_journal_of_others_is_not_replaced(tmp_path, content):
+    directory = tmp_path / "runs"
+    directory.mkdir()
+    for name in (".files.json", ".files.new"):
+        (directory / name).write_text(content)
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    with pytest.warns(kc.ConfluxWarning, match=r"files\.json.*file of others"):
+        linear(kc.Resume(directory), log)
+    for name in (".files.json", ".files.new"):
+        assert (directory / name).read_text() == content
+
+
+def everything(folder):
+    """Returns all that lies in a folder, with what is in files."""
+    return {
+        path: path.readlink()
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "notes.txt"])
+def test_a_checkpoint_with_files_of_others_is_not_removed(tmp_path, name):
+    model = linear()
+    kc.save(model, tmp_path, step=1)
+    (first,) = (each.path for each in kc.checkpoints(tmp_path))
+    content = b"mine"
+    if name == "model.weights.h5":  # of another training of this model
+        content = bytearray((first / name).read_bytes())
+        content[len(content) // 2] ^= 1
+    (first / name).write_bytes(content)
+    for step in (2, 3):
+        kc.save(model, tmp_path, step=step, keep=1)
+    assert len(kc.checkpoints(tmp_path)) == 2
+    assert (first / name).read_bytes() == content
+
+
+def test_files_of_others_stay_where_a_step_is_saved_once_more(tmp_path):
+    model = linear()
+    for state in range(3):
+        kc.save(model, tmp_path, step=1, state=state)
+        assert kc.load(model, tmp_path) == state
+        (first,) = (each.path for each in kc.checkpoints(tmp_path))
+        (first / "notes.txt").write_text(f"mine {state}")
+    assert sorted(p.read_text() for p in tmp_path.rglob("notes.txt")) == [
+        "mine 0",
+        "mine 1",
+        "mine 2",
+    ]
+    assert len([*tmp_path.glob("replaced-step-*")]) == 2
+    assert not [*tmp_path.glob(".step-*")]
+
+
+@pytest.mark.parametrize("content", ["link", "mine", "12 on here\nmine"])
+def test_a_lock_of_others_is_not_written_to(tmp_path, content):
+    directory, mine = tmp_path / "runs", tmp_path / "mine"
+    directory.mkdir()
+    lock = directory / ".lock"
+    if content == "link":
+        lock.symlink_to(mine)
+        mine.write_text(content)
+    else:
+        lock.write_text(content)
+    with pytest.raises(OSError, match=r"cannot be written to.*\.lock"):
+        linear(kc.Resume(directory))
+    assert lock.read_text() == content
 
 
 def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
@@ -717,7 +856,7 @@ def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
     def busy(path):
         raise OSError("busy") if path.exists() else FileNotFoundError(path)
 
-    monkeypatch.setattr(shutil, "rmtree", busy)
+    monkeypatch.setattr(storage, "_remove_own", busy)
     kc.save(model, tmp_path, step=5, state=2)
     assert kc.load(model, tmp_path) == 2
     monkeypatch.undo()
@@ -728,7 +867,6 @@ def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
         return rename(self, other)
 
     rename = pathlib.Path.rename
-    (tmp_path / ".step-00000004").mkdir()  # by one that was killed
     monkeypatch.setattr(pathlib.Path, "rename", full)
     with pytest.raises(OSError, match="full"):
         kc.save(model, tmp_path, step=5, state=3)

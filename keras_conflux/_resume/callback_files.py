@@ -7,7 +7,6 @@ Nothing is deleted: what is taken back is kept beside, where nobody reads it.
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -22,6 +21,7 @@ from keras.callbacks import TensorBoard
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_callbacks
 from keras_conflux._resume.checkpoint_files import os_errors
+from keras_conflux._resume.storage import free_name
 from keras_conflux._resume.storage import storage_of
 
 _COMPARED = 4096
@@ -62,6 +62,7 @@ class CallbackFiles:
         """What there was when the training began."""
         self._events: set[tuple[int, str]] = set()
         """The event files that this training has made, in all attempts."""
+        self._why_no_journal = ""
         self._others: set[tuple[int, str]] = set()
         """Those that there were before this attempt."""
 
@@ -123,7 +124,7 @@ class CallbackFiles:
             if index < len(self._callbacks):
                 path = self._path(index, name)
                 if path.exists():
-                    path.rename(_free(_aside(path)))
+                    path.rename(free_name(_aside(path)))
 
     def _cut(self, written: Written) -> None:
         callback = self._callbacks[written.callback]
@@ -206,13 +207,20 @@ class CallbackFiles:
             with os_errors(self._journal):
                 text = self._journal.read_text()
             found = json.loads(text)
-        except (OSError, ValueError):
+            began = [Written(**each) for each in found["began"]]
+            events = {(index, name) for index, name in found["events"]}
+        except OSError:
             return
-        self._began = [Written(**each) for each in found["began"]]
-        self._events = {(index, name) for index, name in found["events"]}
+        except (ValueError, KeyError, TypeError) as error:
+            self._why_no_journal = f"it is a file of others ({error})"
+            return
+        self._began, self._events = began, events
 
     def _write_journal(self) -> None:
         if not self._callbacks:
+            return
+        if self._why_no_journal:
+            self._warn_of_journal(self._why_no_journal)
             return
         journal = {
             "began": [dataclasses.asdict(each) for each in self._began],
@@ -223,11 +231,14 @@ class CallbackFiles:
                 self._journal, json.dumps(journal)
             )
         except OSError as error:
-            warn(
-                f"{self._journal} could not be written: {error}. If training "
-                "is interrupted, the files of its callbacks may have some "
-                "entries twice."
-            )
+            self._warn_of_journal(error)
+
+    def _warn_of_journal(self, why: object) -> None:
+        warn(
+            f"{self._journal} could not be written: {why}. If training "
+            "is interrupted, the files of its callbacks may have some "
+            "entries twice."
+        )
 
 
 def _path_of_log(callback: CSVLogger) -> pathlib.Path:
@@ -240,14 +251,6 @@ def _aside(path: pathlib.Path) -> pathlib.Path:
         name = path.name.replace(_EVENTS, "events")
         return path.with_name(f"{_UNDONE}.{name}")
     return path.with_name(f"{path.name}.{_UNDONE}")
-
-
-def _free(path: pathlib.Path) -> pathlib.Path:
-    """Returns a path that no file has yet."""
-    if not path.exists():
-        return path
-    numbered = (path.with_name(f"{path.name}.{i}") for i in itertools.count(1))
-    return next(each for each in numbered if not each.exists())
 
 
 def _end(path: pathlib.Path, length: int) -> str:

@@ -11,6 +11,7 @@ from keras_conflux._common.stored_arrays import Arrays
 from keras_conflux._common.stored_arrays import without_special_dtypes
 from keras_conflux._compat import weight_files
 from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import own_files
 from keras_conflux._resume.checkpoint_files import ARRAYS
 from keras_conflux._resume.checkpoint_files import FORMAT
 from keras_conflux._resume.checkpoint_files import STATE
@@ -66,6 +67,10 @@ def write(
             "format": FORMAT,
             "state": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "samples": {
+                names[name]: own_files.sample(folder / names[name])
+                for name in names
+            },
             "files": {names[name]: digests[name] for name in names},
             "weights": names[WEIGHTS],
             "arrays": names[ARRAYS],

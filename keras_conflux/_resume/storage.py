@@ -1,31 +1,42 @@
 """Where checkpoints lie: a directory of this machine, or one with a URL.
 
 A checkpoint is whole or not there. On this machine its folder is renamed when
-all files are on the disk. Elsewhere folders have no renames that happen at
+all files are on the disk. A folder that has files of others is not removed.
+Elsewhere folders have no renames that happen at
 once, but each file is put in place at once. So the file that has the digests of
 the others is put last, and taken away first.
 """
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
 from keras_conflux._resume import checkpoint_files
+from keras_conflux._resume import own_files
+from keras_conflux._resume.checkpoint_files import ARRAYS
 from keras_conflux._resume.checkpoint_files import STATE
 from keras_conflux._resume.checkpoint_files import WEIGHTS
 from keras_conflux._resume.checkpoint_files import entries
 from keras_conflux._resume.checkpoint_files import os_errors
 
+_LOCK = ".lock"
+_LOCKED = re.compile(rb"\d+ on [^\n]*")
+"""What is in the file of the lock: a process and its host."""
 _OWNER = ".owner"
 _FORMER = ".former"
+_OLD = ".old"
 
 
 def storage_of(root: pathlib.Path) -> "Storage":
@@ -59,10 +70,14 @@ class Storage:
         aside = final.with_name(f".{final.name}")
         self.remove(aside)
         aside.mkdir(parents=True)
+        marker = aside / own_files.UNFINISHED
         try:
+            marker.write_text(final.name)
             yield aside
-            for path in (*aside.iterdir(), aside):
+            for path in aside.iterdir():
                 _sync(path)
+            marker.unlink()
+            _sync(aside)
             self._replace(final, aside)
         except BaseException:
             self.remove(aside)
@@ -72,7 +87,7 @@ class Storage:
         """Puts a folder in place of one that is kept until it is there."""
         former = final.with_name(f".{final.name}{_FORMER}")
         self.restore_former()
-        self.remove(former)
+        self._remove_former(former)
         with contextlib.suppress(FileNotFoundError):
             final.rename(former)
         try:
@@ -82,7 +97,14 @@ class Storage:
             raise
         _sync(self.root)
         with contextlib.suppress(OSError):  # it is removed at the next start
-            self.remove(former)
+            self._remove_former(former)
+
+    def _remove_former(self, former: pathlib.Path) -> None:
+        """Removes what was replaced, or shows what others have put there."""
+        self.remove(former)
+        if former.exists() and own_files.in_folder(former) is None:
+            name = former.name[1:].removesuffix(_FORMER)
+            former.rename(free_name(former.with_name(f"replaced-{name}")))
 
     def names_for(
         self, final: pathlib.Path, digests: dict[str, str]
@@ -107,28 +129,37 @@ class Storage:
         Raises:
             OSError: If it cannot be written.
         """
-        aside = path.with_suffix(".new")
-        aside.write_text(text)
-        aside.replace(path)
+        descriptor, aside = tempfile.mkstemp(
+            dir=path.parent, prefix=f"{path.name}."
+        )
+        try:
+            with open(descriptor, "w") as file:
+                file.write(text)
+            os.replace(aside, path)
+        except BaseException:
+            os.unlink(aside)
+            raise
 
     def remove(self, folder: pathlib.Path) -> None:
-        """Removes a folder, if it is there.
+        """Removes a folder, if it is there and only has files of this package.
 
         It loses its name first. With some of its files gone, it would look
         like a checkpoint that has been damaged.
         """
-        nameless = folder.with_name(f".{folder.name.lstrip('.')}.old")
+        name = folder.name.removeprefix(".").removesuffix(_OLD)
+        nameless = folder.with_name(f".{name}{_OLD}")
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(nameless)
+            _remove_own(nameless)
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(nameless)
-            shutil.rmtree(nameless)
+            if own_files.in_folder(folder) is not None:
+                folder.rename(nameless)
+                _remove_own(nameless)
 
     def restore_former(self) -> None:
         """Puts back what a process that was killed was about to replace."""
         for former in self.root.glob(f".step-*{_FORMER}"):
             final = former.with_name(former.name[1:].removesuffix(_FORMER))
-            if not final.exists():
+            if own_files.is_aside(former) and not final.exists():
                 with contextlib.suppress(OSError):  # to be read only
                     former.rename(final)
 
@@ -136,7 +167,8 @@ class Storage:
         """Removes what a process that was killed has left half-written."""
         self.restore_former()
         for path in self.root.glob(".step-*"):
-            self.remove(path)
+            if own_files.is_aside(path):
+                self.remove(path)
 
     def put_aside(self, folder: pathlib.Path) -> pathlib.Path:
         """Makes a damaged checkpoint count no more.
@@ -144,10 +176,12 @@ class Storage:
         Returns:
             What can be removed; where it was, if this process may not do it.
         """
-        aside = folder.with_name(f"damaged-{folder.name}")
+        if folder.is_symlink():
+            return folder
         try:
-            self.remove(aside)
-            return folder.rename(aside)
+            return folder.rename(
+                free_name(folder.with_name(f"damaged-{folder.name}"))
+            )
         except OSError:
             return folder
 
@@ -161,7 +195,8 @@ class Storage:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            lock = os.open(self.root / _LOCK, flags, 0o644)
         except OSError as error:
             raise _not_writable(self.root, error) from error
         try:
@@ -181,12 +216,21 @@ class Storage:
                     f"the file system of {self.root} cannot ({error.strerror})"
                     ". Mount it with locks, or choose another directory.",
                 ) from error
+            self._assert_own_lock(lock)
             os.ftruncate(lock, 0)
             here = f"{os.getpid()} on {socket.gethostname()}"
             os.pwrite(lock, here.encode(), 0)
             yield
         finally:
             os.close(lock)
+
+    def _assert_own_lock(self, lock: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(lock).st_mode)
+        content = os.pread(lock, 300, 0) if is_file else None
+        if content is None or (content and not _LOCKED.fullmatch(content)):
+            path = str(self.root / _LOCK)
+            others = FileExistsError(errno.EEXIST, "A file of others", path)
+            raise _not_writable(self.root, others)
 
 
 class RemoteStorage(Storage):
@@ -234,8 +278,9 @@ class RemoteStorage(Storage):
             path.write_text(text)
 
     def remove(self, folder: pathlib.Path) -> None:
-        """See `Storage`."""
-        _remove_files(sorted(entries(folder), key=lambda p: p.name != STATE))
+        """See `Storage`. Files are known by their names only."""
+        own = [each for each in entries(folder) if _is_own_name(each.name)]
+        _remove_files(sorted(own, key=lambda p: p.name != STATE))
         remote: Any = folder
         with contextlib.suppress(Exception):  # buckets have no folders
             remote.fs.rmdir(remote.path)
@@ -297,7 +342,11 @@ class RemoteStorage(Storage):
             _copy(folder / STATE, final / STATE)
         counts = {STATE, *(each.name for each in new)}
         with contextlib.suppress(OSError):  # they go with the folder
-            _remove_files(each for each in before if each.name not in counts)
+            _remove_files(
+                each
+                for each in before
+                if _is_own_name(each.name) and each.name not in counts
+            )
 
     def _is_owner(self) -> bool:
         if self._owner is None:
@@ -323,6 +372,32 @@ class RemoteStorage(Storage):
 
 
 _DAMAGED = f"damaged-{STATE}"
+
+
+def _is_own_name(name: str) -> bool:
+    """Whether a file in a bucket is one of a checkpoint. See `names_for`."""
+    return name == _DAMAGED or re.sub(r"^[0-9a-f]{8}\.", "", name) in {
+        WEIGHTS,
+        ARRAYS,
+        STATE,
+    }
+
+
+def _remove_own(folder: pathlib.Path) -> None:
+    """Removes a folder, unless it has files of others."""
+    files = own_files.in_folder(folder)
+    if files is not None:
+        for path in files:
+            path.unlink()
+        folder.rmdir()
+
+
+def free_name(path: pathlib.Path) -> pathlib.Path:
+    """Returns a path where nothing is yet, like the given one."""
+    if not os.path.lexists(path):
+        return path
+    numbered = (path.with_name(f"{path.name}.{i}") for i in itertools.count(1))
+    return next(each for each in numbered if not os.path.lexists(each))
 
 
 def _make(folder: Any) -> None:

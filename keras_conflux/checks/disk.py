@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,10 +20,13 @@ def check(options: argparse.Namespace) -> Passed:
     doing(f"a file of {_MEGABYTES} MB in {directory}")
     other = "conflux check --directory ... with another directory"
     block = os.urandom(10**6)
-    aside = directory / f"conflux-check-{os.getpid()}.tmp"
-    final = aside.with_suffix(".bin")
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="conflux-check-", dir=directory))
+    except OSError as error:
+        raise Wrong(f"{directory}: {error.strerror or error}", other) from None
+    aside, final = folder / "new", folder / "file"
+    try:
         began = time.perf_counter()
         with open(aside, "wb") as file:
             for _ in range(_MEGABYTES):
@@ -43,6 +47,7 @@ def check(options: argparse.Namespace) -> Passed:
     finally:
         aside.unlink(missing_ok=True)
         final.unlink(missing_ok=True)
+        folder.rmdir()
     if not same:
         raise Wrong(
             f"{directory}: what is read differs from what was written", other

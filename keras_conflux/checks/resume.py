@@ -1,11 +1,11 @@
 """Whether a training that is killed goes on where it was."""
 
 import argparse
-import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from keras_conflux.checks.progress import doing
@@ -30,7 +30,9 @@ def check(options: argparse.Namespace) -> Passed:
     import keras_conflux as kc
     from keras_conflux.checks import trainings
 
-    folder: Path = options.directory / f"conflux-check-{os.getpid()}"
+    directory: Path = options.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="conflux-check-", dir=directory))
     devices = kc.devices(options.devices)
     try:
         doing("a training that is killed")
