@@ -105,7 +105,31 @@ def _barlow_twins(model, x, y, p):
     return tf.reduce_sum((correlation - tf.eye(3)) ** 2) + tf.reduce_mean(p**2)
 
 
+def _beside_a_mean(join):
+    """Joins each prediction with the mean of all."""
+
+    def loss(model, x, y, p):
+        mean = tf.reduce_mean(p, 0, keepdims=True)
+        both = join(p - y, tf.tile(mean, [tf.shape(p)[0], 1]))
+        return tf.reduce_mean(tf.reduce_prod(both, 1))
+
+    return loss
+
+
+def _chosen_by_place(model, x, y, p):
+    """Takes one entry of each prediction, as of an action."""
+    chosen = tf.argmax(y, 1, output_type=tf.int32)
+    places = tf.stack([tf.range(tf.shape(p)[0]), chosen], 1)
+    return tf.reduce_mean((tf.gather_nd(p, places) - 1) ** 2)
+
+
 LOSSES = {
+    "beside a mean, joined": _beside_a_mean(lambda a, b: tf.concat([a, b], 1)),
+    "beside a mean, stacked": _beside_a_mean(lambda a, b: tf.stack([a, b], 1)),
+    "softmax over the batch": lambda model, x, y, p: (
+        tf.reduce_mean(p**2) - tf.reduce_sum(y * tf.nn.log_softmax(p, 0))
+    ),
+    "chosen by place": _chosen_by_place,
     "mean": lambda model, x, y, p: tf.reduce_mean((y - p) ** 2),
     "mean of an unreduced loss": lambda model, x, y, p: tf.reduce_mean(
         unreduced(y, p)

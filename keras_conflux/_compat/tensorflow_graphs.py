@@ -22,6 +22,37 @@ def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
     handle_data_util.copy_handle_data(source, target)
 
 
+def variable_behind(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
+    """Returns the shape and dtype of a variable, if its handle tells them.
+
+    Args:
+        handle: Of a variable, or a placeholder for it.
+    """
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    found = data.shape_and_type[0]
+    shape = tf.TensorShape(found.shape)
+    if not shape.is_fully_defined():
+        return None
+    return shape.as_list(), tf.as_dtype(found.dtype)
+
+
+def only_reads(operation: tf.Operation) -> bool:
+    """Whether an operation changes nothing, and may read variables inside."""
+    if operation.type == "ReadVariableOp":
+        return True
+    bodies = graphs_of(operation)
+    if not bodies:
+        return not operation.op_def.is_stateful
+    return None not in bodies and all(
+        only_reads(inner)
+        for body in bodies
+        for inner in body.get_operations()
+        if inner.type != "Placeholder"
+    )
+
+
 def must_run(tensor: tf.Tensor) -> None:
     """Keeps the op of `tensor` in the graph even if nothing uses its result."""
     # auto_control_deps.py leaves NcclAllReduce out of the ops that must run

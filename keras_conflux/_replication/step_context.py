@@ -76,6 +76,8 @@ class StepContext:
     """By id, the tensors whose rows have been gathered from all replicas."""
     in_gradient: bool = False
     """Whether a gradient tape is computing a gradient."""
+    in_layer: bool = False
+    """Whether a layer or a model is being called."""
     in_keras_step: bool = False
     """Whether Keras' own `train_step` is running."""
     losses_to_accumulate: list[Any] = dataclasses.field(default_factory=list)

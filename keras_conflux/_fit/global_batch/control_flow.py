@@ -3,22 +3,23 @@
 The kind of a list of tensors is that of each of its elements.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import recomputed
 from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
+from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import mixed_rows
+from keras_conflux._fit.global_batch.rule import SAME
+from keras_conflux._fit.global_batch.rule import Rule
 
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 BRANCHES = frozenset(("If", "StatelessIf"))
@@ -147,14 +148,12 @@ def _either(one: Kind, other: Kind) -> Kind:
         return OPAQUE
     if roles == {Role.MEAN, Role.EQUAL}:
         return MEAN
-    if roles == {Role.ROWS} and one.axis == other.axis:
-        regular = one.regular and other.regular and one.blocks == other.blocks
-        return dataclasses.replace(one, mixed=True, regular=regular)
-    return DERIVED if None not in (_axis(one), _axis(other)) else OPAQUE
-
-
-def _axis(kind: Kind) -> int | None:
-    return kind.axis if kind.role is Role.ROWS else 0
+    if roles == {Role.ROWS} and (one.axis, one.entries) == (
+        other.axis,
+        other.entries,
+    ):
+        return mixed_rows([one, other], one.axis)
+    return DERIVED
 
 
 def _written(old: Kind, new: Kind) -> Kind:
@@ -164,40 +163,29 @@ def _written(old: Kind, new: Kind) -> Kind:
 
 def _chosen(kinds: list[Kind]) -> list[Kind]:
     """Returns the kinds of what each replica chooses by its own samples."""
-    return [
-        dataclasses.replace(kind, mixed=True)
-        if kind.role is Role.ROWS
-        else kind
-        if kind.role is Role.OPAQUE
-        else DERIVED
-        for kind in kinds
-    ]
+    return [OPAQUE if kind.role is Role.OPAQUE else DERIVED for kind in kinds]
 
 
-def _from_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind = inputs[0]
-    if kind.role is Role.ROWS and kind.axis:
-        return kind.at(kind.axis - 1)
-    return recomputed(operation, inputs)
+def _from_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Makes a list of the entries along the first axis."""
+    del operation
+    return inputs[0].at(inputs[0].axis - 1) if inputs[0].axis else None
 
 
 def _stack(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind, *others = inputs
-    if set(others) <= {EQUAL} and kind.role is Role.ROWS:
-        return kind.at(None if kind.axis is None else kind.axis + 1)
-    return recomputed(operation, inputs)
+    del operation
+    return inputs[0].at(inputs[0].axis + 1)
 
 
-def _item(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind, index, _ = inputs
-    return kind if index == EQUAL else recomputed(operation, inputs)
+def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Takes an element of a list."""
+    del operation
+    return inputs[0]
 
 
 def _set_item(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind, index, item = inputs
-    if index != EQUAL:
-        return recomputed(operation, inputs)
-    return _written(kind, item)
+    del operation
+    return _written(inputs[0], inputs[2])
 
 
 def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
@@ -205,22 +193,19 @@ def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return _written(*inputs)
 
 
-def _pop(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
-    return inputs[0]
-
-
 def _length(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind = inputs[0]
-    return EQUAL if kind.role is Role.ROWS else recomputed(operation, inputs)
+    del operation, inputs
+    return EQUAL
 
 
-RULES: dict[str, Rule] = {
-    "TensorListFromTensor": _from_tensor,
-    "TensorListStack": _stack,
-    "TensorListGetItem": _item,
-    "TensorListSetItem": _set_item,
-    "TensorListPushBack": _push,
-    "TensorListPopBack": _pop,
-    "TensorListLength": _length,
+_KNOWN = ~Form.OPAQUE
+_ELEMENT = ~(Form.OPAQUE | Form.DERIVED)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "TensorListFromTensor": (Rule(_from_tensor, Form.ROWS, Form.EQUAL),),
+    "TensorListStack": (Rule(_stack, Form.ROWS, Form.EQUAL),),
+    "TensorListGetItem": (Rule(_first, _ELEMENT, Form.EQUAL, Form.EQUAL),),
+    "TensorListSetItem": (Rule(_set_item, _ELEMENT, Form.EQUAL, _KNOWN),),
+    "TensorListPushBack": (Rule(_push, _ELEMENT, _KNOWN),),
+    "TensorListPopBack": (Rule(_first, _ELEMENT, SAME),),
+    "TensorListLength": (Rule(_length, Form.ROWS),),
 }

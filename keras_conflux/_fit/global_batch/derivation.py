@@ -126,7 +126,7 @@ def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
 def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
     operation = tensor.op
     if (
-        kind.is_unknown
+        kind.role is Role.OPAQUE
         or operation.type == "Placeholder"
         or operation.op_def.is_stateful
     ):
@@ -135,5 +135,5 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
 
 def _is_known(kind: Kind) -> bool:
     if kind.role is Role.ROWS:
-        return kind.axis is not None and not kind.is_entangled
+        return not kind.is_entangled
     return kind.role not in (Role.DERIVED, Role.OPAQUE)

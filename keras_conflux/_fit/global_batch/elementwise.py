@@ -5,151 +5,243 @@ import itertools
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.defaults import LINEAR_ROLES
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import aligned
-from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import COUNTED
-from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import TOTAL
+from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
+from keras_conflux._fit.global_batch.kinds import mixed_rows
+from keras_conflux._fit.global_batch.rule import LINEAR
+from keras_conflux._fit.global_batch.rule import SAME
+from keras_conflux._fit.global_batch.rule import STATISTIC
+from keras_conflux._fit.global_batch.rule import Rule
+from keras_conflux._fit.global_batch.rule import aligned
+from keras_conflux._fit.global_batch.rule import has_one_entry
 
 
-def elementwise(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
+    """Returns the axis of the samples, if it is one for all inputs.
+
+    What has no samples is the same for all of them.
+    """
     output = operation.outputs[0]
-    of_rows = [
-        (tensor, kind)
-        for tensor, kind in zip(operation.inputs, inputs, strict=False)
+    given = list(zip(operation.inputs, inputs, strict=True))
+    axes = {
+        aligned(tensor, kind, output)
+        for tensor, kind in given
         if kind.role is Role.ROWS
-    ]
-    if not of_rows:
-        return of_any(operation, output, inputs)
-    axes = {aligned(tensor, kind, output) for tensor, kind in of_rows}
-    derived = [
+    }
+    axis = axes.pop() if len(axes) == 1 else None
+    if axis is None or not all(
+        kind.role is Role.ROWS or has_one_entry(tensor, output, axis)
+        for tensor, kind in given
+    ):
+        return None
+    return axis
+
+
+def _of_rows(inputs: list[Kind]) -> list[Kind]:
+    return [kind for kind in inputs if kind.role is Role.ROWS]
+
+
+def entry_by_entry(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what an operation computes of entries at the same place."""
+    axis = _axis(operation, inputs)
+    return None if axis is None else combined(_of_rows(inputs), axis)
+
+
+def _beside_statistics(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the shape of rows that are combined with the batch's values."""
+    statistics = [
         tensor
-        for tensor, kind in zip(operation.inputs, inputs, strict=False)
-        if kind.role is Role.DERIVED
+        for tensor, kind in zip(operation.inputs, inputs, strict=True)
+        if kind.role is not Role.ROWS
     ]
-    if any(_has_open_axis(tensor) for tensor in derived):
-        return DERIVED  # as a matrix that compares each sample with each
-    if len(axes) > 1 and None not in axes:
-        return DERIVED
-    mixing = (Role.TOTAL, Role.MEAN, Role.COUNT, Role.DERIVED)
-    return combined(
-        [kind for _, kind in of_rows],
-        axes.pop() if len(axes) == 1 else None,
-        mixed=any(kind.role in mixing for kind in inputs),
-    )
+    if not all(tensor.shape.is_fully_defined() for tensor in statistics):
+        return None
+    axis = _axis(operation, inputs)
+    return None if axis is None else mixed_rows(_of_rows(inputs), axis)
 
 
-def _has_open_axis(tensor: tf.Tensor) -> bool:
-    return tensor.shape.rank is None or None in tensor.shape.as_list()
+_ROWS = Form.ROWS | Form.JOINED
+ENTRY_BY_ENTRY = (
+    Rule(entry_by_entry, _ROWS | SAME, ...),
+    Rule(_beside_statistics, _ROWS | Form.DIVIDED | SAME | STATISTIC, ...),
+)
 
 
-def sum_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Adds, subtracts or packs."""
-    roles = {kind.role for kind in inputs}
-    if len(set(inputs)) == 1 and roles <= {Role.TOTAL, Role.COUNT}:
-        return inputs[0]
-    if roles <= {Role.TOTAL, Role.COUNT}:
-        # A stand-in adds nothing, but its copies have what it has counted.
-        return DERIVED if COUNTED in inputs else TOTAL
-    if roles <= {Role.MEAN, Role.EQUAL}:
-        return MEAN
-    return elementwise(operation, inputs)
-
-
-def _product(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    roles = [kind.role for kind in inputs]
-    for one, other in itertools.permutations(inputs, 2):
-        if one.role in LINEAR_ROLES and other == EQUAL:
-            return one
-    if set(roles) == {Role.MEAN, Role.COUNT}:
-        return TOTAL
-    return _divided(inputs, EQUAL) or elementwise(operation, inputs)
-
-
-def _divided(inputs: list[Kind], by: Kind) -> Kind | None:
-    """Returns the kind of rows that have been, or are, divided by a COUNT."""
-    for one, other in itertools.permutations(inputs, 2):
-        is_divided = one.divided if by == EQUAL else not one.divided
-        if one.role is Role.ROWS and other == by and is_divided:
-            return dataclasses.replace(one, divided=True)
-    return None
-
-
-def _quotient(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    above, below = inputs
-    if above.role in LINEAR_ROLES and below == EQUAL:
-        return above
-    if below.role is Role.COUNT and above.role is Role.COUNT:
-        return EQUAL
-    if below.role is Role.COUNT and above.role is Role.TOTAL:
-        return DERIVED if above == COUNTED else MEAN
-    if below in (COUNT, EQUAL):
-        result = _divided([above, below], below)
-        if result is not None:
-            return result
-    return elementwise(operation, inputs)
-
-
-def _same(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     """Keeps what its first input is."""
     del operation
     return inputs[0]
 
 
-def _each_same(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
-    return inputs[: len(operation.outputs)]
+def _total(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation
+    return inputs[0] if len(set(inputs)) == 1 else TOTAL
 
 
-def _cast(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return MEAN
+
+
+SUMS = (
+    Rule(_first, Form.COUNTED, ...),
+    Rule(_total, Form.TOTAL | Form.COUNT, ...),
+    Rule(_mean, Form.MEAN | Form.EQUAL, ...),
+)
+"""Of what adds, subtracts or joins numbers of which none has samples."""
+
+
+def _scaled(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a product of which one factor is equal on all replicas."""
+    for one, other in itertools.permutations(inputs, 2):
+        if other == EQUAL and one.role is not Role.ROWS:
+            return one
+        if other == EQUAL:
+            axis = _axis(operation, inputs)
+            return None if axis is None else one.at(axis)
+    return None
+
+
+def _mean_times_count(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return TOTAL
+
+
+def _ratio_of_counts(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return EQUAL
+
+
+def _divided(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    axis = _axis(operation, inputs)
+    if axis is None or operation.inputs[1].shape.rank != 0:
+        return None
+    return dataclasses.replace(inputs[0].at(axis), divided=True)
+
+
+_PRODUCTS = (
+    *ENTRY_BY_ENTRY[:1],
+    Rule(_scaled, LINEAR | Form.DIVIDED, Form.EQUAL),
+    Rule(_scaled, Form.EQUAL, LINEAR | Form.DIVIDED),
+    Rule(_mean_times_count, Form.MEAN, Form.COUNT),
+    Rule(_mean_times_count, Form.COUNT, Form.MEAN),
+    *ENTRY_BY_ENTRY[1:],
+)
+_QUOTIENTS = (
+    *ENTRY_BY_ENTRY[:1],
+    Rule(_scaled, LINEAR | Form.DIVIDED, Form.EQUAL),
+    Rule(_ratio_of_counts, Form.COUNT, Form.COUNT),
+    Rule(_mean, Form.TOTAL, Form.COUNT),
+    Rule(_divided, Form.ROWS, Form.COUNT),
+    *ENTRY_BY_ENTRY[1:],
+)
+
+
+def _of_floats(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Keeps what its input is, unless it rounds."""
     before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
-    rounds = before.is_floating and not after.is_floating
-    if not rounds and not after.is_bool:
-        return inputs[0]
-    if inputs[0].role in LINEAR_ROLES:
-        return DERIVED
-    return elementwise(operation, inputs) if inputs[0].divided else inputs[0]
+    is_exact = after.is_floating or after.is_complex or before.is_integer
+    is_exact &= not after.is_bool
+    return inputs[0] if is_exact else None
 
 
-def _select(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    condition, *chosen = inputs
-    if condition == EQUAL:
-        roles = {kind.role for kind in chosen}
-        if roles == {Role.TOTAL} or roles <= {Role.MEAN, Role.EQUAL}:
-            if len(set(chosen)) == 1:
-                return chosen[0]
-            return DERIVED if COUNTED in chosen else MEAN
-    return elementwise(operation, inputs)
+def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what one condition chooses for all replicas."""
+    del operation
+    _, one, other = inputs
+    if one == other:
+        return one
+    return MEAN if {one.role, other.role} == {Role.MEAN, Role.EQUAL} else None
+
+
+_CHOICE = Rule(
+    _chosen,
+    Form.EQUAL,
+    Form.TOTAL | Form.MEAN | Form.EQUAL,
+    Form.TOTAL | Form.MEAN | Form.EQUAL,
+)
+
+
+def _of_one_rank(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `Select`, which does not broadcast a condition as others do."""
+    ranks = {tensor.shape.rank for tensor in operation.inputs}
+    return entry_by_entry(operation, inputs) if len(ranks) == 1 else None
+
+
+def _looked_up(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows a table that gives one number, or several, for each key."""
+    del operation
+    return inputs[1]
+
+
+def _each(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
+    del operation
+    return inputs
+
+
+def _per_entry_with_attributes(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows a quantization, unless it looks for the largest entry."""
+    is_given = operation.get_attr("range_given")
+    return entry_by_entry(operation, inputs) if is_given else None
 
 
 _ENTRY_BY_ENTRY = (
-    "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh Ceil ClipByValue Cos Cosh "
-    "Digamma Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod "
-    "Greater GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual "
-    "Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod "
-    "NextAfter NotEqual OnesLike Pow Reciprocal Relu Relu6 Rint Round Rsqrt "
-    "Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square "
-    "SquaredDifference Tan Tanh TruncateDiv Xdivy Xlogy ZerosLike "
-    "BitwiseAnd BitwiseOr BitwiseXor TruncateMod"
+    "Abs Acos Acosh Angle ApproximateEqual AsString Asin Asinh Atan Atan2 "
+    "Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 "
+    "BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd "
+    "BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Conj "
+    "Cos Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint Expm1 "
+    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv FloorMod "
+    "FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac Imag Inv "
+    "InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift "
+    "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum "
+    "Minimum Mod Ndtri NextAfter NotEqual OnesLike Polygamma PopulationCount "
+    "Pow Real Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 "
+    "Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad "
+    "Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign "
+    "SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference "
+    "StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
+    "StringJoin StringStrip StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StringToNumber StringUpper Substr Tan Tanh "
+    "TanhGrad TruncateDiv TruncateMod UnicodeScript UnicodeTranscode Xdivy "
+    "Xlog1py Xlogy ZerosLike Zeta EncodeBase64 DecodeBase64"
 )
 _UNCHANGED = (
-    "Identity Neg StopGradient PreventGradient EnsureShape Snapshot "
-    "CheckNumerics DebugIdentityV2 DebugIdentityV3"
+    "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity "
+    "PreventGradient Snapshot StopGradient"
 )
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ENTRY_BY_ENTRY.split(), elementwise),
-    **dict.fromkeys(_UNCHANGED.split(), _same),
-    **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), sum_of),
-    **dict.fromkeys(("Mul", "MulNoNan"), _product),
-    **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), _quotient),
-    **dict.fromkeys(("Select", "SelectV2"), _select),
-    "IdentityN": _each_same,
-    "Cast": _cast,
+_ANYTHING = ~Form(0)
+_ANY_ROWS = _ROWS | Form.DIVIDED
+RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(_ENTRY_BY_ENTRY.split(), ENTRY_BY_ENTRY),
+    **dict.fromkeys(_UNCHANGED.split(), (Rule(_first, _ANYTHING),)),
+    **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), SUMS + ENTRY_BY_ENTRY),
+    **dict.fromkeys(("Mul", "MulNoNan"), _PRODUCTS),
+    **dict.fromkeys(("RealDiv", "DivNoNan"), _QUOTIENTS),
+    "Div": ENTRY_BY_ENTRY,
+    "Select": (_CHOICE, Rule(_of_one_rank, _ROWS | SAME, ...)),
+    "SelectV2": (_CHOICE, *ENTRY_BY_ENTRY),
+    **dict.fromkeys(
+        ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),
+        (Rule(_per_entry_with_attributes, _ROWS, SAME, ...),),
+    ),
+    "QuantizeAndDequantizeV4": (
+        Rule(_per_entry_with_attributes, _ROWS, SAME, SAME),
+    ),
+    "Neg": (Rule(_first, LINEAR | _ANY_ROWS),),
+    "IdentityN": (Rule(_each, _ANYTHING, ...),),
+    "Cast": (
+        Rule(_of_floats, LINEAR | Form.DIVIDED | Form.PLACES),
+        *ENTRY_BY_ENTRY,
+    ),
+    "LookupTableFindV2": (Rule(_looked_up, Form.EQUAL, _ROWS, Form.EQUAL),),
 }

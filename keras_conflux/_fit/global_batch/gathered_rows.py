@@ -145,26 +145,45 @@ def _gathered_now(
         for source, kind in zip(sources, kinds, strict=True)
     ]
     blocks_of_all = [block for rows in found for block in rows.blocks]
-    collectives = replica_collectives()
-    if context.in_xla and all(kind.regular for kind in kinds):
-        # Where shards are even, XLA can know all sizes.
-        for block in blocks_of_all:
-            block.before = replica_rank() * block.length
-            block.total = collectives.count * block.length
-    elif context.in_xla and collectives.count > 1:
+    if context.in_xla and not all(kind.regular for kind in kinds):
         raise error_texts.cannot_compile(
             "XLA has to know how many rows replicas exchange. Here only values "
             f"tell, as in {_names(sources, kinds)}.",
         )
-    else:
-        _exchange_lengths(blocks_of_all, context)
+    _find_places(blocks_of_all, context)
     placed = [block.placed() for block in blocks_of_all]
-    total = collectives.all_reduce("sum", placed)
+    total = replica_collectives().all_reduce("sum", placed)
     for block, one in zip(blocks_of_all, total, strict=True):
         block.complete(one)
     for rows in found:
         rows.complete()
     return found
+
+
+def own_rows(
+    whole: tf.Tensor, like: tf.Tensor, context: StepContext
+) -> tf.Tensor:
+    """Returns this replica's rows of what all replicas have.
+
+    Args:
+        whole: One device's rows, along the first axis.
+        like: A tensor with as many rows as this replica has of them.
+        context: Of the step.
+    """
+    block = _GatheredBlock(like, 0)
+    _find_places([block], context)
+    return block.own(whole)
+
+
+def _find_places(found: list[_GatheredBlock], context: StepContext) -> None:
+    """Tells each block where its rows are among those of all replicas."""
+    if not context.in_xla:
+        _exchange_lengths(found, context)
+        return
+    # Where shards are even, XLA can know all sizes.
+    for block in found:
+        block.before = replica_rank() * block.length
+        block.total = replica_collectives().count * block.length
 
 
 def _exchange_lengths(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import enum
+import functools
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -11,7 +13,7 @@ class Role(enum.Enum):
 
     EQUAL = "equal on all replicas"
     RANDOM = "drawn by each replica for itself"
-    ROWS = "one entry per sample, along an axis"
+    ROWS = "entries of each sample, one sample after the other, along an axis"
     COUNT = "a number of samples, times a number that is equal on all replicas"
     SHAPE = "a shape with one entry that is a COUNT"
     TOTAL = "a sum over samples"
@@ -20,12 +22,22 @@ class Role(enum.Enum):
     OPAQUE = "not known"
 
 
+class Entries(enum.Enum):
+    """How many entries each sample has along the axis of ROWS."""
+
+    ONE = "one"
+    SAME = "as many as each other sample"
+    VARYING = "some"
+
+
 @dataclasses.dataclass(frozen=True)
 class Block:
     """Rows that were joined with others along their axis."""
 
     tensor: tf.Tensor
     axis: int
+    one_each: bool = False
+    """Whether it has one row per sample."""
     blocks: int = 1
     joined: tuple["Block", ...] = ()
     """Of what they were joined themselves."""
@@ -36,14 +48,13 @@ class Kind:
     """What a tensor is with respect to the global batch."""
 
     role: Role
-    axis: int | None = None
-    """The axis of the samples of ROWS, or the position in a SHAPE. `None` if
-    it is not known."""
-    regular: bool = True
-    """Whether each sample has the same number of entries along the axis."""
+    axis: int = 0
+    """The axis of the samples of ROWS, or the position in a SHAPE."""
+    entries: Entries = Entries.ONE
+    """How many entries of ROWS each sample has along the axis."""
     mixed: bool = False
-    """Whether the rows depend on other samples, or are in another order than
-    the samples."""
+    """Whether ROWS are such by their shape alone: the values are DERIVED, as
+    they depend on other samples or are in another order."""
     divided: bool = False
     """Whether the rows were divided by a COUNT."""
     places: bool = False
@@ -59,12 +70,24 @@ class Kind:
     beginnings: bool = False
     """Whether it is OPAQUE but for saying where the values of each sample of a
     ragged tensor begin."""
+    counted: bool = False
+    """Whether a TOTAL leaves out what a stand-in for samples adds."""
+
+    @functools.cached_property
+    def form(self) -> "Form":
+        """What a rule asks for; whether rows are mixed does not matter."""
+        if self.role is not Role.ROWS:
+            return _FORMS[COUNTED if self.counted else Kind(self.role)]
+        if self.places:
+            return Form.PLACES
+        if self.divided:
+            return Form.DIVIDED
+        return Form.JOINED if self.blocks > 1 else Form.ROWS
 
     @property
-    def is_unknown(self) -> bool:
-        """Whether one cannot tell which entries belong to which samples."""
-        without_axis = self.role is Role.ROWS and self.axis is None
-        return self.role is Role.OPAQUE or without_axis
+    def regular(self) -> bool:
+        """Whether each sample has the same number of entries."""
+        return self.entries is not Entries.VARYING
 
     @property
     def is_entangled(self) -> bool:
@@ -76,26 +99,133 @@ class Kind:
         """Whether the replicas' rows, joined, are not those of one device."""
         return self.is_entangled or self.blocks > 1
 
-    def at(self, axis: int | None) -> "Kind":
+    def at(self, axis: int) -> "Kind":
         """Returns the same kind with the samples along another axis."""
         return dataclasses.replace(self, axis=axis)
+
+    def with_entries(self, entries: Entries) -> "Kind":
+        """Returns the same kind with other numbers of entries per sample."""
+        return dataclasses.replace(self, entries=entries)
+
+
+class Form(enum.IntFlag):
+    """The kinds that rules tell apart, to be joined by `|`."""
+
+    EQUAL = enum.auto()
+    RANDOM = enum.auto()
+    ROWS = enum.auto()
+    JOINED = enum.auto()
+    DIVIDED = enum.auto()
+    PLACES = enum.auto()
+    COUNT = enum.auto()
+    SHAPE = enum.auto()
+    TOTAL = enum.auto()
+    COUNTED = enum.auto()
+    MEAN = enum.auto()
+    DERIVED = enum.auto()
+    OPAQUE = enum.auto()
 
 
 EQUAL = Kind(Role.EQUAL)
 RANDOM = Kind(Role.RANDOM)
 COUNT = Kind(Role.COUNT)
 TOTAL = Kind(Role.TOTAL)
-COUNTED = Kind(Role.TOTAL, regular=False)
+COUNTED = Kind(Role.TOTAL, counted=True)
 """A sum over samples that leaves out what a stand-in for samples adds."""
 MEAN = Kind(Role.MEAN)
 DERIVED = Kind(Role.DERIVED)
 OPAQUE = Kind(Role.OPAQUE)
 BEGINNINGS = Kind(Role.OPAQUE, beginnings=True)
+_FORMS = {
+    EQUAL: Form.EQUAL,
+    RANDOM: Form.RANDOM,
+    COUNT: Form.COUNT,
+    Kind(Role.SHAPE): Form.SHAPE,
+    TOTAL: Form.TOTAL,
+    COUNTED: Form.COUNTED,
+    MEAN: Form.MEAN,
+    DERIVED: Form.DERIVED,
+    OPAQUE: Form.OPAQUE,
+}
 
 
-def rows(axis: int | None, regular: bool = True, mixed: bool = False) -> Kind:
-    """Returns the kind of a tensor with one entry per sample."""
-    return Kind(Role.ROWS, axis, regular, mixed)
+def rows(axis: int, regular: bool = True, mixed: bool = False) -> Kind:
+    """Returns the kind of a tensor with one entry per sample.
+
+    Args:
+        axis: That of the samples.
+        regular: Whether each sample has one entry. If not, each has some.
+        mixed: Whether the values are DERIVED.
+    """
+    if mixed and not regular:
+        return DERIVED
+    entries = Entries.ONE if regular else Entries.VARYING
+    return Kind(Role.ROWS, axis, entries, mixed)
+
+
+def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
+    """Returns the kind of DERIVED values of the shape of rows.
+
+    Args:
+        kinds: Of rows that are as many along their axes, if one knows.
+        axis: That of the samples in the result.
+    """
+    entries = _entries_of(kinds)
+    if entries is Entries.VARYING:
+        return DERIVED
+    return Kind(Role.ROWS, axis, entries, mixed=True)
+
+
+def combined(kinds: list[Kind], axis: int) -> Kind:
+    """Returns the kind of rows each of which is made of one row of several.
+
+    Args:
+        kinds: Of the role ROWS.
+        axis: The axis of the samples in the result.
+    """
+    first = kinds[0]
+    if any(kind.is_entangled or not _alike(kind, first) for kind in kinds):
+        return mixed_rows(kinds, axis)
+    entries = _entries_of(kinds)
+    return dataclasses.replace(first, axis=axis, entries=entries)
+
+
+def _entries_of(kinds: Iterable[Kind]) -> Entries:
+    """Returns the entries per sample of rows that have as many, together."""
+    each = {kind.entries for kind in kinds}
+    if Entries.VARYING in each:
+        return Entries.VARYING
+    return Entries.ONE if Entries.ONE in each else Entries.SAME
+
+
+def _alike(one: Kind, other: Kind) -> bool:
+    """Whether rows are joined of blocks in the same proportions."""
+    if one.blocks != other.blocks:
+        return False
+    return one.blocks == 1 or _in_proportion(one.joined, other.joined)
+
+
+def _in_proportion(one: tuple[Block, ...], other: tuple[Block, ...]) -> bool:
+    if len(one) != len(other):
+        return False
+    return all(
+        a.tensor is b.tensor
+        or (a.one_each and b.one_each)
+        or (a.blocks > 1 and _in_proportion(a.joined, b.joined))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def shape(axis: int, regular: bool = True) -> Kind:
+    """Returns the kind of a shape whose entry at `axis` is a COUNT.
+
+    Args:
+        axis: The position of the entry.
+        regular: Whether each sample has the same number of entries. If not,
+            it is a TOTAL.
+    """
+    entries = Entries.SAME if regular else Entries.VARYING
+    return Kind(Role.SHAPE, axis, entries)
 
 
 def count(regular: bool) -> Kind:
@@ -105,26 +235,3 @@ def count(regular: bool) -> Kind:
         regular: Whether each sample has the same number of them.
     """
     return COUNT if regular else TOTAL
-
-
-def combined(kinds: list[Kind], axis: int | None, mixed: bool = False) -> Kind:
-    """Returns the kind of rows each of which is made of one row of several.
-
-    Args:
-        kinds: Of the role ROWS.
-        axis: The axis of the samples in the result.
-        mixed: Whether the rows of the result depend on other samples.
-    """
-    regular = all(kind.regular for kind in kinds)
-    blocks = {kind.blocks for kind in kinds}
-    mixed = mixed or any(kind.is_entangled for kind in kinds)
-    if len(blocks) > 1:
-        return rows(axis, regular, mixed=True)
-    return dataclasses.replace(
-        rows(axis, regular, mixed), blocks=blocks.pop(), joined=kinds[0].joined
-    )
-
-
-def shape(axis: int, regular: bool = True) -> Kind:
-    """Returns the kind of a shape whose entry at `axis` is a COUNT."""
-    return Kind(Role.SHAPE, axis, regular)

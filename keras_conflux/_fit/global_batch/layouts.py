@@ -1,154 +1,159 @@
 """The kinds that operations give which join tensors or move axes."""
 
-import dataclasses
 import math
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.defaults import LINEAR_ROLES
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.elementwise import sum_of
-from keras_conflux._fit.global_batch.kinds import DERIVED
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.elementwise import SUMS
 from keras_conflux._fit.global_batch.kinds import Block
+from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
-from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.kinds import shape
+from keras_conflux._fit.global_batch.rule import LINEAR
+from keras_conflux._fit.global_batch.rule import Rule
 
 
-def _pack(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    axis = operation.get_attr("axis")
-    scalars = operation.outputs[0].shape.rank == 1
+def _packed_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `[n, 3]`, of which one is a number of samples."""
+    if operation.outputs[0].shape.rank != 1:
+        return None
     counts = [i for i, kind in enumerate(inputs) if kind.role is Role.COUNT]
-    others = {kind.role for kind in inputs} - {Role.COUNT}
-    if scalars and len(counts) == 1 and others <= {Role.EQUAL}:
-        return shape(counts[0])
-    of_rows = [kind for kind in inputs if kind.role is Role.ROWS]
-    if not of_rows:
-        return sum_of(operation, inputs)
-    axes = {kind.axis for kind in of_rows}
+    return shape(counts[0]) if len(counts) == 1 else None
+
+
+def _packed(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    axes = {kind.axis for kind in inputs}
     rank = operation.outputs[0].shape.rank
-    if len(axes) > 1 or None in axes or rank is None:
-        return combined(of_rows, None)
+    if len(axes) > 1 or rank is None:
+        return None
     old = axes.pop()
-    return combined(of_rows, old + (old >= axis % rank))
+    return combined(inputs, old + (old >= operation.get_attr("axis") % rank))
 
 
-def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _joined_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `[*shape, 3]`."""
+    found = [i for i, kind in enumerate(inputs) if kind.role is Role.SHAPE]
+    if len(found) != 1:
+        return None
+    before = operation.inputs[: found[0]]
+    sizes = [tensor.shape.num_elements() for tensor in before]
+    if None in sizes:
+        return None
+    place = sum(size for size in sizes if size is not None)
+    kind = inputs[found[0]]
+    return kind.at(place + kind.axis)
+
+
+def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     *parts, _ = inputs
     axis = tf.get_static_value(operation.inputs[-1])
     rank = operation.outputs[0].shape.rank
-    of_rows = [kind for kind in parts if kind.role is Role.ROWS]
-    of_shapes = [i for i, k in enumerate(parts) if k.role is Role.SHAPE]
-    if len(of_shapes) == 1 and all(
-        k in (EQUAL, parts[of_shapes[0]]) for k in parts
-    ):
-        before = operation.inputs[: of_shapes[0]]
-        sizes = [tensor.shape.num_elements() for tensor in before]
-        if None in sizes:
-            return OPAQUE
-        found = parts[of_shapes[0]]
-        return shape(sum(sizes) + (found.axis or 0), found.regular)
-    if not of_rows:
-        return sum_of(operation, parts)
-    axes = {kind.axis for kind in of_rows}
-    if axis is None or rank is None or len(axes) > 1 or None in axes:
-        return combined(of_rows, None)
+    axes = {kind.axis for kind in parts}
+    if axis is None or rank is None or len(axes) > 1:
+        return None
     samples = axes.pop()
     joined_along = int(axis) % rank
     if joined_along != samples:
-        return combined(of_rows, samples)
-    if len(of_rows) == len(parts):
-        return _joined(list(operation.inputs[:-1]), of_rows, joined_along)
-    return DERIVED
-
-
-def _joined(tensors: list[tf.Tensor], parts: list[Kind], axis: int) -> Kind:
-    """Returns the kind of rows that follow each other."""
+        return combined(parts, samples)
     if len(parts) == 1:
         return parts[0]
-    regular = all(kind.regular for kind in parts)
-    if not regular or any(kind.is_entangled for kind in parts):
-        return rows(axis, regular, mixed=True)
-    return dataclasses.replace(
-        rows(axis),
+    if not all(kind.regular for kind in parts):
+        return None
+    return Kind(
+        Role.ROWS,
+        samples,
+        Entries.SAME,
         blocks=sum(kind.blocks for kind in parts),
         joined=tuple(
-            Block(tensor, axis, kind.blocks, kind.joined)
-            for tensor, kind in zip(tensors, parts, strict=True)
+            Block(
+                tensor,
+                samples,
+                kind.entries is Entries.ONE,
+                kind.blocks,
+                kind.joined,
+            )
+            for tensor, kind in zip(operation.inputs, parts, strict=False)
         ),
     )
 
 
-def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind = inputs[0]
+def _joined_numbers(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Joins what has no samples."""
+    for rule in SUMS:
+        if rule.does_accept([kind.form for kind in inputs[:-1]]):
+            return rule.claim(operation, inputs[:-1])
+    return None
+
+
+def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     order = tf.get_static_value(operation.inputs[1])
-    if kind.role is not Role.ROWS:
-        return kind if kind.role in LINEAR_ROLES else DERIVED
-    if order is None or kind.axis is None:
-        return kind.at(None)
-    return kind.at(list(order).index(kind.axis))
+    if order is None:
+        return None
+    return inputs[0].at(list(order).index(inputs[0].axis))
 
 
-def _expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Moves numbers of which each is a sum or a mean over samples."""
+    del operation
+    return inputs[0]
+
+
+def _expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     kind = inputs[0]
     axis = tf.get_static_value(operation.inputs[1])
     rank = operation.outputs[0].shape.rank
-    if kind.role is not Role.ROWS or kind.axis is None:
-        return kind
     if axis is None or rank is None:
-        return kind.at(None)
-    new = int(axis) % rank
-    return kind.at(kind.axis + (kind.axis >= new))
+        return None
+    return kind.at(kind.axis + (kind.axis >= int(axis) % rank))
 
 
-def _squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     kind = inputs[0]
-    if kind.role is not Role.ROWS or kind.axis is None:
-        return kind
     sizes = operation.inputs[0].shape
     if sizes.rank is None:
-        return kind.at(None)
+        return None
     removed = [axis % sizes.rank for axis in operation.get_attr("squeeze_dims")]
     if not removed:
         if operation.outputs[0].shape.rank is None:
-            return kind.at(None)
+            return None
         removed = [i for i, size in enumerate(sizes) if size == 1]
     if kind.axis in removed:
-        return OPAQUE
-    before = sum(axis < kind.axis for axis in removed)
-    return kind.at(kind.axis - before)
+        return None
+    return kind.at(kind.axis - sum(axis < kind.axis for axis in removed))
 
 
-def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     kind, target = inputs
     output = operation.outputs[0]
-    if kind.role is not Role.ROWS:
-        if target.role is Role.SHAPE or kind.role is Role.SHAPE:
-            return DERIVED if kind.role is not Role.OPAQUE else OPAQUE
-        return (
-            kind
-            if kind.role in LINEAR_ROLES
-            else of_any(operation, output, inputs)
-        )
-    if kind.axis is None or output.shape.rank in (None, 0):
-        return kind.at(None)
-    if target != EQUAL and target.role is not Role.SHAPE:
-        return DERIVED if target.role is not Role.OPAQUE else kind.at(None)
+    if not output.shape.rank or operation.inputs[0].shape.rank is None:
+        return None
     axis = _axis_after_reshape(operation, kind.axis)
-    if target.role is Role.SHAPE and target.axis != axis:
-        return DERIVED
     if axis is None:
-        return DERIVED if target == EQUAL else kind.at(None)
+        return None
+    moved = kind.at(axis).with_entries(_entries_after(operation, kind))
+    if target.role is Role.SHAPE:
+        return moved if target.axis == axis else None
     growing = [i for i, size in enumerate(output.shape) if size is None]
     sizes = tf.get_static_value(operation.inputs[1], partial=True)
-    if target.role is Role.SHAPE or growing == [axis]:
-        return kind.at(axis)
-    return kind.at(axis if sizes is not None and sizes[axis] == -1 else None)
+    is_rest = sizes is not None and sizes[axis] == -1
+    return moved if growing == [axis] or is_rest else None
+
+
+def _entries_after(operation: tf.Operation, kind: Kind) -> Entries:
+    """Returns how many entries a sample has after a reshape."""
+    if kind.entries is not Entries.ONE:
+        return kind.entries
+    tensors = operation.inputs[0], operation.outputs[0]
+    sizes = [tensor.shape.as_list() for tensor in tensors]
+    if any(each.count(None) != 1 for each in sizes):
+        return Entries.SAME
+    before, after = (
+        math.prod(size for size in each if size is not None) for each in sizes
+    )
+    return Entries.ONE if before == after else Entries.SAME
 
 
 def _axis_after_reshape(operation: tf.Operation, axis: int) -> int | None:
@@ -166,11 +171,33 @@ def _axis_after_reshape(operation: tf.Operation, axis: int) -> int | None:
     return None
 
 
-RULES: dict[str, Rule] = {
-    "Pack": _pack,
-    "ConcatV2": _concat,
-    "Transpose": _transpose,
-    "ExpandDims": _expand_dims,
-    "Squeeze": _squeeze,
-    "Reshape": _reshape,
+_ROWS = Form.ROWS | Form.JOINED
+_ANY_ROWS = _ROWS | Form.DIVIDED
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Pack": (
+        Rule(_packed, _ROWS, ...),
+        Rule(_packed_sizes, Form.COUNT | Form.EQUAL, ...),
+        *SUMS,
+    ),
+    "ConcatV2": (
+        Rule(_concat, _ROWS, ..., Form.EQUAL),
+        Rule(_joined_sizes, Form.SHAPE | Form.EQUAL, ..., Form.EQUAL),
+        Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
+    ),
+    "Transpose": (
+        Rule(_transpose, _ANY_ROWS, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
+    "ExpandDims": (
+        Rule(_expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
+    "Squeeze": (
+        Rule(_squeeze, _ANY_ROWS | Form.PLACES),
+        Rule(_unchanged, LINEAR),
+    ),
+    "Reshape": (
+        Rule(_reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
 }

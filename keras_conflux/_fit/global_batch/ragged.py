@@ -4,18 +4,16 @@ A ragged tensor of samples is two tensors: the values of all samples, one after
 another, and the places where those of each sample begin.
 """
 
-import dataclasses
 from collections.abc import Iterable
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import of_any
 from keras_conflux._fit.global_batch.kinds import BEGINNINGS
-from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import combined
+from keras_conflux._fit.global_batch.rule import Rule
 
 
 def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
@@ -31,26 +29,27 @@ def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
     is_of_samples = (
         values.role is Role.ROWS
         and values.axis == 0
+        and not values.is_tangled
         and set(beginnings) == {BEGINNINGS}
     )
-    if not is_of_samples:
-        return None
-    return dataclasses.replace(combined([values], 0), regular=True)
+    return values.with_entries(Entries.ONE) if is_of_samples else None
 
 
-def _to_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _to_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `ragged.to_tensor(default, shape)`.
 
     Where the shape is left open, rows are as long as the longest sample of the
     shard, which one device would fill up to the longest of the batch.
     """
-    shape, values, default, *beginnings = inputs
+    _, values, _, *beginnings = inputs
     size, *others = operation.outputs[0].shape.as_list() or [None, None]
-    filled = kind_of_filled(values, beginnings)
-    is_as_long = shape == default == EQUAL and None not in others
-    if filled is None or size is not None or not is_as_long:
-        return of_any(operation, operation.outputs[0], inputs)
-    return filled
+    if size is not None or None in others:
+        return None
+    return kind_of_filled(values, beginnings)
 
 
-RULES: dict[str, Rule] = {"RaggedTensorToTensor": _to_tensor}
+RULES: dict[str, tuple[Rule, ...]] = {
+    "RaggedTensorToTensor": (
+        Rule(_to_tensor, Form.EQUAL, Form.ROWS, Form.EQUAL, Form.OPAQUE, ...),
+    )
+}

@@ -1,130 +1,232 @@
 """The kinds that operations along axes give, such as sums and means."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.defaults import LINEAR_ROLES
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
+from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import count
-from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.kinds import mixed_rows
+from keras_conflux._fit.global_batch.rule import LINEAR
+from keras_conflux._fit.global_batch.rule import Claim
+from keras_conflux._fit.global_batch.rule import Rule
 
 
-def _axes(operation: tf.Operation) -> set[int] | None:
-    """Returns the axes that a reduction removes or keeps with size 1."""
+def listed_axes(operation: tf.Operation, position: int) -> set[int] | None:
+    """Returns the axes that an input lists, if they are known."""
     rank = operation.inputs[0].shape.rank
-    axes = tf.get_static_value(operation.inputs[1])
+    axes = tf.get_static_value(operation.inputs[position])
     if axes is None or rank is None:
-        scalar = operation.outputs[0].shape.rank == 0
-        return set(range(rank)) if scalar and rank is not None else None
+        return None
     return {int(axis) % rank for axis in axes.reshape(-1)} if rank else set()
 
 
-def _reduced_rows(operation: tf.Operation, kind: Kind) -> Kind | None:
-    """Returns the kind if the samples' axis stays, `None` if it is reduced."""
-    axes = _axes(operation)
+def _reduced_axes(operation: tf.Operation) -> set[int] | None:
     rank = operation.inputs[0].shape.rank
-    if rank is not None and axes == set(range(rank)):
-        return None
-    if axes is None or kind.axis is None:
-        return OPAQUE
-    if kind.axis in axes:
+    axes = listed_axes(operation, 1)
+    if axes is None and rank is not None:
+        is_scalar = operation.outputs[0].shape.rank == 0
+        return set(range(rank)) if is_scalar else None
+    return axes
+
+
+def _rows_kept(operation: tf.Operation, kind: Kind) -> Kind | None:
+    axes = _reduced_axes(operation)
+    if axes is None or kind.axis in axes:
         return None
     kept = operation.get_attr("keep_dims")
     before = 0 if kept else sum(axis < kind.axis for axis in axes)
     return kind.at(kind.axis - before)
 
 
-def _reduction(of_samples: Callable[[Kind], Kind], linear: bool) -> Callable:
-    """Makes the rule of a reduction.
+def _each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a reduction of the entries of each sample."""
+    return _rows_kept(operation, inputs[0])
+
+
+def _are_samples_reduced(operation: tf.Operation, kind: Kind) -> bool:
+    axes = _reduced_axes(operation)
+    return axes is not None and kind.axis in axes
+
+
+def _sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    return TOTAL if _are_samples_reduced(operation, inputs[0]) else None
+
+
+def _sum_of_parts(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Adds up rows that were divided by the number of samples."""
+    return MEAN if _are_samples_reduced(operation, inputs[0]) else None
+
+
+def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    is_mean = _are_samples_reduced(operation, inputs[0])
+    return MEAN if is_mean and inputs[0].regular else None
+
+
+def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Adds up entries of a sum or a mean over samples."""
+    del operation
+    return inputs[0]
+
+
+def _number_of_entries(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the product of a whole shape."""
+    if operation.outputs[0].shape.rank != 0:
+        return None
+    return count(inputs[0].regular)
+
+
+def _sum_of_squares(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return TOTAL
+
+
+def along_axes(position: int) -> tuple[Rule, ...]:
+    """Makes the rules of an operation that mixes the entries of some axes.
 
     Args:
-        of_samples: What it makes of ROWS whose samples it reduces.
-        linear: Whether it keeps sums and means of samples what they are.
+        position: Of the input that lists them.
     """
 
-    def rule(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-        kind = inputs[0]
-        if kind.role is Role.ROWS:
-            return _reduced_rows(operation, kind) or of_samples(kind)
-        if linear and kind.role in LINEAR_ROLES:
-            return kind
-        return of_any(operation, operation.outputs[0], inputs)
+    def others(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+        axes = listed_axes(operation, position)
+        if axes is None or inputs[0].axis in axes:
+            return None
+        return inputs[0]
 
-    return rule
+    return _of_first(others)
 
 
-def _sum_of_samples(kind: Kind) -> Kind:
-    if kind.mixed or kind.places:
-        return DERIVED
-    return MEAN if kind.divided else TOTAL
-
-
-def _mean_of_samples(kind: Kind) -> Kind:
-    return MEAN if kind.regular and not kind.is_entangled else DERIVED
-
-
-def _product_of_entries(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind = inputs[0]
-    if kind.role is Role.SHAPE and operation.outputs[0].shape.rank == 0:
-        return count(kind.regular)
-    return _reduction(lambda _: DERIVED, linear=False)(operation, inputs)
-
-
-def _along_one_axis(position: int) -> Callable:
-    """Makes the rule of an operation that mixes the entries of one axis."""
-
-    def rule(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-        kind = inputs[0]
-        output = operation.outputs[0]
-        if kind.role is not Role.ROWS or kind.axis is None:
-            return of_any(operation, output, inputs)
-        rank = operation.inputs[0].shape.rank
-        axes = tf.get_static_value(operation.inputs[position])
-        if axes is None or rank is None:
-            return rows(kind.axis, kind.regular, mixed=True)
-        listed = axes.reshape(-1)
-        if kind.axis in {int(axis) % rank for axis in listed}:
-            return rows(kind.axis, kind.regular, mixed=True)
-        return kind
-
-    return rule
-
-
-def _softmax(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    kind = inputs[0]
+def _last_axis(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     rank = operation.inputs[0].shape.rank
-    if kind.role is Role.ROWS and kind.axis is not None and rank is not None:
-        return DERIVED if kind.axis == rank - 1 else kind
-    return of_any(operation, operation.outputs[0], inputs)
+    return inputs[0] if rank and inputs[0].axis != rank - 1 else None
 
 
-def _batch_norm(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
-    """Normalizes by the moments of the replica, unless it gets moments."""
-    others = [MEAN] * (len(operation.outputs) - 1)
+def _of_first(others: Claim) -> tuple[Rule, ...]:
+    """Makes the rules of an operation that keeps the shape of its input.
+
+    Args:
+        others: Says what it gives if samples do not touch each other.
+    """
+    return (
+        Rule(others, _ROWS, Form.EQUAL, ...),
+        Rule(others, _ROWS),
+        Rule(_same_shape, _ANY_ROWS, Form.EQUAL, ...),
+        Rule(_same_shape, _ANY_ROWS),
+    )
+
+
+def _same_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation
+    return mixed_rows(inputs[:1], inputs[0].axis)
+
+
+def _normalized(
+    operation: tf.Operation, inputs: list[Kind]
+) -> list[Kind] | None:
+    """Follows a normalization by moments that are given."""
+    channels = _channels(operation)
+    rank = operation.inputs[0].shape.rank
+    if operation.get_attr("is_training") or rank is None:
+        return None
+    if inputs[0].axis == channels % rank:
+        return None
+    others = [Kind(inputs[1].role)] * (len(operation.outputs) - 1)
     return [inputs[0], *others]
 
 
-_extreme = _reduction(lambda _: DERIVED, linear=False)
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Max", "Min", "All", "Any", "EuclideanNorm"), _extreme),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
-    **dict.fromkeys(
-        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), _batch_norm
+def _channels(operation: tf.Operation) -> int:
+    """Returns the axis that weights belong to."""
+    layout = operation.get_attr("data_format")
+    return 1 if layout.startswith(b"NC") else -1
+
+
+def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    rank = operation.inputs[0].shape.rank
+    if rank is None or inputs[0].axis == _channels(operation) % rank:
+        return None
+    return inputs[0]
+
+
+def _biased_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    found = _biased(operation, inputs)
+    return None if found is None else mixed_rows([found], found.axis)
+
+
+def _place_of_extreme(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows `argmax(x, axis)`."""
+    axes = listed_axes(operation, 1)
+    if axes is None or inputs[0].axis in axes:
+        return None
+    return inputs[0].at(inputs[0].axis - (min(axes) < inputs[0].axis))
+
+
+def _largest(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `top_k(x, n)`, as sorting `n` samples does."""
+    rank = operation.inputs[0].shape.rank
+    if not rank or inputs[0].axis != rank - 1:
+        return None
+    return mixed_rows([Kind(inputs[0].role, entries=Entries.SAME)], rank - 1)
+
+
+_ROWS = Form.ROWS | Form.JOINED
+_ANY_ROWS = _ROWS | Form.DIVIDED
+_EACH = Rule(_each_sample, _ROWS, Form.EQUAL)
+_OF_PARTS = Rule(_each_sample, Form.DIVIDED, Form.EQUAL)
+_SUM_OF_PARTS = Rule(_sum_of_parts, Form.DIVIDED, Form.EQUAL)
+_LINEAR = Rule(_linear, LINEAR, Form.EQUAL)
+RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(("Max", "Min", "All", "Any", "EuclideanNorm"), (_EACH,)),
+    "Sum": (
+        _EACH,
+        Rule(_sum, _ROWS, Form.EQUAL),
+        _LINEAR,
+        _OF_PARTS,
+        _SUM_OF_PARTS,
     ),
-    "Sum": _reduction(_sum_of_samples, linear=True),
-    "Mean": _reduction(_mean_of_samples, linear=True),
-    "Prod": _product_of_entries,
-    "Cumsum": _along_one_axis(1),
-    "Cumprod": _along_one_axis(1),
-    "CumulativeLogsumexp": _along_one_axis(1),
-    "ReverseV2": _along_one_axis(1),
-    "Roll": _along_one_axis(2),
+    "Mean": (_EACH, Rule(_mean, _ROWS, Form.EQUAL), _LINEAR, _OF_PARTS),
+    "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
+    "L2Loss": (Rule(_sum_of_squares, _ROWS),),
+    **dict.fromkeys(
+        ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along_axes(1)
+    ),
+    "Roll": along_axes(2),
+    **dict.fromkeys(
+        ("Softmax", "LogSoftmax", "FFT", "IFFT"), _of_first(_last_axis)
+    ),
+    **dict.fromkeys(
+        ("RFFT", "IRFFT", "NthElement"), (Rule(_last_axis, _ROWS, Form.EQUAL),)
+    ),
+    **dict.fromkeys(
+        ("TopK", "TopKV2"),
+        (
+            Rule(_last_axis, _ROWS, Form.EQUAL),
+            Rule(_last_axis, _ROWS),
+            Rule(_largest, _ROWS, Form.COUNT),
+        ),
+    ),
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin"), (Rule(_place_of_extreme, _ROWS, Form.EQUAL),)
+    ),
+    **dict.fromkeys(
+        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+        (Rule(_normalized, _ROWS, *[Form.EQUAL] * 4),),
+    ),
+    **dict.fromkeys(
+        ("BiasAdd", "BiasAddV1"),
+        (
+            Rule(_biased, _ROWS, Form.EQUAL | Form.RANDOM),
+            Rule(
+                _biased_shape,
+                _ANY_ROWS,
+                Form.EQUAL | Form.MEAN | Form.TOTAL | Form.DERIVED,
+            ),
+        ),
+    ),
 }

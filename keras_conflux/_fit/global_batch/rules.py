@@ -1,8 +1,9 @@
 """What an operation makes of tensors whose kinds are known.
 
-The rules say ROWS, COUNT, TOTAL or MEAN only where they are sure. DERIVED is
-always right for an operation without side effects: one device would have run
-the same operation on the values of the global batch.
+DERIVED is right for every operation without side effects: one device would have
+run the same operation on the values of the global batch. Rules say more, of the
+kinds that they name, where a test has shown it by running the operation. What
+no rule accepts is DERIVED, or OPAQUE if one of its inputs is.
 """
 
 import functools
@@ -11,27 +12,33 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import control_flow
+from keras_conflux._fit.global_batch import drawn
 from keras_conflux._fit.global_batch import elementwise
 from keras_conflux._fit.global_batch import layouts
 from keras_conflux._fit.global_batch import moves
+from keras_conflux._fit.global_batch import per_sample
 from keras_conflux._fit.global_batch import products
 from keras_conflux._fit.global_batch import ragged
 from keras_conflux._fit.global_batch import reductions
+from keras_conflux._fit.global_batch import rule
 from keras_conflux._fit.global_batch import shapes
 from keras_conflux._fit.global_batch import slices
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import OPAQUE
-from keras_conflux._fit.global_batch.kinds import RANDOM
 from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.rule import Rule
 
 _COLLECTIVES = frozenset(
     ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
 )
+_READS = frozenset(
+    (
+        *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
+        *("LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp"),
+        *("ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"),
+    )
+)
+"""Operations with a state that is the same on all replicas while they run."""
 _CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
 
 
@@ -57,28 +64,22 @@ def kinds_of_outputs(
         return [EQUAL] * count
     if kind in _CODE:
         return [OPAQUE] * count
-    if "Random" in kind or kind in ("Multinomial", "StatelessMultinomial"):
-        return [_drawn(operation, inputs)] * count
     if kind in control_flow.CALLS:
         return control_flow.of_call(operation, inputs, kinds_of_outputs)
-    if all(each == EQUAL for each in inputs):
-        return [EQUAL if _keeps_equal(operation) else OPAQUE] * count
+    if all(each == EQUAL for each in inputs) and _keeps_equal(operation):
+        return [EQUAL] * count
     if kind in control_flow.BRANCHES:
         nested = functools.partial(kinds_of_outputs, marked=marked)
         return control_flow.of_branches(operation, inputs, nested, marked)
     if kind in control_flow.LOOPS:
         return control_flow.of_loop(operation, inputs, kinds_of_outputs)
-    rule = _RULES.get(kind)
-    if rule is not None:
-        result = rule(operation, inputs)
-        return result if isinstance(result, list) else [result] * count
-    return [of_any(operation, output, inputs) for output in operation.outputs]
+    return rule.apply(RULES.get(kind, ()), operation, inputs)
 
 
 def _keeps_equal(operation: tf.Operation) -> bool:
-    """Whether equal inputs give equal outputs, as far as one can see."""
+    """Whether equal inputs surely give equal outputs."""
     if operation.type not in control_flow.BRANCHES | control_flow.LOOPS:
-        return True
+        return not operation.op_def.is_stateful or operation.type in _READS
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
     bodies = [
@@ -95,22 +96,7 @@ def _keeps_equal(operation: tf.Operation) -> bool:
     )
 
 
-def _drawn(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    if operation.type == "RandomShuffle":
-        return RANDOM if inputs[0] == EQUAL else rows(0)
-    for kind in inputs:
-        if kind.role is Role.SHAPE:
-            return rows(kind.axis, kind.regular)
-        if kind.role is Role.ROWS:
-            return kind
-    if any(kind.role is Role.OPAQUE for kind in inputs):
-        return OPAQUE
-    if operation.type.startswith("Stateless") and set(inputs) == {EQUAL}:
-        return EQUAL
-    return RANDOM if set(inputs) <= {EQUAL, RANDOM} else DERIVED
-
-
-_RULES: dict[str, Rule] = {
+RULES: dict[str, tuple[Rule, ...]] = {
     **elementwise.RULES,
     **reductions.RULES,
     **shapes.RULES,
@@ -118,6 +104,9 @@ _RULES: dict[str, Rule] = {
     **layouts.RULES,
     **products.RULES,
     **moves.RULES,
+    **per_sample.RULES,
     **ragged.RULES,
+    **drawn.RULES,
     **control_flow.RULES,
 }
+"""By the type of an operation, what is known of its outputs."""

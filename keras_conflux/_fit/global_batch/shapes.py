@@ -2,68 +2,123 @@
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.defaults import Rule
-from keras_conflux._fit.global_batch.defaults import aligned
-from keras_conflux._fit.global_batch.defaults import of_any
-from keras_conflux._fit.global_batch.defaults import recomputed
-from keras_conflux._fit.global_batch.kinds import DERIVED
+from keras_conflux._fit.global_batch.constants import static_value
 from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import count
-from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.kinds import mixed_rows
 from keras_conflux._fit.global_batch.kinds import shape
+from keras_conflux._fit.global_batch.rule import LINEAR
+from keras_conflux._fit.global_batch.rule import SAME
+from keras_conflux._fit.global_batch.rule import Rule
+from keras_conflux._fit.global_batch.rule import aligned
+from keras_conflux._fit.global_batch.rule import has_one_entry
+
+_ROWS = Form.ROWS | Form.JOINED | Form.DIVIDED
+_ROWS_AND_PLACES = _ROWS | Form.PLACES
+_STATISTIC = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.DERIVED
 
 
 def _shape_of(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
     del operation
-    return [_shape_of_one(kind) for kind in inputs]
-
-
-def _shape_of_one(kind: Kind) -> Kind:
-    if kind.role is Role.ROWS and kind.axis is not None:
-        if kind.mixed and not kind.regular:
-            return DERIVED
-        return shape(kind.axis, kind.regular)
-    if kind.role is Role.ROWS:
-        return OPAQUE
-    if kind.role in (Role.DERIVED, Role.OPAQUE):
-        return kind
-    return EQUAL
+    return [
+        shape(kind.axis, kind.regular) if kind.role is Role.ROWS else EQUAL
+        for kind in inputs
+    ]
 
 
 def _size_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     del operation
-    kind = _shape_of_one(inputs[0])
-    if kind.role is not Role.SHAPE:
-        return kind
-    return count(kind.regular)
+    return count(inputs[0].regular) if inputs[0].role is Role.ROWS else EQUAL
+
+
+def _rows_of(sizes: Kind) -> Kind:
+    """Returns the kind of rows that are as many as a shape says."""
+    return Kind(Role.ROWS, sizes.axis, sizes.entries)
 
 
 def _filled(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     """Follows `fill(shape, value)`."""
-    sizes, value = inputs
-    if sizes.role is Role.SHAPE and value == EQUAL:
-        return rows(sizes.axis, sizes.regular)
-    return of_any(operation, operation.outputs[0], inputs)
+    del operation
+    return _rows_of(inputs[0])
 
 
-def _broadcast_to(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _filled_with_a_statistic(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind:
+    del operation
+    return mixed_rows([_rows_of(inputs[0])], inputs[0].axis)
+
+
+def _broadcast_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `broadcast_to(rows, shape)` if both have the same samples."""
     value, sizes = inputs
-    if value.role is Role.ROWS:
-        axis = aligned(operation.inputs[0], value, operation.outputs[0])
-        return value.at(axis)
-    return _filled(operation, [sizes, value])
+    axis = aligned(operation.inputs[0], value, operation.outputs[0])
+    return value.at(axis) if axis == sizes.axis else None
 
 
-_OF_PLACES = (
-    "Range LinSpace Diag MatrixDiag MatrixDiagV2 MatrixDiagV3 Unique UniqueV2"
+def _broadcast(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `broadcast_to(value, shape)` of what has no samples."""
+    value, sizes = inputs
+    tensor, output = operation.inputs[0], operation.outputs[0]
+    if output.shape.rank is None:
+        return None
+    if not has_one_entry(tensor, output, sizes.axis):
+        return None
+    found = _rows_of(sizes)
+    if value.role in (Role.EQUAL, Role.RANDOM):
+        return found
+    is_static = tensor.shape.is_fully_defined()
+    return mixed_rows([found], sizes.axis) if is_static else None
+
+
+def _tiled_by_a_shape(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows `tile(value, [n, 1])` of what has no samples."""
+    value, times = inputs
+    tensor = operation.inputs[0]
+    if tensor.shape.rank is None or not tensor.shape.is_fully_defined():
+        return None
+    found = _rows_of(times)
+    if value.role in (Role.EQUAL, Role.RANDOM):
+        return found
+    return mixed_rows([found], times.axis)
+
+
+def _range(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the shape of the positions of samples."""
+    del inputs
+    begin, step = (static_value(operation.inputs[i]) for i in (0, 2))
+    if begin != 0 or step != 1:
+        return None
+    return mixed_rows([Kind(Role.ROWS, entries=Entries.SAME)], 0)
+
+
+_BY_A_SHAPE = (
+    Rule(_broadcast, SAME, Form.SHAPE),
+    Rule(_broadcast, _STATISTIC | Form.COUNT, Form.SHAPE),
 )
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Shape", "ShapeN"), _shape_of),
-    **dict.fromkeys(_OF_PLACES.split(), recomputed),
-    "Size": _size_of,
-    "Fill": _filled,
-    "BroadcastTo": _broadcast_to,
+RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(
+        ("Shape", "ShapeN"),
+        (Rule(_shape_of, _ROWS_AND_PLACES | LINEAR | SAME, ...),),
+    ),
+    "Size": (Rule(_size_of, _ROWS_AND_PLACES | LINEAR | Form.RANDOM),),
+    "Fill": (
+        Rule(_filled, Form.SHAPE, SAME),
+        Rule(_filled_with_a_statistic, Form.SHAPE, _STATISTIC | Form.COUNT),
+    ),
+    "BroadcastTo": (
+        Rule(_broadcast_rows, Form.ROWS | Form.JOINED, Form.SHAPE),
+        *_BY_A_SHAPE,
+    ),
+    "Range": (Rule(_range, Form.EQUAL, Form.COUNT, Form.EQUAL),),
 }
+TILED = (
+    Rule(_tiled_by_a_shape, SAME, Form.SHAPE),
+    Rule(_tiled_by_a_shape, _STATISTIC | Form.COUNT, Form.SHAPE),
+)

@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch import gathered_rows
 from keras_conflux._fit.global_batch import strings
+from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
-from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -39,6 +41,26 @@ def global_values(
     results = [each.recomputed(known) for each in derivations]
     context.kinds.mark_equal(results)
     return results
+
+
+def own_rows(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
+    """Returns this replica's rows of what one device would have.
+
+    Args:
+        tensor: Traced, with the samples along its first axis.
+        context: Of the step.
+
+    Raises:
+        CannotTell: If it cannot be computed, or has been read from a variable
+            after a write, which gradients do not pass.
+    """
+    if derivation(tensor, context).written:
+        raise CannotTell(tensor.name)
+    (whole,) = global_values([tensor], context)
+    own = gathered_rows.own_rows(whole, tensor, context)
+    entries = context.kinds.of(tensor).entries
+    context.kinds.mark(own, rows(0).with_entries(entries))
+    return own
 
 
 def of_sources(
@@ -69,12 +91,12 @@ def of_sources(
         ]
         return collectives.all_reduce("sum", mine)
 
-    def gather(rows: list[tf.Tensor]) -> list[tf.Tensor]:
-        numbers = [_as_numbers(each, context) for each in rows]
+    def gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        numbers = [_as_numbers(each, context) for each in tensors]
         return [
             strings.decoded(found.all) if each.dtype == tf.string else found.all
             for each, found in zip(
-                rows, gathered(numbers, context), strict=True
+                tensors, gathered_rows.gathered(numbers, context), strict=True
             )
         ]
 
@@ -96,9 +118,9 @@ def of_sources(
     return values
 
 
-def _as_numbers(rows: tf.Tensor, context: StepContext) -> tf.Tensor:
-    if rows.dtype != tf.string:
-        return rows
-    codes = strings.encoded(rows)
-    context.kinds.mark(codes, context.kinds.of(rows))
+def _as_numbers(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
+    if tensor.dtype != tf.string:
+        return tensor
+    codes = strings.encoded(tensor)
+    context.kinds.mark(codes, context.kinds.of(tensor))
     return codes

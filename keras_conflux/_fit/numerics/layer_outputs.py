@@ -1,6 +1,5 @@
 """What layers return is rows of samples, however they are computed."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +7,19 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.global_batch import trial
+from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
 from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.values import own_rows
+from keras_conflux._fit.numerics import unread_code
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
+
+_OF_USERS = (keras.layers.Lambda,)
+"""Layers of Keras that run what users have written."""
 
 
 def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -24,36 +30,99 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     replicas would be a second network. A matrix that compares each sample with
     each stays what it is, and so does what a layer computes from rows that are
     not those of one device.
+
+    What a step has mixed before it calls a model is exchanged, so that the
+    model gets the replica's rows of what one device would give it.
     """
-    outputs = original(layer, *args, **kwargs)
     context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
-        return outputs
-    kind = _kind_of_rows((args, kwargs), context)
+    if context is None or tf.executing_eagerly() or context.kinds.is_blind:
+        return original(layer, *args, **kwargs)
+    is_outermost, context.in_layer = not context.in_layer, True
+    try:
+        if is_outermost:
+            args, kwargs = _exchanged((args, kwargs), context)
+        outputs = original(layer, *args, **kwargs)
+    finally:
+        context.in_layer = not is_outermost
+    kind = _kind_of_rows((args, kwargs), layer, context)
     if kind is not None:
         for output in _tensors_in(outputs):
-            found = context.kinds.of(output)
-            if _may_be_rows(output, found):
-                _warn_if_mixed(layer, found, context)
-                regular = kind.regular and found.regular
-                marked = dataclasses.replace(kind, regular=regular)
-                context.kinds.mark(output, marked)
+            if _may_be_rows(output, context.kinds.of(output)):
+                inputs = _tensors_in((args, kwargs))
+                _mark(output, kind, layer, inputs, context)
     return outputs
 
 
-def _warn_if_mixed(layer: Any, kind: Kind, context: StepContext) -> None:
+def _exchanged(inputs: Any, context: StepContext) -> Any:
+    """Returns a model's inputs, of which mixed rows are those of one device."""
+    if tf.compat.v1.get_default_graph() is not context.graph:
+        return inputs
+
+    def exchanged(value: Any) -> Any:
+        if not isinstance(value, tf.Tensor) or not value.shape.rank:
+            return value
+        kind = context.kinds.of(value)
+        if value.shape[0] is not None or kind.role is Role.OPAQUE:
+            return value
+        if kind.role is Role.DERIVED or kind.is_entangled:
+            found = trial.rows_of(value, context)
+            if found is not None:
+                context.kinds.mark(value, found)
+            elif kind.mixed and kind.axis == 0:
+                return _own(value, context)
+        return value
+
+    return keras.tree.map_structure(exchanged, inputs)
+
+
+def _own(value: tf.Tensor, context: StepContext) -> tf.Tensor:
+    try:
+        return own_rows(value, context)
+    except CannotTell:
+        return value
+
+
+def _mark(
+    output: tf.Tensor,
+    kind: Kind,
+    layer: Any,
+    inputs: list[tf.Tensor],
+    context: StepContext,
+) -> None:
+    """Says that an output is rows, and warns if that is not so."""
+    known = context.kinds.of(output)
+    if known.role is Role.ROWS:
+        kind = kind.with_entries(known.entries)
+    here = tf.compat.v1.get_default_graph()
+    if here is context.graph and _runs_code_of_users(layer):
+        found = trial.rows_of(output, context, inputs)
+        if found is not None:
+            kind = kind.with_entries(found.entries)
+        elif _compares(output):
+            return
+        else:
+            _warn_of_mixing(layer, context)
+    context.kinds.mark(output, kind)
+
+
+def _runs_code_of_users(layer: Any) -> bool:
+    """Whether a layer, or one inside of it, is not one of Keras'."""
+    return any(
+        not keras_models.is_of_keras(each) or isinstance(each, _OF_USERS)
+        for each in (layer, *keras_models.all_layers(layer))
+    )
+
+
+def _compares(output: tf.Tensor) -> bool:
+    """Whether an output may be a matrix that compares each with each."""
+    return output.shape.rank == 2 and output.shape.as_list() == [None, None]
+
+
+def _warn_of_mixing(layer: Any, context: StepContext) -> None:
     """Says of a layer of the user's that replicas mix their own samples only.
 
     Layers of Keras that do so are documented.
     """
-    # Rows that are chosen by their place, as by `x[::2]`, are not regular.
-    mixes = (kind.mixed and kind.regular) or kind.divided
-    if (
-        kind.role is not Role.ROWS
-        or not mixes
-        or keras_models.is_of_keras(layer)
-    ):
-        return
     context.warn_once(
         f"layer {layer.name}",
         f"what the layer {layer.name!r} computes of a sample depends on other "
@@ -68,28 +137,38 @@ def _tensors_in(values: Any) -> list[tf.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
-def _kind_of_rows(inputs: Any, context: StepContext) -> Kind | None:
+def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
     """Returns the kind of what a layer makes of each sample of its inputs.
 
     Returns:
         `None` if the inputs are not rows of one device.
     """
+    leaves = keras.tree.flatten(inputs)
+    composite = [x for x in leaves if isinstance(x, tf.RaggedTensor)]
+    composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
     kinds = [context.kinds.of(tensor) for tensor in _tensors_in(inputs)]
+    if any(kind.role is Role.OPAQUE for kind in kinds):
+        unread_code.warn_of_unknown_rows(
+            context,
+            "input of a layer",
+            f"what the layer {layer.name!r} is given",
+        )
     of_rows = [kind for kind in kinds if kind.role is Role.ROWS]
+    others = {kind.role for kind in kinds} - {Role.ROWS}
+    if others - {Role.EQUAL, Role.RANDOM, Role.OPAQUE}:
+        return None
     if not of_rows:
-        return rows(0)
+        return rows(0) if composite or Role.OPAQUE in others else None
     kind = combined(of_rows, 0)
     return None if kind.is_entangled else kind
 
 
 def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
+    """Whether an output may be rows that no rule has found."""
     if not output.shape.rank:
         return False
-    if kind.role is Role.ROWS and kind.axis == 0:
-        return kind.is_entangled
+    if kind.role is Role.ROWS:
+        return kind.is_entangled and kind.axis == 0
     if output.shape[0] is not None:
         return False
-    if kind.role is Role.ROWS:
-        return kind.axis is None
-    compares = output.shape.as_list().count(None) > 1 and output.shape.rank < 3
-    return kind.role in (Role.OPAQUE, Role.DERIVED) and not compares
+    return kind.role in (Role.OPAQUE, Role.DERIVED)

@@ -151,7 +151,8 @@ def _role_and_value(
     if has_rows and not kind.is_tangled:
         return "rows", leaf
     if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
-        if may_be_sum(leaf, context):
+        is_unknown = kind.role is Role.OPAQUE and not context.kinds.is_blind
+        if is_unknown or may_be_sum(leaf, context):
             _warn_of_log(context, path)
         return "mean", leaf
     try:

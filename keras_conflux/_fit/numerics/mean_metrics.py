@@ -10,6 +10,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import unread_code
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 
@@ -35,15 +36,24 @@ def update_mean(
         if len(values.shape) == 0 and sample_weight is None:
             sample_weight = context.batch_fraction
     else:
-        values, sample_weight = _of_device(values, sample_weight, context)
+        values, sample_weight = _of_device(
+            metric.name, values, sample_weight, context
+        )
     return original(metric, values, sample_weight)
 
 
 def _of_device(
-    values: tf.Tensor, weight: tf.Tensor | None, context: StepContext
+    name: str,
+    values: tf.Tensor,
+    weight: tf.Tensor | None,
+    context: StepContext,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns values and weights of which each replica adds its part."""
     if _are_own(values, context) and _are_own(weight, context):
+        if context.kinds.of(values).role is Role.OPAQUE:
+            unread_code.warn_of_unknown_rows(
+                context, f"metric {name}", f"what the metric {name!r} is given"
+            )
         return values, weight
     of_weight = None if weight is None else context.kinds.of(weight).role
     counts = (None, Role.EQUAL, Role.COUNT)

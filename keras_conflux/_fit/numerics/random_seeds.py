@@ -27,6 +27,14 @@ def next_seed(
         seed = original(generator, *args, **kwargs)
     if not in_replica():
         return seed
+    moved = _moved(seed)
+    context = step_context.current_fit_step()
+    if context is not None:
+        context.kinds.mark_own([moved])
+    return moved
+
+
+def _moved(seed: Any) -> Any:
     rank = rank_in_trace()
     if isinstance(rank, int) and rank == 0:
         return seed

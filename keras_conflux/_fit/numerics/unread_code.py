@@ -3,9 +3,11 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
+from keras_conflux._replication.step_context import StepContext
 
 _UNKNOWN = (
     keras.layers.Lambda,
@@ -50,6 +52,27 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
         "replica, where no graph shows",
         "Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, and shapes "
         "with -1.",
+    )
+
+
+def warn_of_unknown_rows(context: StepContext, key: str, what: str) -> None:
+    """Warns of values that are taken for one row for each sample.
+
+    Args:
+        context: Of the step.
+        key: What is warned of, once in a step.
+        what: The values, such as "what the layer 'dense' is given".
+    """
+    here = tf.compat.v1.get_default_graph()
+    if context.kinds.is_blind or here is not context.graph:
+        return  # what a graph inside of the step's is given is not known yet
+    context.warn_once(
+        key,
+        f"the graph does not show how {what} is computed from the samples, as "
+        "of Python code or a random order of samples. It is taken for one row "
+        "for each sample. Where a row depends on other samples, they are those "
+        "of the replica's own part of the batch: write it with operations of "
+        "Keras or TensorFlow, in an order that `keras.random` draws.",
     )
 
 
