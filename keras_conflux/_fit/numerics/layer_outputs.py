@@ -27,7 +27,7 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """
     outputs = original(layer, *args, **kwargs)
     context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+    if context is None:
         return outputs
     kind = _kind_of_rows((args, kwargs), context)
     if kind is not None:
