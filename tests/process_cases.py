@@ -163,6 +163,20 @@ def own_step(replicate):
     return outcome(model, model.fit(data, epochs=2, verbose=0))
 
 
+def eagerly(replicate):
+    keras.utils.set_random_seed(1)
+    inner = [layers.Dense(6), layers.BatchNormalization(), layers.Dropout(0.2)]
+    model = keras.Sequential([layers.Input((8,)), *inner, layers.Dense(1)])
+    model.compile(
+        "adam",
+        lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)),
+        metrics=[lambda y, p: np.abs(np.asarray(y) - np.asarray(p))],
+        run_eagerly=True,
+    )
+    replicate(model)
+    return fitted(model)
+
+
 def single_batches(replicate):
     model = replicate(dense())
     logs = [
@@ -224,6 +238,7 @@ CASES = {
         from_generator,
         with_unequal_weights,
         own_step,
+        eagerly,
         single_batches,
         own_loop,
         under_a_distribution,

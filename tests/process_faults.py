@@ -120,6 +120,11 @@ if fault == "fails in the graph":
 if fault == "killed while a step hangs":
     model = keras.Sequential([keras.Input((8,)), NeverEnds(), *model.layers])
     model.compile("sgd", "mse", jit_compile=False)
+if fault.startswith("eager"):  # in both processes
+    accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    model = dense(accumulating, run_eagerly=True)
+    if fault == "eager part":
+        kc.replicate(model, devices=1, data="local")
 kc.replicate(model, devices=1)
 measured = []
 if fault == "measures alone" and is_wrong:

@@ -199,7 +199,7 @@ def test_outside_of_programs_nothing_is_changed():
     plain = graph_of(layer, spec, in_xla=False)
     assert "BatchMatMulV2" in plain
     assert "BatchMatMulV2" not in graph_of(layer, spec)
-    with in_a_program():  # with `run_eagerly=True`
+    with in_a_program():  # with `tf.config.run_functions_eagerly(True)`
         x = np.ones((3, 5, 4), "float32")
         np.testing.assert_array_equal(layer(x), layer(tf.constant(x)))
 

@@ -14,9 +14,6 @@ pytestmark = [
     pytest.mark.skipif(ON_GPU, reason="needs four devices"),
 ]
 
-REFUSED = {"run_eagerly": "run_eagerly"}
-"""What several processes refuse, and a word of the error."""
-
 
 @pytest.fixture(scope="module")
 def processes():
@@ -24,9 +21,7 @@ def processes():
         yield serving
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CASES if name not in REFUSED]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_equals_one_device_over_processes(name, processes):
     found = processes.outcomes(("case", name), devices=2)
     assert found is not None, "a warning"
@@ -35,9 +30,3 @@ def test_equals_one_device_over_processes(name, processes):
     assert_same_outcome(
         expected, found[0], CASES[name].rtol, lambda: roundings(name)
     )
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_says_so(name, processes):
-    with pytest.raises(AssertionError, match=REFUSED[name]):
-        processes.outcomes(("case", name), devices=2)

@@ -1,7 +1,5 @@
 """`fit` on several devices against one."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -224,37 +222,6 @@ def test_dropout_differs_between_replicas():
         lambda: model(tf.ones((1, 64)), training=True), devices=MANY
     )()
     assert len({mask.numpy().tobytes() for mask in masks}) == MANY
-
-
-class Doubled(keras.layers.Layer):
-    def call(self, x):
-        return 2 * x
-
-
-@pytest.mark.parametrize(
-    ("own", "loss"),
-    [
-        ("layer doubled", "mse"),
-        ("loss dice", "dice"),
-        ("loss mine", lambda y, p: (y - p) ** 2),
-        (None, keras.losses.MeanSquaredError()),
-    ],
-)
-def test_code_that_runs_eagerly_warns(own, loss):
-    if callable(loss) and own:
-        loss.__name__ = "mine"
-    kind = Doubled if own == "layer doubled" else keras.layers.ReLU
-    inner = keras.Sequential([keras.Input((8,)), kind(name="doubled")])
-    model = keras.Sequential([inner, keras.layers.Dense(1)])
-    model.compile("sgd", loss, run_eagerly=True)
-    kc.replicate(model, 2)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
-    texts = [str(each.message) for each in warned]
-    texts = [each for each in texts if "run_eagerly" in each]
-    assert len(texts) == (own is not None)
-    assert all(f"how the {own} computes" in each for each in texts)
 
 
 def test_a_failing_step_leaves_the_model_usable():

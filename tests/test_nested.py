@@ -74,7 +74,6 @@ def test_a_step_asks_another_model_for_predictions():
     assert_same_training(one, many, fit(one), fit(many))
 
 
-@pytest.mark.filterwarnings("ignore:.*run_eagerly")
 def test_an_eager_step_asks_another_model_for_predictions():
     """Plain Keras cannot: one device is asked in a step that it has traced."""
 
@@ -95,7 +94,6 @@ class Slow(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.filterwarnings("ignore:.*run_eagerly")
 def test_threads_ask_for_predictions_at_once(run_eagerly):
     layers = [keras.Input((8,)), Slow(), keras.layers.Dense(1)]
     model = keras.Sequential(layers)

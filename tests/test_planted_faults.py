@@ -18,6 +18,7 @@ import tensorflow as tf
 import test_batches
 import test_callbacks
 import test_collectives
+import test_eager
 import test_equal
 import test_fit
 import test_global_batch
@@ -31,6 +32,7 @@ from conftest import MANY
 from conftest import ON_GPU
 from models import Keeps
 from models import assert_same_outcome
+from models import outcome
 from models import regression
 
 import keras_conflux as kc
@@ -79,6 +81,7 @@ PLACES = {
     "state": f"{NUMERICS}.layer_state:global_values",
     "slices of the gathered": f"{GLOBAL_BATCH}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
+    "set a sum": f"{REPLICATION}.state:set_sum",
     "has samples": "keras_conflux._custom_loops.stand_ins:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
     "values of logs": f"{NUMERICS}.logs:global_values",
@@ -141,15 +144,33 @@ def assert_equal_after_xla() -> None:
     kc.assert_in_sync(model)
 
 
-def assert_equal_eagerly(name: str) -> None:
+def assert_equal_with_known_sizes(name: str) -> None:
     """Runs a case where no graph tells how a value is made of samples."""
+    fit = CASES[name].fit()
+    weights = fit.pop("sample_weight", None)
+    leaves = (fit.pop("x"), fit.pop("y"))
+    leaves = leaves if weights is None else (*leaves, weights)
+    data = tf.data.Dataset.from_tensor_slices(leaves)
+    data = data.batch(fit.pop("batch_size"), drop_remainder=True)
 
     def prepare(model):
-        model.run_eagerly = True
+        step = model.train_step
 
-    expected = test_equal.on_one_device(name, epochs=1)
-    got = test_equal.train(name, count=2, epochs=1, prepare=prepare)
-    assert_same_outcome(expected, got, CASES[name].rtol)
+        def step_of_known_size(batch):
+            int(batch[0].shape[0])  # raises where it is not known
+            return step(batch)
+
+        model.train_step = step_of_known_size
+
+    def trained(count=None):
+        model = CASES[name].build()
+        if count:
+            kc.replicate(model, count)
+        prepare(model)
+        history = model.fit(data, epochs=1, verbose=0)
+        return outcome(model, history)
+
+    assert_same_outcome(trained(), trained(2), CASES[name].rtol)
 
 
 def _loss(name: str) -> Callable:
@@ -164,11 +185,10 @@ def _state(update: Callable) -> Callable:
 TESTS = {
     "copies after XLA": assert_equal_after_xla,
     "random numbers": test_fit.test_dropout_differs_between_replicas,
-    "sums of a layer, eagerly": functools.partial(
+    "sums of a layer, known sizes": functools.partial(
         test_layer_state.test_what_a_layer_keeps,
-        test_layer_state._sums,
+        test_layer_state._sums_of_known_size,
         False,
-        True,
     ),
     "synchronized normalization in a step of one's own": functools.partial(
         test_layer_state.test_synchronized_normalization_in_a_step_of_ones_own,
@@ -209,13 +229,18 @@ TESTS = {
     "value per sample in logs": functools.partial(
         test_global_batch.test_logs, test_global_batch.OwnLogs
     ),
-    "ignored classes, eagerly": functools.partial(
-        assert_equal_eagerly, "ignored classes"
+    "ignored classes, known sizes": functools.partial(
+        assert_equal_with_known_sizes, "ignored classes"
     ),
-    "mean with weights, eagerly": functools.partial(
-        assert_equal_eagerly, "loss mean_with_sample_weight"
+    "mean with weights, known sizes": functools.partial(
+        assert_equal_with_known_sizes, "loss mean_with_sample_weight"
     ),
-    "sum, eagerly": functools.partial(assert_equal_eagerly, "loss sum"),
+    "accumulation, eagerly": functools.partial(
+        test_eager.test_a_program, "accumulation", 2
+    ),
+    "sum, known sizes": functools.partial(
+        assert_equal_with_known_sizes, "loss sum"
+    ),
     "steered data": functools.partial(
         test_callbacks.test_what_a_callback_tells_a_generator_is_in_the_next_batch,
         2,
@@ -334,6 +359,11 @@ def _last_copy_differs(original, variable, summed):
         call("copies", variable)[-1].assign_add(
             tf.fill(variable.shape, np.float32(0.01))
         )
+
+
+def _set_each_copy(original, variable, value):
+    for each in variable.values:
+        each.assign(tf.cast(value, each.dtype))
 
 
 def _of_batch(change):
@@ -462,6 +492,11 @@ FAULTS = [
         ("accumulation of 5",),
     ),
     Fault(
+        "each copy of a sum gets all of it",
+        {"set a sum": _set_each_copy},
+        ("accumulation, eagerly",),
+    ),
+    Fault(
         "gradients count as finite if one replica's are",
         {"reduce a tree": _finite_somewhere},
         ("overflow on one replica while accumulating",),
@@ -480,12 +515,12 @@ FAULTS = [
     Fault(
         "each replica divides by the entries of its own mask",
         {"mask": AS_KERAS_HAS_IT},
-        ("ignored classes, eagerly",),
+        ("ignored classes, known sizes",),
     ),
     Fault(
         "each replica divides by its own sample weights",
         {"reduce losses": AS_KERAS_HAS_IT},
-        ("mean with weights, eagerly", "sum, eagerly"),
+        ("mean with weights, known sizes", "sum, known sizes"),
     ),
     # Layers.
     Fault(
@@ -532,9 +567,9 @@ FAULTS = [
         ("moving average of a layer",),
     ),
     Fault(
-        "what layers add up eagerly is not noticed",
+        "what layers add up is not noticed where no graph tells",
         {"add": AS_KERAS_HAS_IT},
-        ("sums of a layer, eagerly",),
+        ("sums of a layer, known sizes",),
     ),
     Fault(
         "all replicas draw the same random numbers",
@@ -634,13 +669,13 @@ FAULTS = [
 # What a comparison says, rather than a crash.
 TOLD = (
     "Not equal|Arrays are not equal|differs between replica|^assert |"
-    "depends on other samples"
+    "depends on other samples|a sum or a mean over samples"
 )
 RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.filterwarnings("ignore:.*run_eagerly")
+@pytest.mark.filterwarnings("ignore:.*any number of samples")
 @pytest.mark.parametrize(
     ("fault", "name"),
     [

@@ -54,6 +54,10 @@ OTHER_PLACE = "ReplicaMismatchError: .*not at the same place.*"
 # By what process 1 does: what process 0 raises, and within how many seconds.
 FAULTS = {
     "raises": ("process 1 has raised ValueError.*: the user's own error", 5),
+    "eager accumulation": (
+        "NotImplementedError: .*run_eagerly=True.*accumulation_steps",
+        10,
+    ),
     "stops early": (OTHER_PLACE + "process 1: the end of fit", 5),
     "killed": (UNREACHABLE, 10),
     "killed while a step hangs": (UNREACHABLE, 10),
@@ -80,6 +84,7 @@ MORE_FAULTS = {
         r"Mismatch.*process 0: .*rows of \(8\).*process 1: .*rows of \(7\)",
         60,
     ),
+    "eager part": ('NotImplementedError: .*run_eagerly=True.*data="local"', 10),
     "part of other steps": (
         "Mismatch.*process 0: steps_per_epoch=4.*process 1: steps_per_epoch=3",
         60,

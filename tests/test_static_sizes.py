@@ -271,16 +271,6 @@ def test_a_variable_that_no_layer_holds(write, size):
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*run_eagerly")
-def test_a_variable_that_no_layer_holds_eagerly():
-    model = kc.replicate(
-        own_variable(WRITES["adds a sum"], run_eagerly=True), 3
-    )
-    with pytest.raises(kc.StrategyError, match=r"'kept'.*self.steps ="):
-        model.fit(X, Y, verbose=0)
-    assert model.kept().numpy() == 0.5
-
-
 def _fixed(x):
     return x + tf.random.normal((6, 1))
 

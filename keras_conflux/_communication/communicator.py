@@ -84,6 +84,24 @@ def _least_capability(devices: tuple[Device, ...]) -> tuple[int, int] | None:
     return min(known) if len(known) == len(found) else None
 
 
+class OneReplica:
+    """The channel of a replica that is alone, as where a step runs once."""
+
+    size = 1
+    on_gpu = False
+
+    def noted_rank(self, index: int) -> int:
+        """Returns the position of the replica."""
+        return index
+
+    def all_reduce(self, tensor: tf.Tensor, *_: Any) -> tf.Tensor:
+        """Returns what the replica gives."""
+        return tf.identity(tensor)
+
+    def assert_same_call(self, *_: Any) -> None:
+        """Does nothing: there is no other call."""
+
+
 class Communicator:
     """The collective channel of one tuple of devices.
 
@@ -174,8 +192,9 @@ class Communicator:
         if tf.executing_eagerly():
             if self.spans_processes:
                 raise NotImplementedError(
-                    "Eager steps (`run_eagerly=True`) exchange nothing between "
-                    "processes. Debug in one process, or leave it out."
+                    "Replicas that run eagerly exchange nothing between "
+                    "processes. Debug in one process, or leave out "
+                    "`tf.config.run_functions_eagerly(True)`."
                 )
             return eager.all_reduce(tensor, op, self.devices[0])
         is_extreme = op in ("min", "max")

@@ -15,6 +15,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._compat import error_texts
 
 OPS = ("sum", "mean", "product", "min", "max")
@@ -42,7 +43,10 @@ class ReplicaCollectives:
     """
 
     def __init__(
-        self, communicator: Communicator, index: int, in_xla: bool = False
+        self,
+        communicator: Communicator | OneReplica,
+        index: int,
+        in_xla: bool = False,
     ) -> None:
         self._communicator = communicator
         self._index = index

@@ -238,8 +238,9 @@ def symbolic_build(
         # user's own may do without `call`, or take what `call` does not. Both
         # are built by their first step on one device, so they shall be here.
         untraceable = error_texts.is_untraceable_by_shapes(error)
+        # So may what `run_eagerly=True` gives NumPy to.
         left_to_step = untraceable or layers_alone or has_own_step(model)
-        if not left_to_step:
+        if not left_to_step and not runs_eagerly(model):
             raise
 
 
@@ -254,16 +255,18 @@ def _without_what_steps_tell(
     build layers, and an optimizer refuses variables that are made after it
     was built.
     """
-    if not has_own_step(model):
+    if not has_own_step(model) and not runs_eagerly(model):
         yield
         return
     names = ("optimizer",) if at_once else _COMPILED
-    with _without_compiled(model, names) as left:
-        yield
-    if any(part is model.optimizer for part in left) and all(
-        layer.built for layer in all_layers(model)[1:]
-    ):
-        model.optimizer.build(model.trainable_variables)
+    try:
+        with _without_compiled(model, names) as left:
+            yield
+    finally:
+        if any(part is model.optimizer for part in left) and all(
+            layer.built for layer in all_layers(model)[1:]
+        ):
+            model.optimizer.build(model.trainable_variables)
 
 
 _COMPILED = ("optimizer", "_compile_metrics", "_compile_loss")
@@ -308,6 +311,11 @@ def has_own_step(model: keras.Model) -> bool:
         getattr(type(model), step) is not getattr(trainer, step)
         for step in ("train_step", "test_step", "predict_step")
     )
+
+
+def runs_eagerly(model: keras.Model) -> bool:
+    """Whether the steps of a model run without a graph, as for debugging."""
+    return bool(model.run_eagerly or tf.config.functions_run_eagerly())
 
 
 def initial_epoch(model: keras.Model) -> int | None:

@@ -19,6 +19,8 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
+from keras_conflux._communication.communicator import OneReplica
+from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._communication.tree_collectives import standardize_op
 from keras_conflux._custom_loops import stand_ins
 from keras_conflux._custom_loops.spmd import withdevices
@@ -27,6 +29,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
+from keras_conflux._replication import whole_batch
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -271,7 +274,7 @@ class _Call:
         return f"{self.verb}({self.op!r})" if self.op else self.verb
 
     def __call__(self, tree: Tree, weight: Any = None) -> Tree:
-        this = replica_collectives()
+        this = _this_replica()
         if self.root not in range(this.count):
             raise ValueError(
                 f"{self}: `root` is the index of a replica, from 0 to "
@@ -284,9 +287,16 @@ class _Call:
         reduced = stand_ins.all_reduce(this, self.op or "sum", tree, weight)
         if self.verb == "allreduce":
             return reduced
-        if replica_rank() != self.root:
+        if this.count > 1 and replica_rank() != self.root:
             reduced = trees.map_leaves(tf.convert_to_tensor, tree)
         return _of_first(reduced)
+
+
+def _this_replica() -> ReplicaCollectives:
+    """Returns the collectives of the replica that calls."""
+    if whole_batch.current() is not None:
+        return ReplicaCollectives(OneReplica(), 0)
+    return replica_collectives()
 
 
 def _of_first(tree: Tree) -> Tree:
@@ -320,7 +330,7 @@ def _collective(
     first, *others = values
     if not others and _are_variables(first):
         return _in_place(call, first, weight)
-    if in_replica():
+    if in_replica() or whole_batch.current() is not None:
         if others or isinstance(first, Replicas):
             raise ValueError(
                 f"{call}: inside a replica, give this replica's tree alone; "
@@ -360,6 +370,8 @@ def _in_place(call: _Call, target: Any, weight: Any) -> None:
             f"{call}: there is no floating-point variable in {target!r}. "
             "Build a model before it is reduced."
         )
+    if whole_batch.current() is not None:
+        return  # a replica alone has what all have
     strategy = state.strategy_of(found)
     if strategy is None:
         raise StrategyError(

@@ -25,6 +25,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import step_context
+from keras_conflux._replication import whole_batch
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
@@ -76,6 +77,9 @@ def replica() -> Replica:
         print([index.numpy() for index in whoami()])
         ```
     """
+    of_whole_batch = whole_batch.current()
+    if of_whole_batch is not None:
+        return Replica(0, 1, of_whole_batch.devices[0])
     if not in_replica():
         raise StrategyError(
             "`replica()` is known only while replicas run. Call it inside a "

@@ -1,6 +1,7 @@
 """The rows of a batch, one per sample, and which of them a replica gets."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -102,6 +103,15 @@ def take(leaf: Any, begin: Any, end: Any) -> Any:
         starts = tf.concat([[begin], tf.zeros_like(leaf.dense_shape[1:])], 0)
         return tf.sparse.slice(leaf, starts, sizes)
     return tf.identity(leaf[begin:end])
+
+
+def joined(leaves: Sequence[Any]) -> Any:
+    """Joins leaves of shape `(batch, ...)` along the first axis."""
+    if len(leaves) == 1:
+        return leaves[0]
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    return tf.concat(leaves, 0)
 
 
 def _has_samples(leaf: Any) -> bool:

@@ -85,6 +85,9 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
         # for `global_clipnorm`, copies come apart by roundings.
         synchronization.synchronize(model)
+    elif plan.eager and strategy.communicator.spans_processes:
+        # Each has run the steps, and Python may have drawn other numbers.
+        synchronization.synchronize(model)
     return history
 
 
@@ -162,23 +165,24 @@ def build(
     spec = (
         data_batch if iterator is None else keras_iterators.batch_spec(iterator)
     )
-    promotion.build(model, spec, strategy)
+    if keras_models.runs_eagerly(model):  # its first step builds what it needs
+        promotion.promote_new_state(model, strategy)
+    else:
+        promotion.build(model, spec, strategy)
 
 
 def make_train_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
     """Makes a new function where the former one has become stale."""
-    stale = traced_functions.is_stale(model.train_function)
-    return original(model, force or stale)
+    return original(model, force or _is_outdated(model.train_function, model))
 
 
 def make_test_function(
     original: Callable, model: Any, force: bool = False
 ) -> Any:
     """Makes a new function where the former one has become stale."""
-    stale = traced_functions.is_stale(model.test_function)
-    return original(model, force or stale)
+    return original(model, force or _is_outdated(model.test_function, model))
 
 
 def make_function(original: Callable, model: Any, step_function: Any) -> Any:
@@ -198,7 +202,8 @@ def make_predict_function(
         stale = traced_functions.is_stale(model.predict_function)
         return original(model, force or stale)
     promotion.promote_new_state(model, strategy)
-    if model.predict_function is None or force:
+    function = model.predict_function
+    if function is None or force or _is_outdated(function, model):
         model.predict_function = train_function.make_predict_function(
             model, strategy
         )
@@ -233,6 +238,13 @@ def make_iterator(
         epoch_iterator.attach(iterator, plan)
     iterator_history.follow(iterator)
     input_position.attach_next(iterator)
+
+
+def _is_outdated(function: Any, model: keras.Model) -> bool:
+    """Whether a function of a model has to be made anew."""
+    return traced_functions.is_stale(
+        function
+    ) or train_function.is_of_other_mode(function, model)
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:

@@ -13,6 +13,7 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
+from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import in_replica
@@ -52,7 +53,7 @@ def initialize(original: Callable, variable: Any, value: Any) -> None:
 
 def _strategy_of_variables() -> ReplicatedStrategy | None:
     if not tf.distribute.has_strategy():
-        return distribution_strategy()
+        return whole_batch.current() or distribution_strategy()
     current = tf.distribute.get_strategy()
     in_its_scope = tf.distribute.in_cross_replica_context()
     is_ours = isinstance(current, ReplicatedStrategy)
@@ -99,23 +100,11 @@ def assign_whole(original: Callable, variable: Any, value: Any) -> None:
     TensorFlow gives each copy an equal part of it, which integers may not
     have: half of a count of 1 is 0.
     """
-    if in_replica() or not _is_sum(keras_variables.backing(variable)):
+    backing = keras_variables.backing(variable)
+    if in_replica() or not state.is_sum(backing):
         original(variable, value)
-        return
-    first, *others = state.copies(variable)
-    if not state.is_whole_here(keras_variables.backing(variable)):
-        value = tf.zeros_like(first)
-    first.assign(tf.cast(value, first.dtype))
-    for copy in others:
-        copy.assign(tf.zeros_like(copy))
-
-
-def _is_sum(value: Any) -> bool:
-    return (
-        is_replicated(value)
-        and value.synchronization == tf.VariableSynchronization.ON_READ
-        and value.aggregation == tf.VariableAggregation.SUM
-    )
+    else:
+        state.set_sum(backing, value)
 
 
 def add_optimizer_variable(

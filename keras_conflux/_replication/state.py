@@ -138,6 +138,25 @@ def is_whole_here(value: Any) -> bool:
     return process_index() == 0 or id(value) not in _in_parts
 
 
+def is_sum(value: Any) -> bool:
+    """Whether the value of a TensorFlow variable is the sum of its copies."""
+    return (
+        is_replicated(value)
+        and value.synchronization == tf.VariableSynchronization.ON_READ
+        and value.aggregation == tf.VariableAggregation.SUM
+    )
+
+
+def set_sum(variable: Any, value: Any) -> None:
+    """Gives the first copy all of a value, so that the copies add up to it."""
+    first, *others = copies(variable)
+    if not is_whole_here(variable):
+        value = tf.zeros_like(first)
+    first.assign(tf.cast(value, first.dtype))
+    for copy in others:
+        copy.assign(tf.zeros_like(copy))
+
+
 def sums_of(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of metrics, whose copies add up to their value."""
     return [

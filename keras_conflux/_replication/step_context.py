@@ -44,7 +44,7 @@ class StepContext:
     """The variable that holds the position of each replica among all, in a
     compiled step of several replicas."""
     graph: Any = None
-    """The graph that the step is traced to, if it is."""
+    """The graph that the step is traced to."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the Keras variables that the step has written."""
     before: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -85,8 +85,6 @@ class StepContext:
     from what it has accumulated."""
     local_gradients: list[Any] = dataclasses.field(default_factory=list)
     """The gradients of these losses."""
-    global_gradients: list[Any] = dataclasses.field(default_factory=list)
-    """The gradients that are those of the global batch."""
     shard: Any = None
     """The replica's shard of the batch."""
     internal: bool = False

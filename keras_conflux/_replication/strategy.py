@@ -189,6 +189,16 @@ def outside_of_replicas(function: Callable[[], Any]) -> Any:
     """
     if not in_replica() or not tf.executing_eagerly():
         return function()
+    return outside_of_strategies(function)
+
+
+def outside_of_strategies(function: Callable[[], Any]) -> Any:
+    """Returns what a function returns where no scope of a strategy is open.
+
+    If one is, it is called in another thread.
+    """
+    if not tf.distribute.has_strategy():
+        return function()
     call = DaemonCall(keras_internals.with_this_threads_state(function))
     call.wait()
     return call.result()

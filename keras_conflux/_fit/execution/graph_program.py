@@ -25,18 +25,11 @@ class GraphProgram:
     Args:
         step: What each replica does.
         strategy: What replicates the model.
-        eager: Whether to run without a graph, for debugging.
     """
 
-    def __init__(
-        self,
-        step: ReplicaStep,
-        strategy: ReplicatedStrategy,
-        eager: bool = False,
-    ) -> None:
+    def __init__(self, step: ReplicaStep, strategy: ReplicatedStrategy) -> None:
         self._step = step
         self._strategy = strategy
-        self._eager = eager
         self._watchdog = StepWatchdog(strategy.devices, step.name)
         self._traced = TracedPrograms[TracedProgram](step.tracing)
 
@@ -45,11 +38,6 @@ class GraphProgram:
         result = None
         for batch in batches:
             sizes = _constant(batch.sizes)
-            if self._eager:
-                shards = _refilled(batch.specs, batch.shards)
-                with self._step.tracing:
-                    result = self._all_replicas(shards, sizes)
-                continue
             program = self._traced.get(
                 batch.signature, functools.partial(self._trace, batch)
             )

@@ -17,9 +17,10 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._data import rows
+from keras_conflux._fit.global_batch import kinds
 from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.gathered_rows import gathered
-from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
@@ -53,8 +54,12 @@ class ReplicaStep(Protocol):
     identity: str
     """What is the same in each process that makes the same step."""
     tracing: threading.RLock
-    """Held by the thread that traces the step, or runs it eagerly. Others may
-    ask at once, as when each replica of another model wants predictions."""
+    """Held by the thread that traces the step. Others may ask at once, as when
+    each replica of another model wants predictions."""
+
+    def on_whole_batch(self, batch: Tree) -> Tree:
+        """Runs the step of one device, for which nothing has to be known."""
+        ...
 
     def before_steps(self) -> None:
         """Does what goes before one or many steps. Traced once per replica."""
@@ -123,7 +128,6 @@ class _ModelStep:
         compiled: InXla | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
-        eager = tf.executing_eagerly()
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
         context = StepContext(
             self.name,
@@ -135,7 +139,7 @@ class _ModelStep:
             batch_offset=offset,
             may_be_empty=size is not None,
             shard=shard,
-            graph=None if eager else tf.compat.v1.get_default_graph(),
+            graph=tf.compat.v1.get_default_graph(),
             kinds=BatchKinds(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
@@ -183,13 +187,14 @@ class TrainOrTestStep(_ModelStep):
     def __init__(self, model: keras.Model, step: Callable) -> None:
         super().__init__(model)
         self.identity += f": {getattr(step, '__name__', '')}"
+        self.on_whole_batch = step
         self._step = tensorflow_tracing.inlined(step)
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         with logs.noting_results(self._model, context) as noted:
             output = self._step(shard)
         context.results = logs.results_by_position(output, noted)
-        return logs.made_global(output, size, context)
+        return logs.made_global(output, context)
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """See `ReplicaStep`."""
@@ -229,6 +234,10 @@ class PredictStep(_ModelStep):
         super().__init__(model)
         self._is_local = is_local
         self._gathers = process_count() > 1 and not is_local
+
+    def on_whole_batch(self, batch: Tree) -> Tree:
+        """See `ReplicaStep`."""
+        return self._model.predict_step(batch)
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         outputs = self._model.predict_step(shard)
@@ -273,7 +282,7 @@ def _everywhere(leaf: Any, size: Any, context: StepContext) -> Any:
         )
     if leaf.shape.rank == 0:
         return _mean_everywhere(leaf, context)
-    context.kinds.mark(leaf, rows(0, regular=size is None))
+    context.kinds.mark(leaf, kinds.rows(0, regular=size is None))
     return gathered([leaf], context)[0].all
 
 
@@ -288,4 +297,4 @@ def _of_global_batch(leaves: tuple, fractions: list, sizes: list) -> Any:
 
 def joined(parts: list[Tree]) -> Tree:
     """Joins trees of tensors of shape `(batch, ...)` along the first axis."""
-    return keras.tree.map_structure(lambda *leaves: logs.joined(leaves), *parts)
+    return keras.tree.map_structure(lambda *leaves: rows.joined(leaves), *parts)

@@ -1,4 +1,4 @@
-"""Runs the steps of an execution through XLA where it can, else as a graph."""
+"""Runs the steps of an execution by XLA, as a graph, or without one."""
 
 import collections
 import time
@@ -16,6 +16,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.execution.eager_program import EagerProgram
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.watchdog import StepAbandoned
@@ -47,7 +48,9 @@ class StepExecutor:
     ) -> None:
         self._model = model
         self._strategy = plan.strategy
-        self._graph = GraphProgram(step, plan.strategy, model.run_eagerly)
+        self._is_eager = plan.eager
+        self._eager = EagerProgram(step, plan.strategy)
+        self._graph = GraphProgram(step, plan.strategy)
         self._xla = XlaProgram(step, plan.strategy, model.steps_per_execution)
         self._may_compile = plan.compiled
         self._name = f"{type(step).__name__} of {model.name}"
@@ -88,6 +91,8 @@ class StepExecutor:
 
     def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
+        if self._is_eager:
+            return self._eager(batch)
         needs = self._needs_sizes
         while True:
             try:

@@ -1,6 +1,7 @@
 """The functions that Keras' loops call for one or several batches."""
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,6 @@ from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.input.execution_plan import runs_eagerly
-from keras_conflux._fit.numerics.unread_code import warn_of_eager_code
 from keras_conflux._replication import promotion
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import outside_of_replicas
@@ -38,8 +37,6 @@ def make_function(
         of which it draws `model.steps_per_execution`, and returns the logs.
     """
     plan = ExecutionPlan.of(model, strategy)
-    if runs_eagerly(model) and strategy.communicator.size > 1:
-        warn_of_eager_code(model)
     run = StepExecutor(model, plan, replica_step.TrainOrTestStep(model, step))
     shard = plan.sharder()
     several = model.steps_per_execution
@@ -53,6 +50,7 @@ def make_function(
             batches = shard.join(shard(drawn, spec))
             return run(StepGroup(batches, several))
 
+    _plans[function] = plan
     return function
 
 
@@ -70,7 +68,7 @@ def make_predict_function(
             [batch] if isinstance(batch, Batch) else shard.join(shard([batch]))
         )
 
-    has_built = False
+    has_built = plan.eager  # which its first step does
 
     def build(batch: Batch) -> None:
         # Once, as some layers are never built.
@@ -95,4 +93,20 @@ def make_predict_function(
                 outputs.extend(run(StepGroup([one], 1)) for one in singles)
         return replica_step.joined(outputs)
 
+    _plans[function] = plan
     return function
+
+
+_plans: Any = weakref.WeakKeyDictionary()
+"""By function that is made here, what it was made for."""
+
+
+def is_of_other_mode(function: Any, model: keras.Model) -> bool:
+    """Whether a function was made for graphs and runs eagerly now, or not.
+
+    Args:
+        function: The `train_function`, or another one, that a model has.
+        model: The model.
+    """
+    plan = _plans.get(function) if function is not None else None
+    return plan is not None and plan.eager != keras_models.runs_eagerly(model)

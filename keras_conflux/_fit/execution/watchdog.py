@@ -50,8 +50,6 @@ class StepWatchdog:
 
     def mark_end(self, index: int, outputs: Tree) -> Tree:
         """Counts that a replica has ended when its outputs are there."""
-        if tf.executing_eagerly():
-            return outputs
         leaves = tf.nest.flatten(outputs, expand_composites=True)
         with tf.control_dependencies(filter(tf.is_tensor, leaves)):
             ended = self._ended[index].assign_add(1, read_value=False)

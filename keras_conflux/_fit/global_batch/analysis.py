@@ -78,8 +78,7 @@ class BatchKinds:
 
     def mark(self, tensor: tf.Tensor, kind: Kind) -> None:
         """Says what a tensor is, where the graph would not tell."""
-        if not tf.executing_eagerly():
-            self._marked[id(tensor)] = tensor, kind
+        self._marked[id(tensor)] = tensor, kind
 
     def mark_equal(self, leaves: list[Any]) -> None:
         """Says that leaves, as of an all-reduce, are equal on all replicas."""
@@ -112,7 +111,7 @@ class BatchKinds:
 
     def _of_part(self, tensor: Any) -> Kind:
         if tensorflow_graphs.is_eager(tensor):
-            return OPAQUE if tf.executing_eagerly() else EQUAL
+            return EQUAL
         known = self.marked(tensor)
         if known is not None or self.is_blind:
             return known or OPAQUE

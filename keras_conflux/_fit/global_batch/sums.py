@@ -14,7 +14,7 @@ _NO_COUNTS = (Role.TOTAL, Role.MEAN, Role.DERIVED)
 
 def may_be_sum(target: tf.Tensor, context: StepContext) -> bool:
     """Whether a scalar comes from a sum of what is not known, and no mean."""
-    if tf.executing_eagerly() or target.shape.rank != 0:
+    if target.shape.rank != 0:
         return False
     waiting, seen = [target], set()
     while waiting:

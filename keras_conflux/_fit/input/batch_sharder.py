@@ -98,7 +98,7 @@ class BatchSharder:
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         return str(trees.paths(batch)), shapes
 
-    def _one(self, batch: Tree, spec: Tree) -> Batch:
+    def _one(self, batch: Tree, spec: Tree = None) -> Batch:
         if _is_distributed(batch):
             return self._as_given(batch)
         sizes, specs = self._sizes_and_specs(batch, spec)
@@ -149,7 +149,7 @@ class BatchSharder:
         limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)
         sizes = tuple(end - begin for begin, end in limits)
-        return sizes, [shard] * len(self._strategy.devices)
+        return sizes, [shard] * len(self._placement.devices)
 
     def _warn_of_lengths(self, lengths: dict[str, int]) -> None:
         if self._has_warned or len(set(lengths.values())) == 1:
@@ -164,6 +164,26 @@ class BatchSharder:
             "as candidates, or the nodes of a graph by their numbers, keep "
             "that leaf in the model, repeat it for each sample, or make it a "
             "ragged tensor with one row a sample."
+        )
+
+
+class WholeBatchSharder(BatchSharder):
+    """Leaves batches whole, and moves them to the first device.
+
+    Args:
+        strategy: What replicates the model.
+    """
+
+    def __init__(self, strategy: ReplicatedStrategy) -> None:
+        super().__init__(strategy, stacks=False)
+
+    def _placed(self) -> host_to_device.Placement:
+        return host_to_device.Placement(self._strategy.devices[:1], 0, 1)
+
+    def _as_given(self, batch: Tree) -> Batch:
+        local = self._strategy.experimental_local_results
+        return self._one(
+            trees.map_leaves(lambda x: rows.joined(local(x)), batch)
         )
 
 

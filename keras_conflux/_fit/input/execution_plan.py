@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.batch_sharder import WholeBatchSharder
 from keras_conflux._fit.input.local_batches import LocalSharder
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
@@ -30,6 +31,8 @@ class ExecutionPlan:
     strategy: ReplicatedStrategy
     compiled: bool
     """Whether XLA compiles the steps. Batches are stacked for it."""
+    eager: bool = False
+    """Whether the steps run without a graph, on whole batches."""
     name: str = "a model"
     """Whose call it is, as messages between processes say it."""
     is_local: bool = False
@@ -58,6 +61,7 @@ class ExecutionPlan:
         return cls(
             strategy,
             compiles(model, strategy),
+            _runs_on_whole_batches(model, strategy),
             model.name,
             data_contract.is_local(model),
             drawn_by_keras=True,
@@ -81,6 +85,7 @@ class ExecutionPlan:
         return cls(
             strategy,
             compiled,
+            _runs_on_whole_batches(model, strategy),
             model.name,
             is_local,
             reshuffling.of(model),
@@ -91,6 +96,8 @@ class ExecutionPlan:
 
     def sharder(self) -> BatchSharder:
         """Returns what shards the batches of one source of data."""
+        if self.eager:
+            return WholeBatchSharder(self.strategy)
         if self.is_local:
             return LocalSharder(self.strategy, self.compiled, self.name)
         # One device is given such batches one by one, and sees their shapes.
@@ -101,14 +108,25 @@ def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:
     """Whether XLA compiles what the replicas of a model do."""
     return bool(
         model.jit_compile
-        and not runs_eagerly(model)
+        and not keras_models.runs_eagerly(model)
         and strategy.communicator.supports_xla
     )
 
 
-def runs_eagerly(model: keras.Model) -> bool:
-    """Whether the steps of a model run without a graph, as for debugging."""
-    return bool(model.run_eagerly or tf.config.functions_run_eagerly())
+def _runs_on_whole_batches(
+    model: keras.Model, strategy: ReplicatedStrategy
+) -> bool:
+    eager = keras_models.runs_eagerly(model)
+    spans_processes = strategy.communicator.spans_processes
+    if eager and spans_processes and data_contract.is_local(model):
+        raise NotImplementedError(
+            f"{model.name}: with `run_eagerly=True` a step runs once, on the "
+            'whole batch, of which each process has a part with data="local". '
+            "Run it in one process, give all processes the same data with "
+            '`keras_conflux.replicate(model, data="global")`, or leave out '
+            "`run_eagerly=True`."
+        )
+    return eager
 
 
 # Keras makes epoch iterators without saying for which model.

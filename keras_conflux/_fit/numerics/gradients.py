@@ -17,10 +17,12 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
+from keras_conflux._fit.numerics import single_update
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
+from keras_conflux._replication import whole_batch
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
@@ -200,7 +202,6 @@ def reduced(
     maxima = iter(_maxima([x for x, value in pairs if value], context))
     grads = [next(maxima if value else sums) for value in is_value]
     context.kinds.mark_equal(grads)
-    context.global_gradients.extend(grads)
     return grads
 
 
@@ -286,8 +287,6 @@ def _of_fit(
 
 
 def _are_global(grads: list[Any], context: StepContext) -> bool:
-    if tf.executing_eagerly():
-        return _all_in(grads, context.global_gradients)
     return all(g is None or context.kinds.of(g) == EQUAL for g in grads)
 
 
@@ -299,7 +298,7 @@ def _all_in(grads: list[Any], known: list[Any]) -> bool:
 def _made_global(grads: list[Any], context: StepContext) -> list[Any]:
     given = [g for g in grads if g is not None]
     sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
-    if not sparse and not tf.executing_eagerly():
+    if not sparse:
         try:
             values = iter(global_values(given, context))
             return [None if g is None else next(values) for g in grads]
@@ -321,6 +320,8 @@ def _outside(
 ) -> Any:
     """Applies gradients on every replica, where they are given once for all."""
     given = None if trainable_variables is None else list(trainable_variables)
+    if whole_batch.current() is not None:
+        return single_update.apply(original, optimizer, grads, given)
     if tf.distribute.has_strategy():
         is_replicated_here = state.replicated_by(optimizer.variables[:1])
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

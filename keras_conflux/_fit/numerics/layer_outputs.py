@@ -35,11 +35,11 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     model gets the replica's rows of what one device would give it.
     """
     context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly() or context.kinds.is_blind:
+    if context is None:
         return original(layer, *args, **kwargs)
     is_outermost, context.in_layer = not context.in_layer, True
     try:
-        if is_outermost:
+        if is_outermost and not context.kinds.is_blind:
             args, kwargs = _exchanged((args, kwargs), context)
         outputs = original(layer, *args, **kwargs)
     finally:
@@ -94,7 +94,8 @@ def _mark(
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
     here = tf.compat.v1.get_default_graph()
-    if here is context.graph and _runs_code_of_users(layer):
+    is_readable = here is context.graph and not context.kinds.is_blind
+    if is_readable and _runs_code_of_users(layer):
         found = trial.rows_of(output, context, inputs)
         if found is not None:
             kind = kind.with_entries(found.entries)

@@ -39,11 +39,10 @@ def record_assign(original: Callable, variable: Any, value: Any) -> Any:
         return original(variable, value)
     trace_findings.note_write(context, variable, value)
     context.assigned.setdefault(id(variable), variable)
-    if not tf.executing_eagerly():
-        context.kinds.notice(tf.compat.v1.get_default_graph())
+    context.kinds.notice(tf.compat.v1.get_default_graph())
     if _is_counter(variable):
         value = _counted(variable, value, context)
-    elif not tf.executing_eagerly():
+    else:
         value = inner_writes.exchanged(variable, value, context)
     return original(variable, value)
 
@@ -62,8 +61,7 @@ def _counted(
     left out.
     """
     value = keras.ops.convert_to_tensor(value, variable.dtype)
-    if not tf.executing_eagerly():
-        value = _part(value, context, id(variable) in context.counters())
+    value = _part(value, context, id(variable) in context.counters())
     if context.may_be_empty:
         value = tf.where(context.batch_fraction > 0, value, variable.value)
     context.kinds.mark(value, COUNTED)
@@ -129,10 +127,10 @@ def _has_first(context: StepContext) -> Any:
 def record_add(original: Callable, variable: Any, value: Any) -> Any:
     """Records what a variable was before a step of `fit` first added to it.
 
-    Only where the graph of the step does not show what is added: eagerly, and
-    in graphs inside of it. There, a value computed from the batch, such as a
-    sample count, is summed over the replicas, and a value computed from the
-    variable itself, such as `v -= 0.1 * (v - mean)`, is averaged.
+    Only where the graph of the step does not show what is added, as in graphs
+    inside of it. There, a value computed from the batch, such as a sample
+    count, is summed over the replicas, and a value computed from the variable
+    itself, such as `v -= 0.1 * (v - mean)`, is averaged.
     """
     context = _recording()
     if (
@@ -143,19 +141,20 @@ def record_add(original: Callable, variable: Any, value: Any) -> Any:
         moves = variable.trainable or is_computed_from(value, variable)
         if not moves and not _is_constant(value):
             # Not in the graph of a branch, whose tensors are known there only.
-            graph = context.graph
-            with graph.as_default() if graph else contextlib.nullcontext():
+            with context.graph.as_default():
                 context.before[id(variable)] = variable.value + 0
     return original(variable, value)
 
 
 def _recording() -> StepContext | None:
     context = step_context.current_fit_step()
-    return None if context is None or context.optimizing else context
+    if context is None or context.optimizing or tf.executing_eagerly():
+        return None  # in `tf.init_scope`, it is written once, and not by steps
+    return context
 
 
 def _is_traced_by(context: StepContext) -> bool:
-    if tf.executing_eagerly() or context.kinds.is_blind:
+    if context.kinds.is_blind:
         return False
     return context.graph is tf.compat.v1.get_default_graph()
 
@@ -163,8 +162,7 @@ def _is_traced_by(context: StepContext) -> bool:
 def _is_constant(value: Any) -> bool:
     if not tf.is_tensor(value):
         return True
-    traced = not tf.executing_eagerly()
-    return traced and tf.get_static_value(value) is not None
+    return tf.get_static_value(value) is not None
 
 
 def reduce_states(model: keras.Model, context: StepContext) -> None:
@@ -228,7 +226,7 @@ def _values(
     weight: keras.Variable, context: StepContext
 ) -> tuple[list[tf.Tensor], bool]:
     """Returns what was written to this replica's copy of a weight."""
-    if tf.executing_eagerly() or context.kinds.is_blind:
+    if context.kinds.is_blind:
         return [], False
     copy = state.copies(weight)[replica_index()]
     return context.kinds.written(tensorflow_internals.handle_of(copy))

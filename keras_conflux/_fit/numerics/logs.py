@@ -106,7 +106,7 @@ def results_by_position(
     }
 
 
-def made_global(output: Tree, size: Any, context: StepContext) -> Tree:
+def made_global(output: Tree, context: StepContext) -> Tree:
     """Computes what a step returns from the samples of all replicas.
 
     Notes in the context how the replicas' leaves become one: "first" where
@@ -120,7 +120,7 @@ def made_global(output: Tree, size: Any, context: StepContext) -> Tree:
             leaf: Any = keras.ops.convert_to_tensor(leaf)
             if isinstance(leaf, keras.Variable | tf.Variable):
                 leaf = tf.convert_to_tensor(leaf)
-            role, leaf = _role_and_value(leaf, path, size, context)
+            role, leaf = _role_and_value(leaf, path, context)
         if leaf is not None and role != "first" and process_count() > 1:
             role, leaf = "first", _everywhere(role, leaf, context)
         context.roles.append(role)
@@ -139,11 +139,8 @@ def _everywhere(role: str, leaf: tf.Tensor, context: StepContext) -> tf.Tensor:
 
 
 def _role_and_value(
-    leaf: tf.Tensor, path: str, size: Any, context: StepContext
+    leaf: tf.Tensor, path: str, context: StepContext
 ) -> tuple[str, tf.Tensor]:
-    if tf.executing_eagerly():
-        with_samples = leaf.shape.rank and leaf.shape[0] == size
-        return ("rows" if with_samples else "mean"), leaf
     kind = context.kinds.of(leaf)
     if kind == EQUAL:
         return "first", leaf
@@ -212,7 +209,7 @@ def joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
         leaves: One of each replica.
         sizes: How many samples each has, or `None` if it surely has some.
     """
-    return joined(
+    return rows.joined(
         [
             leaf if size is None else _if_any(leaf, size)
             for leaf, size in zip(leaves, sizes, strict=True)
@@ -223,15 +220,6 @@ def joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
 def _if_any(leaf: Any, size: tf.Tensor) -> Any:
     length = tf.cast(rows.length_of(leaf), tf.int64)
     return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
-
-
-def joined(leaves: Sequence[Any]) -> Any:
-    """Joins tensors of shape `(batch, ...)` along the first axis."""
-    if len(leaves) == 1:
-        return leaves[0]
-    if isinstance(leaves[0], tf.SparseTensor):
-        return tf.sparse.concat(0, leaves)
-    return tf.concat(leaves, 0)
 
 
 def weighted_mean(leaves: tuple[Any, ...], fractions: list[tf.Tensor]) -> Any:

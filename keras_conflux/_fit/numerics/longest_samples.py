@@ -113,7 +113,7 @@ def _may_exchange(what: str, argument: str, context: StepContext) -> bool:
     """Whether replicas meet here, which they may not in a branch or loop."""
     if replica_collectives().count == 1:
         return False
-    if tf.executing_eagerly() or not tensorflow_tracing.in_branch_or_loop():
+    if not tensorflow_tracing.in_branch_or_loop():
         return True
     context.warn_once(
         f"lengths {what}",

@@ -32,13 +32,9 @@ def update_mean(
     values = keras.ops.convert_to_tensor(values)
     if sample_weight is not None:
         sample_weight = keras.ops.convert_to_tensor(sample_weight)
-    if tf.executing_eagerly():
-        if len(values.shape) == 0 and sample_weight is None:
-            sample_weight = context.batch_fraction
-    else:
-        values, sample_weight = _of_device(
-            metric.name, values, sample_weight, context
-        )
+    values, sample_weight = _of_device(
+        metric.name, values, sample_weight, context
+    )
     return original(metric, values, sample_weight)
 
 

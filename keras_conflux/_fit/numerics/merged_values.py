@@ -19,7 +19,7 @@ def merge_call(
     """
     result = original(replica, *args, **kwargs)
     context = step_context.current_fit_step()
-    if context is not None and context.graph is not None:
+    if context is not None:
         for leaf in tf.nest.flatten(result, expand_composites=True):
             if isinstance(leaf, tf.Tensor):
                 context.kinds.mark(leaf, OPAQUE)

@@ -24,10 +24,8 @@ def is_moving_average(variable: keras.Variable, context: StepContext) -> bool:
     """Whether all that a replica's step does with a variable is as above.
 
     To be asked where the step has been traced, before anything else is done
-    with the variable there. Eagerly nobody can tell.
+    with the variable there.
     """
-    if tf.executing_eagerly():
-        return False
     copy = state.copies(variable)[replica_index()]
     uses = tensorflow_graphs.uses_of(copy)
     if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
@@ -48,7 +46,7 @@ def is_moving_average(variable: keras.Variable, context: StepContext) -> bool:
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     """Whether a traced value depends on what a replica's copy was."""
     copies = state.copies(variable)
-    if tf.executing_eagerly() or not tf.is_tensor(value) or len(copies) == 1:
+    if not tf.is_tensor(value) or len(copies) == 1:
         return False
     uses = tensorflow_graphs.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_variables
+from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -65,9 +66,16 @@ def _repeatable(value: Any) -> Any:
     """
     is_sparse = isinstance(value, tf.IndexedSlices)
     # XLA has one replica here; several on GPUs have dense gradients.
-    if is_sparse and in_replica() and replica_collectives().count > 1:
+    if is_sparse and _has_copies():
         return _each_row_once(value)
     return value
+
+
+def _has_copies() -> bool:
+    strategy = whole_batch.current()
+    if strategy is not None:
+        return strategy.communicator.size > 1
+    return in_replica() and replica_collectives().count > 1
 
 
 def _each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -43,7 +43,7 @@ def warn_of_plain_variables(model: keras.Model, context: StepContext) -> None:
         model: Whose step it is.
         context: The step's.
     """
-    if context.graph is None or replica_index() != 0:
+    if replica_index() != 0:
         return
     if replica_collectives().count == 1:
         return

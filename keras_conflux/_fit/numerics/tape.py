@@ -243,7 +243,7 @@ def _refuse_in_loops(sources: list[Any], context: StepContext) -> None:
 def _is_shared(source: Any, context: StepContext) -> bool:
     if not isinstance(source, tf.Tensor):
         return True
-    return not tf.executing_eagerly() and context.kinds.of(source) == EQUAL
+    return context.kinds.of(source) == EQUAL
 
 
 def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:

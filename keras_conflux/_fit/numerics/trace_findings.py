@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common import trees
-from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
@@ -53,7 +52,7 @@ def note_write(context: StepContext, variable: Any, value: Any) -> None:
     if backing is None or replica_collectives().count == 1:
         return
     if not is_replicated(backing):
-        _note_untracked(context, variable)
+        context.untracked[id(variable)] = variable
     elif (
         not context.internal
         and state.is_mirrored(variable)
@@ -66,23 +65,9 @@ def note_write(context: StepContext, variable: Any, value: Any) -> None:
         )
 
 
-def _note_untracked(context: StepContext, variable: keras.Variable) -> None:
-    if context.graph is not None:
-        context.untracked[id(variable)] = variable
-    elif not context.internal:  # replicas may share what a generator draws
-        raise StrategyError(
-            f"{context.name}: a step writes the variable "
-            f"{state.name_of(variable)!r}, which no layer of the model holds, "
-            "so that it has one copy for all replicas. Make it an attribute "
-            "of the model before the model is compiled, as in "
-            "`self.steps = keras.Variable(0)`, or train without "
-            "`run_eagerly=True`."
-        )
-
-
 def _knows_rows(context: StepContext) -> bool:
     """Whether the number of the replica's samples is a constant here."""
-    return context.graph is not None and any(
+    return any(
         leaf.shape.rank and leaf.shape[0] is not None
         for leaf in trees.present(context.shard)
     )

@@ -22,19 +22,6 @@ _UNKNOWN_FUNCTIONS = (
 )
 
 
-def warn_of_eager_code(model: keras.Model) -> None:
-    """Warns if replicas of a model run code eagerly that may need a graph.
-
-    What Keras has written needs none, but for losses that compare samples.
-    Whatever the user has written may.
-    """
-    _warn_of_unknown(
-        model,
-        "with `run_eagerly=True` no graph shows",
-        "Use it to debug, and train without it.",
-    )
-
-
 def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
     """Warns if a step is traced for the size of a shard and may need more.
 
@@ -45,14 +32,25 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
         error: What it raises where the number of samples is not known.
     """
     reason = str(error).strip().splitlines()[0] if str(error) else repr(error)
-    _warn_of_unknown(
-        model,
-        "a step cannot be traced for any number of samples "
-        f"({type(error).__name__}: {reason[:200]}). It is traced for that of a "
-        "replica, where no graph shows",
-        "Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, and shapes "
-        "with -1.",
-    )
+    layers = keras_models.all_layers(model)
+    named = {
+        **{f"the layer {each.name}": each for each in layers},
+        **{f"the metric {each.name}": each for each in model.metrics},
+        **{f"the loss {_name_of(each)}": each for each in _losses(model)},
+    }
+    found = [name for name, part in named.items() if not _is_known(part)]
+    if found:
+        warn(
+            f"{model.name}: a step cannot be traced for any number of samples "
+            f"({type(error).__name__}: {reason[:200]}). It is traced for that "
+            "of a replica, where no graph shows how "
+            f"{_listed(found)} computes from the samples. On several replicas "
+            "a loss of one number is taken for a mean, samples are compared "
+            "within a replica only, what is added to a weight is summed, and "
+            "what is set is averaged. Results may differ from those of one "
+            "device. Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, "
+            "and shapes with -1."
+        )
 
 
 def warn_of_unknown_rows(context: StepContext, key: str, what: str) -> None:
@@ -74,24 +72,6 @@ def warn_of_unknown_rows(context: StepContext, key: str, what: str) -> None:
         "of the replica's own part of the batch: write it with operations of "
         "Keras or TensorFlow, in an order that `keras.random` draws.",
     )
-
-
-def _warn_of_unknown(model: keras.Model, why: str, advice: str) -> None:
-    layers = keras_models.all_layers(model)
-    named = {
-        **{f"the layer {each.name}": each for each in layers},
-        **{f"the metric {each.name}": each for each in model.metrics},
-        **{f"the loss {_name_of(each)}": each for each in _losses(model)},
-    }
-    found = [name for name, part in named.items() if not _is_known(part)]
-    if found:
-        warn(
-            f"{model.name}: {why} how {_listed(found)} computes from the "
-            "samples. On several replicas a loss of one number is taken for a "
-            "mean, samples are compared within a replica only, what is added "
-            "to a weight is summed, and what is set is averaged. Results may "
-            f"differ from those of one device. {advice}"
-        )
 
 
 def _losses(model: keras.Model) -> list[Any]:
