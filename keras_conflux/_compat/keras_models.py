@@ -15,6 +15,7 @@ from keras.src.trainers import trainer as trainer_module
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._compat.private_names import PrivateName
 
 
 def is_of_keras(part: Any) -> bool:
@@ -294,6 +295,23 @@ def metrics_are_built(model: keras.Model) -> bool:
     """Whether the metrics that `compile` was given have their variables."""
     metrics = getattr(model, "_compile_metrics", None)
     return metrics is None or metrics.built
+
+
+def updates_of_counting_metrics() -> list[PrivateName]:
+    """Returns where Keras' metrics are updated that do not take a mean."""
+    reductions = (keras.metrics.Mean, keras.metrics.Sum)
+    owners = {
+        owner: None
+        for metric in vars(keras.metrics).values()
+        if inspect.isclass(metric) and issubclass(metric, keras.metrics.Metric)
+        for owner in metric.__mro__
+        if "update_state" in vars(owner) and not issubclass(owner, reductions)
+    }
+    return [
+        PrivateName(f"{owner.__module__}:{owner.__name__}.update_state")
+        for owner in owners
+        if owner is not keras.metrics.Metric
+    ]
 
 
 def all_layers(model: keras.Model) -> list[Any]:

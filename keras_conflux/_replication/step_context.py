@@ -69,9 +69,8 @@ class StepContext:
     which the mean over replicas is kept."""
     kinds: Any = None
     """What each tensor of the step is with respect to the global batch."""
-    counters: Any = set
-    """Returns the ids of the variables to which metrics of Keras add sums over
-    samples."""
+    is_counter_of_keras: Any = None
+    """Tells whether a metric of Keras adds sums over samples to a variable."""
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the tensors whose rows have been gathered from all replicas."""
     in_gradient: bool = False

@@ -63,7 +63,7 @@ def _counted(
     """
     value = keras.ops.convert_to_tensor(value, variable.dtype)
     if not tf.executing_eagerly():
-        value = _part(value, context, id(variable) in context.counters())
+        value = _part(value, context, context.is_counter_of_keras(variable))
     if context.may_be_empty:
         value = tf.where(context.batch_fraction > 0, value, variable.value)
     context.kinds.mark(value, COUNTED)

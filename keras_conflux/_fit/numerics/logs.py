@@ -45,8 +45,6 @@ def noting_results(
         if isinstance(found, _Noting):
             noting[id(metric)] = found
             found.begin()
-        if context.note_metric is not None:  # the step has made it
-            context.counters.cache_clear()
 
     for metric in model.metrics:
         note(metric)
