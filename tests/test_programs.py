@@ -863,7 +863,29 @@ def prototypes():
     return model, batches(X, X + 0.1 * X[::-1])
 
 
+class HeadOfLoss(keras.Model):
+    """Has a head that only `compute_loss` calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = mlp(6, 8, 4), layers.Dense(3)
+
+    def call(self, x):
+        return self.body(x)
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        logits = self.head(y_pred)
+        return ops.mean(ops.sparse_categorical_crossentropy(y, logits, True))
+
+
+def head_of_loss():
+    model = HeadOfLoss()
+    model.compile(keras.optimizers.Adam(0.02))
+    return model, batches(X, LABELS)
+
+
 PROGRAMS = {
+    "a head that compute_loss calls": head_of_loss,
     "two towers of strings": two_towers,
     "detector with hard negatives": detector,
     "clipped policy gradient": clipped_policy,

@@ -252,13 +252,11 @@ def _without_what_steps_tell(
 
     A step of the user's own may give metrics and losses something else than
     the data, and by its shape Keras chooses what "accuracy" means. It may
-    build layers, and an optimizer refuses variables that are made after it
-    was built.
+    build layers, as `compute_loss` may, and an optimizer refuses variables that
+    are made after it was built.
     """
-    if not has_own_step(model):
-        yield
-        return
-    names = ("optimizer",) if at_once else _COMPILED
+    from_data = at_once or not has_own_step(model)
+    names = ("optimizer",) if from_data else _COMPILED
     with _without_compiled(model, names) as left:
         yield
     if any(part is model.optimizer for part in left) and all(
