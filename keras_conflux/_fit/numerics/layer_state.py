@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import COUNTED
@@ -61,7 +62,7 @@ def _counted(
     The copies add up to the value. What a stand-in for samples would add is
     left out.
     """
-    value = keras.ops.convert_to_tensor(value, variable.dtype)
+    value = keras_variables.as_tensor(value, variable.dtype)
     if not tf.executing_eagerly():
         value = _part(value, context, context.is_counter_of_keras(variable))
     if context.may_be_empty:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.gathered_rows import gathered
@@ -115,9 +116,7 @@ def made_global(output: Tree, size: Any, context: StepContext) -> Tree:
     for position, (path, leaf) in enumerate(trees.with_paths(output)):
         role = "first"
         if leaf is not None and position not in context.results:
-            leaf: Any = keras.ops.convert_to_tensor(leaf)
-            if isinstance(leaf, keras.Variable | tf.Variable):
-                leaf = tf.convert_to_tensor(leaf)
+            leaf: Any = keras_variables.as_tensor(leaf)
             role, leaf = _role_and_value(leaf, path, size, context)
         if leaf is not None and role != "first" and process_count() > 1:
             role, leaf = "first", _everywhere(role, leaf, context)
