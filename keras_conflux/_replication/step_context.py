@@ -80,6 +80,9 @@ class StepContext:
     losses_to_accumulate: list[Any] = dataclasses.field(default_factory=list)
     """The losses whose gradients are reduced only when the optimizer updates
     from what it has accumulated."""
+    unclear_losses: list[Any] = dataclasses.field(default_factory=list)
+    """The losses that may differ from those of one device, of which a warning
+    has told."""
     local_gradients: list[Any] = dataclasses.field(default_factory=list)
     """The gradients of these losses."""
     global_gradients: list[Any] = dataclasses.field(default_factory=list)

@@ -20,6 +20,7 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
@@ -149,18 +150,19 @@ def _role_and_value(
         return "rows", leaf
     if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
         if may_be_sum(leaf, context):
-            _warn_of_log(context, path)
+            _warn_of_log(context, path, leaf)
         return "mean", leaf
     try:
         return "first", global_values([leaf], context)[0]
     except CannotTell:
         if kind.role is not Role.OPAQUE:
-            _warn_of_log(context, path)
+            _warn_of_log(context, path, leaf)
         return ("rows" if has_rows else "mean"), leaf
 
 
-def _warn_of_log(context: StepContext, path: str) -> None:
-    if context.warned & {"target", "sum"}:  # the loss, which may be this log
+def _warn_of_log(context: StepContext, path: str, leaf: tf.Tensor) -> None:
+    losses = [loss.op for loss in context.unclear_losses]
+    if depends_on([leaf.op], losses):  # of which a warning has told
         return
     context.warn_once(
         f"log {path}",
