@@ -18,7 +18,9 @@ class StepContext:
     name: str
     """What a warning calls the step."""
     warned: set[str] = dataclasses.field(default_factory=set)
-    """What has been warned of, in this step on any replica."""
+    """What has been warned of, in any trace of this step on any replica."""
+    mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By id, the layers that mix samples, in the order of their calls."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None

@@ -107,6 +107,7 @@ class _ModelStep:
         self.tracing = threading.RLock()
         self._model = model
         self._contexts: dict[int, StepContext] = {}
+        self._warned: set[str] = set()
         self._exchanged_inside: frozenset[int] = frozenset()
         self._shares_conditions = False
 
@@ -127,6 +128,7 @@ class _ModelStep:
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
         context = StepContext(
             self.name,
+            warned=self._warned,
             in_xla=compiled is not None,
             compiled_shapes=compiled
             and CompiledShapes(trees.present(shard), compiled.shapes),
