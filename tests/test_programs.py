@@ -974,6 +974,23 @@ class Failing(MaskedWords):
         raise RuntimeError("not yet")
 
 
+class CalledGAN(GAN):
+    """Can be called, and so be built before its first step."""
+
+    def call(self, x):
+        return self.discriminator(x)
+
+
+@needs_two
+def test_an_optimizer_that_no_step_uses_has_no_variables():
+    model = CalledGAN()
+    model.compile(sgd(), sgd(), keras.losses.BinaryCrossentropy(True))
+    kc.replicate(model, MANY)
+    model.fit(gan()[1], verbose=0)
+    assert not model.optimizer.built
+    assert model.d_optimizer.built
+
+
 @needs_two
 def test_a_step_that_fails_where_it_makes_weights_says_why():
     model = kc.replicate(Failing(), MANY)

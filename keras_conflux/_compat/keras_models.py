@@ -259,10 +259,21 @@ def _without_what_steps_tell(
     names = ("optimizer",) if from_data else _COMPILED
     with _without_compiled(model, names) as left:
         yield
-    if any(part is model.optimizer for part in left) and all(
-        layer.built for layer in all_layers(model)[1:]
+    # Beside optimizers of its own, a step may never use that of `compile`.
+    if (
+        any(part is model.optimizer for part in left)
+        and not _holds_other_optimizers(model)
+        and all(layer.built for layer in all_layers(model)[1:])
     ):
         model.optimizer.build(model.trainable_variables)
+
+
+def _holds_other_optimizers(model: keras.Model) -> bool:
+    return any(
+        isinstance(held, keras.optimizers.Optimizer)
+        and held is not model.optimizer
+        for held in vars(model).values()
+    )
 
 
 _COMPILED = ("optimizer", "_compile_metrics", "_compile_loss")
