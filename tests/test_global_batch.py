@@ -830,6 +830,44 @@ def test_logs_that_the_graph_does_not_show_warn():
         train(lambda: LogsOfCode(LOSSES["mean"]), MANY)
 
 
+class Detector(keras.Model):
+    """Maps a function of code over the samples, as encoders of boxes do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = keras.layers.Dense(1)
+        self.net.build((None, 8))
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, y = data
+        found = tf.numpy_function(np.sign, [y], tf.float32)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((self(x) - y) ** 2 * found)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {
+            "loss": loss,
+            "half": loss / 2,
+            "positives": tf.reduce_sum(found),
+        }
+
+
+def test_logs_beside_a_loss_that_the_graph_does_not_show_warn():
+    x, y = regression(16)
+    model = Detector()
+    model.compile("sgd", jit_compile=False)
+    kc.replicate(model, MANY)
+    with pytest.warns(kc.ConfluxWarning) as caught:
+        model.fit(x, y, batch_size=16, verbose=0)
+    told = [str(each.message) for each in caught]
+    (of_loss,) = [each for each in told if "a GradientTape" in each]
+    (of_log,) = [each for each in told if "which the step returns" in each]
+    assert "['positives']" in of_log, of_loss
+
+
 class Capacity(keras.layers.Layer):
     """Drops samples beyond the first ones, as a mixture of experts does."""
 
@@ -849,6 +887,34 @@ def test_a_layer_that_mixes_samples_warns():
     kc.replicate(model, MANY)
     with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
         model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
+
+
+class MakesLayers(keras.Model):
+    """Makes a layer that mixes samples in each trace of its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Capacity(), Capacity()
+        self.net = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.net(self.second(self.first(x) + 1) + 1)
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((Capacity()(x) + 1, y))
+
+
+def test_layers_that_mix_samples_warn_once_each():
+    x, y = regression(22)
+    model = MakesLayers()
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, MANY)
+    with pytest.warns(kc.ConfluxWarning) as caught:
+        model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    told = [str(each.message) for each in caught]
+    told = [each for each in told if "computes of a sample" in each]
+    assert len(told) == len(set(told)) == 3
 
 
 class Adaptive(keras.layers.Layer):

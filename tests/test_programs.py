@@ -863,7 +863,73 @@ def prototypes():
     return model, batches(X, X + 0.1 * X[::-1])
 
 
+class HeadOfLoss(keras.Model):
+    """Has a head that only `compute_loss` calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = mlp(6, 8, 4), layers.Dense(3)
+
+    def call(self, x):
+        return self.body(x)
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        logits = self.head(y_pred)
+        return ops.mean(ops.sparse_categorical_crossentropy(y, logits, True))
+
+
+def head_of_loss():
+    model = HeadOfLoss()
+    model.compile(keras.optimizers.Adam(0.02))
+    return model, batches(X, LABELS)
+
+
+class AdaptiveAugmentation(keras.Model):
+    """Shows a probability that it keeps, and moves by what it is right in."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(6, 8, 1)
+        self.probability = self.add_weight(name="p", trainable=False)
+        self.p_metric = keras.metrics.Mean(name="p")
+        self.sum_metric = keras.metrics.Sum(name="sum")
+        self.last = self.add_weight(name="last", trainable=False)
+
+    @property
+    def metrics(self):
+        return [self.p_metric, self.sum_metric]
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        p = self.probability
+        moved = p + 0.1 * ops.mean(ops.sign(self(x) - y)) + 0.02
+        p.assign(ops.clip(moved, 0.0, 1.0))
+        self.p_metric.update_state(p)
+        self.sum_metric.update_state(p, sample_weight=p)
+        tf.cond(tf.reduce_mean(x) < 0.1, self.keep, lambda: 0)
+        return {"loss": loss, **self.get_metrics_result()}
+
+    def keep(self):
+        self.last.assign(self.probability)
+        return 0
+
+
+def adaptive_augmentation():
+    model = AdaptiveAugmentation()
+    model.compile(sgd())
+    return model, batches(X, X[:, :1])
+
+
 PROGRAMS = {
+    "a metric of a weight": adaptive_augmentation,
+    "a head that compute_loss calls": head_of_loss,
     "two towers of strings": two_towers,
     "detector with hard negatives": detector,
     "clipped policy gradient": clipped_policy,
@@ -906,6 +972,23 @@ class Failing(MaskedWords):
     def train_step(self, data):
         super().train_step(data)
         raise RuntimeError("not yet")
+
+
+class CalledGAN(GAN):
+    """Can be called, and so be built before its first step."""
+
+    def call(self, x):
+        return self.discriminator(x)
+
+
+@needs_two
+def test_an_optimizer_that_no_step_uses_has_no_variables():
+    model = CalledGAN()
+    model.compile(sgd(), sgd(), keras.losses.BinaryCrossentropy(True))
+    kc.replicate(model, MANY)
+    model.fit(gan()[1], verbose=0)
+    assert not model.optimizer.built
+    assert model.d_optimizer.built
 
 
 @needs_two

@@ -292,17 +292,53 @@ def test_an_error_says_how_many_samples_a_replica_has(program, size):
     assert sizes[size] in note
 
 
-@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
-def test_an_error_of_a_fixed_batch_size():
-    inputs = keras.Input(batch_shape=(6, 4, 2))
-    states = keras.layers.GRU(3, stateful=True)(inputs)
+@pytest.mark.parametrize("batch", [6, 2], ids=["of all", "of a replica"])
+@pytest.mark.parametrize("how", ["fit", "evaluate", "predict"])
+def test_a_stateful_layer_is_refused(how, batch):
+    inputs = keras.Input(batch_shape=(batch, 4, 2))
+    rnn = keras.layers.GRU(3, stateful=True, name="rnn")
+    states = keras.layers.Bidirectional(rnn)(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1)(states))
     model.compile("sgd", "mse")
     kc.replicate(model, 3)
     x, y = np.zeros((12, 4, 2), "float32"), np.zeros((12, 1), "float32")
-    with pytest.raises((ValueError, tf.errors.OpError)) as caught:
-        model.fit(x, y, batch_size=6, verbose=0)
-    assert "2, 2, 2 of 6 samples" in caught.value.__notes__[0]
+    data = (x,) if how == "predict" else (x, y)
+    with pytest.raises(kc.StrategyError, match="_rnn' has `stateful=True`"):
+        getattr(model, how)(*data, batch_size=6, verbose=0)
+
+
+def states_given(count):
+    """Trains a layer that is given its states, as a stateful one keeps them."""
+    keras.utils.set_random_seed(1)
+    inputs, before = keras.Input((4, 2)), keras.Input((3,))
+    rnn = keras.layers.GRU(3, return_state=True)
+    states, after = rnn(inputs, initial_state=before)
+    outputs = keras.layers.Dense(1)(states)
+    model = keras.Model([inputs, before], [outputs, after])
+    model.compile("adam", [("mse"), None])
+    if count:
+        kc.replicate(model, count)
+    x = np.random.default_rng(0).normal(size=(3, 7, 4, 2)).astype("float32")
+    state = np.zeros((7, 3), "float32")
+    for batch in x:
+        model.train_on_batch([batch, state], batch[:, 0, :1])
+        state = model.predict_on_batch([batch, state])[1]
+    return [*model.get_weights(), state]
+
+
+def test_states_that_are_given_are_those_of_one_device():
+    for one, many in zip(states_given(0), states_given(3), strict=True):
+        np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-6)
+
+
+def test_a_stateful_layer_trains_on_one_device():
+    inputs = keras.Input(batch_shape=(6, 4, 2))
+    states = keras.layers.GRU(3, stateful=True)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(states))
+    model.compile("sgd", "mse")
+    kc.replicate(model, 1)
+    x, y = np.zeros((12, 4, 2), "float32"), np.zeros((12, 1), "float32")
+    model.fit(x, y, batch_size=6, verbose=0)
 
 
 def test_a_seed_generator_that_no_layer_holds():

@@ -11,6 +11,7 @@ from conftest import MANY
 from models import assert_same_training
 from models import dense
 from models import regression
+from tensorflow.python.ops import variable_scope
 
 import keras_conflux as kc
 
@@ -479,3 +480,48 @@ def test_variables_of_a_loss_scale_optimizer_have_their_names():
         model.fit(X, Y, **FIT)
         paths.append([each.path for each in model.optimizer.variables])
     assert paths[1] == paths[0]
+
+
+class Mapping(keras.Model):
+    """Maps a function over samples that may have a mistake."""
+
+    def __init__(self, is_wrong):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.dense.build((None, 8))
+        self.built = True
+        self.is_wrong = is_wrong
+
+    def each(self, x):
+        if self.is_wrong:
+            raise ValueError("a mistake")
+        return 2 * x
+
+    def call(self, x):
+        return self.dense(tf.map_fn(self.each, x))
+
+
+def test_a_mistake_in_a_mapped_function_can_be_mended():
+    models = []
+    for is_wrong in (True, False, False):
+        keras.utils.set_random_seed(1)
+        model = Mapping(is_wrong)
+        model.compile("adam", "mse")
+        models.append(model)
+    wrong, one, many = models
+    with pytest.raises(ValueError, match="a mistake"):
+        wrong.fit(X, Y, **FIT)
+    kc.replicate(many, MANY)
+    assert_same_training(one, many, one.fit(X, Y, **FIT), many.fit(X, Y, **FIT))
+
+
+def test_a_scope_that_cannot_be_entered_is_not_the_current_one(monkeypatch):
+    def refuse(scope):
+        raise NotImplementedError("no scope here")
+
+    strategy = kc.ReplicatedStrategy(MANY)
+    with monkeypatch.context() as patched:
+        patched.setattr(variable_scope.variable_scope, "__enter__", refuse)
+        with pytest.raises(NotImplementedError, match="no scope here"):
+            strategy.scope().__enter__()
+    assert not tf.distribute.has_strategy()

@@ -15,6 +15,7 @@ from keras.src.trainers import trainer as trainer_module
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._compat.private_names import PrivateName
 
 
 def is_of_keras(part: Any) -> bool:
@@ -252,21 +253,30 @@ def _without_what_steps_tell(
 
     A step of the user's own may give metrics and losses something else than
     the data, and by its shape Keras chooses what "accuracy" means. It may
-    build layers, and an optimizer refuses variables that are made after it
-    was built.
+    build layers, as `compute_loss` may, and an optimizer refuses variables that
+    are made after it was built.
     """
-    if not has_own_step(model) and not runs_eagerly(model):
-        yield
-        return
-    names = ("optimizer",) if at_once else _COMPILED
+    from_data = at_once or not (has_own_step(model) or runs_eagerly(model))
+    names = ("optimizer",) if from_data else _COMPILED
     try:
         with _without_compiled(model, names) as left:
             yield
     finally:
-        if any(part is model.optimizer for part in left) and all(
-            layer.built for layer in all_layers(model)[1:]
+        # Beside optimizers of its own, a step may never use that of `compile`.
+        if (
+            any(part is model.optimizer for part in left)
+            and not _holds_other_optimizers(model)
+            and all(layer.built for layer in all_layers(model)[1:])
         ):
             model.optimizer.build(model.trainable_variables)
+
+
+def _holds_other_optimizers(model: keras.Model) -> bool:
+    return any(
+        isinstance(held, keras.optimizers.Optimizer)
+        and held is not model.optimizer
+        for held in vars(model).values()
+    )
 
 
 _COMPILED = ("optimizer", "_compile_metrics", "_compile_loss")
@@ -297,6 +307,23 @@ def metrics_are_built(model: keras.Model) -> bool:
     """Whether the metrics that `compile` was given have their variables."""
     metrics = getattr(model, "_compile_metrics", None)
     return metrics is None or metrics.built
+
+
+def updates_of_counting_metrics() -> list[PrivateName]:
+    """Returns where Keras' metrics are updated that do not take a mean."""
+    reductions = (keras.metrics.Mean, keras.metrics.Sum)
+    owners = {
+        owner: None
+        for metric in vars(keras.metrics).values()
+        if inspect.isclass(metric) and issubclass(metric, keras.metrics.Metric)
+        for owner in metric.__mro__
+        if "update_state" in vars(owner) and not issubclass(owner, reductions)
+    }
+    return [
+        PrivateName(f"{owner.__module__}:{owner.__name__}.update_state")
+        for owner in owners
+        if owner is not keras.metrics.Metric
+    ]
 
 
 def all_layers(model: keras.Model) -> list[Any]:

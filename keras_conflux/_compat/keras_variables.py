@@ -15,6 +15,19 @@ def random_seed() -> int | None:
     return rng_utils.get_random_seed()
 
 
+def as_tensor(value: Any, dtype: str | None = None) -> tf.Tensor:
+    """Returns a tensor, also for a variable, which Keras leaves one.
+
+    Args:
+        value: A tensor, a variable of Keras or TensorFlow, or numbers.
+        dtype: That of the tensor, by default the one that Keras computes in.
+    """
+    converted: Any = keras.ops.convert_to_tensor(value, dtype)
+    if isinstance(converted, keras.Variable | tf.Variable):
+        return tf.convert_to_tensor(converted)
+    return converted
+
+
 def backing(variable: keras.Variable) -> Any:
     """Returns the TensorFlow variable that holds a Keras variable's value.
 

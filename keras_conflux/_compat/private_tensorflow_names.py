@@ -28,6 +28,7 @@ OVERRIDDEN = (
         f"{_EXTENDED}.__init__",
         "self, container_strategy, devices, cross_device_ops",
     ),
+    PrivateName(f"{_EXTENDED}._scope", "self, strategy"),
     PrivateName(f"{_EXTENDED}._use_merge_call", "self"),
     PrivateName(f"{_EXTENDED}._make_collective_ops_with_fallbacks", "self"),
     PrivateName(f"{_EXTENDED}._get_cross_device_ops", "self, value"),
@@ -110,6 +111,13 @@ READ = (
         "op",
     ),
     PrivateName("tensorflow.python.ops.resource_variable_ops:_UnreadVariable"),
+    PrivateName(
+        "tensorflow.python.ops.variable_scope:VariableScope.set_caching_device",
+        "self, caching_device",
+        ("_caching_device",),
+    ),
+    PrivateName(f"{_DISTRIBUTE}.distribute_lib:_get_per_thread_mode", ""),
+    PrivateName(f"{_DISTRIBUTE}.distribute_lib:_pop_per_thread_mode", ""),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.run"),
     PrivateName(

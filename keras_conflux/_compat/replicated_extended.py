@@ -11,8 +11,10 @@ import tensorflow as tf
 
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import mirrored_strategy
 from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.ops import variable_scope
 
 from keras_conflux._compat.replicas_in_turn import run_in_turn
 
@@ -37,6 +39,13 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self._conflux_around_replica = around_replica
         self._conflux_clones: Any = weakref.WeakKeyDictionary()
         super().__init__(strategy, devices=list(devices))
+
+    def _scope(self, strategy: tf.distribute.Strategy) -> Any:
+        if tf.executing_eagerly():
+            # `tf.map_fn` leaves this where what it maps has raised an error.
+            # TensorFlow refuses to enter a scope with it outside of graphs.
+            variable_scope.get_variable_scope()._caching_device = None
+        return _WholeScope(super()._scope(strategy))
 
     def _use_merge_call(self) -> bool:
         # With False, Keras and TensorFlow update variables inside a replica.
@@ -111,6 +120,25 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
                 python_function=self._prepared(fn.python_function)
             )
         return self._conflux_clones[fn]
+
+
+class _WholeScope:
+    """A strategy's scope that is left if it cannot be entered."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> Any:
+        before = distribute_lib._get_per_thread_mode()
+        try:
+            return self._scope.__enter__()
+        except BaseException:
+            if distribute_lib._get_per_thread_mode() is not before:
+                distribute_lib._pop_per_thread_mode()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        self._scope.__exit__(*error)
 
 
 class _Once:

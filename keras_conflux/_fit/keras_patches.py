@@ -10,6 +10,7 @@ import keras
 
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.private_keras_names import Patched
@@ -30,6 +31,7 @@ from keras_conflux._fit.numerics import longest_samples
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import merged_values
+from keras_conflux._fit.numerics import mixed_metrics
 from keras_conflux._fit.numerics import optimizer_writes
 from keras_conflux._fit.numerics import random_seeds
 from keras_conflux._fit.numerics import shared_updates
@@ -145,6 +147,8 @@ def install() -> None:
     patch(private_tensorflow_names.TO_TENSOR, longest_samples.to_tensor)
     patch(private_tensorflow_names.SEQUENCE_MASK, longest_samples.sequence_mask)
     patch(private_tensorflow_names.MERGE_CALL, merged_values.merge_call)
+    for point in keras_models.updates_of_counting_metrics():
+        patch(point, mixed_metrics.update)
     version = numbers(keras.__version__)
     for point, replacement in PATCHES:
         if point.is_in(version):

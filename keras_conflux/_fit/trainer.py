@@ -17,6 +17,7 @@ from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._fit import log_sources
@@ -260,7 +261,32 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
         if strategy is not None:
             promotion.promote(model, strategy)
     data_contract.follow(model)
-    return strategy if isinstance(strategy, ReplicatedStrategy) else None
+    if not isinstance(strategy, ReplicatedStrategy):
+        return None
+    if strategy.communicator.size > 1:
+        _refuse_stateful(model)
+    return strategy
+
+
+def _refuse_stateful(model: keras.Model) -> None:
+    """Raises for layers that go on, in each batch, where the last one ended."""
+    names = [
+        layer.name
+        for layer in keras_models.all_layers(model)
+        if isinstance(layer, keras.layers.RNN) and layer.stateful
+    ]
+    if names:
+        raise StrategyError(
+            f"{model.name}: the layer {names[0]!r} has `stateful=True` and "
+            "keeps a state for each row of a batch, of which each replica has "
+            "other rows. Received: a model on several devices. A "
+            "`batch_shape` of one replica's rows would not help, as all copies "
+            "of a weight are equal. Give the layer its `initial_state` as an "
+            "input of the model, and take the next one from "
+            "`return_state=True`, or train on one device, with "
+            "`keras_conflux.replicate(model, devices=1)` or "
+            "`keras_conflux.unreplicate(model)`."
+        )
 
 
 def _log_sources_first(

@@ -18,7 +18,9 @@ class StepContext:
     name: str
     """What a warning calls the step."""
     warned: set[str] = dataclasses.field(default_factory=set)
-    """What has been warned of, in this step on any replica."""
+    """What has been warned of, in any trace of this step on any replica."""
+    mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By id, the layers that mix samples, in the order of their calls."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None
@@ -69,9 +71,8 @@ class StepContext:
     which the mean over replicas is kept."""
     kinds: Any = None
     """What each tensor of the step is with respect to the global batch."""
-    counters: Any = set
-    """Returns the ids of the variables to which metrics of Keras add sums over
-    samples."""
+    is_counter_of_keras: Any = None
+    """Tells whether a metric of Keras adds sums over samples to a variable."""
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the tensors whose rows have been gathered from all replicas."""
     in_gradient: bool = False
@@ -83,6 +84,9 @@ class StepContext:
     losses_to_accumulate: list[Any] = dataclasses.field(default_factory=list)
     """The losses whose gradients are reduced only when the optimizer updates
     from what it has accumulated."""
+    unclear_losses: list[Any] = dataclasses.field(default_factory=list)
+    """The losses that may differ from those of one device, of which a warning
+    has told."""
     local_gradients: list[Any] = dataclasses.field(default_factory=list)
     """The gradients of these losses."""
     shard: Any = None

@@ -112,6 +112,7 @@ class _ModelStep:
         self.tracing = threading.RLock()
         self._model = model
         self._contexts: dict[int, StepContext] = {}
+        self._warned: set[str] = set()
         self._exchanged_inside: frozenset[int] = frozenset()
         self._shares_conditions = False
 
@@ -131,6 +132,7 @@ class _ModelStep:
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
         context = StepContext(
             self.name,
+            warned=self._warned,
             in_xla=compiled is not None,
             compiled_shapes=compiled
             and CompiledShapes(trees.present(shard), compiled.shapes),
@@ -148,9 +150,7 @@ class _ModelStep:
             ),
             exchanged_inside=self._exchanged_inside,
             shares_conditions=self._shares_conditions,
-            counters=functools.cache(
-                functools.partial(_counters_of_keras, self._model)
-            ),
+            is_counter_of_keras=_CountersOfKeras(self._model),
         )
         if replica_index() == 0:
             self._contexts.clear()  # replicas may share this trace
@@ -210,16 +210,28 @@ def _handles_of_sums(model: keras.Model) -> list[Any]:
     ]
 
 
-def _counters_of_keras(model: keras.Model) -> set[int]:
-    """Returns the ids of variables to which Keras adds sums over samples."""
-    found: dict[bool, set[int]] = {True: set(), False: set()}
-    for owner in state.stateful_objects(model):
-        if isinstance(owner, keras.metrics.Metric):
-            module = type(owner).update_state.__module__
-            ids = map(id, owner.variables)
-            found[module.startswith("keras.")].update(ids)
-    # Keras holds those of one's own in a metric of its own.
-    return found[True] - found[False]
+class _CountersOfKeras:
+    """Tells to which variables metrics of Keras add sums over samples."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._known: dict[int, bool] = {}
+
+    def __call__(self, variable: keras.Variable) -> bool:
+        if id(variable) not in self._known:  # a step may make metrics
+            self._known = self._read()
+        return self._known.setdefault(id(variable), False)
+
+    def _read(self) -> dict[int, bool]:
+        found: dict[int, bool] = {}
+        for owner in state.stateful_objects(self._model):
+            if isinstance(owner, keras.metrics.Metric):
+                module = type(owner).update_state.__module__
+                of_keras = module.startswith("keras.")
+                # Keras holds those of one's own in a metric of its own.
+                for key in map(id, owner.variables):
+                    found[key] = of_keras and found.get(key, True)
+        return found
 
 
 class PredictStep(_ModelStep):

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._compat import keras_variables
 from keras_conflux._replication import step_context
 
 
@@ -60,7 +61,7 @@ def _product(
         return None
     if batch.shape.rank is None or _would_hide_samples(batch):
         return None
-    tensors = [batch, *map(_tensor, (weights, *bias))]
+    tensors = [batch, *map(keras_variables.as_tensor, (weights, *bias))]
     return form.product(*tensors) if form.fits(*tensors) else None
 
 
@@ -73,12 +74,6 @@ def _would_hide_samples(batch: tf.Tensor) -> bool:
     context = step_context.current()
     follows_samples = context is not None and context.kinds is not None
     return follows_samples and batch.shape[:1] != [None]
-
-
-def _tensor(value: Any) -> tf.Tensor:
-    """Returns a tensor of the dtype that Keras computes in."""
-    converted: Any = keras.ops.convert_to_tensor(value)  # may be a variable
-    return tf.convert_to_tensor(converted)
 
 
 @dataclasses.dataclass(frozen=True)

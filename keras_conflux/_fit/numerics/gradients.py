@@ -1,5 +1,6 @@
 """Makes each replica's gradients those of the global batch."""
 
+import functools
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import single_update
+from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
@@ -197,9 +199,17 @@ def reduced(
     """Sums the gradients of all replicas, which have their weights already."""
     grads = _shaped(_repeatable(grads), sources)
     is_value = [_is_overwritten(source) for source in sources]
-    pairs = [*zip(grads, is_value, strict=True)]
-    sums = iter(_summed([x for x, value in pairs if not value], context))
-    maxima = iter(_maxima([x for x, value in pairs if value], context))
+    own = [i for i, value in enumerate(is_value) if not value]
+    sums = iter(
+        sparse_gradients.summed(
+            [grads[i] for i in own],
+            [sources[i] for i in own],
+            functools.partial(_summed, context=context),
+            context,
+        )
+    )
+    values = [grads[i] for i, value in enumerate(is_value) if value]
+    maxima = iter(_maxima(values, context))
     grads = [next(maxima if value else sums) for value in is_value]
     context.kinds.mark_equal(grads)
     return grads
@@ -280,7 +290,7 @@ def _of_fit(
         grads = _shaped(grads, trained)
         return collectives.weighted(grads, _has_samples(context))
     if not _are_global(grads, context):
-        grads = _made_global(_shaped(grads, trained), context)
+        grads = _made_global(_shaped(grads, trained), trained, context)
     if accumulating:  # the copies of accumulators are added up
         return collectives.weighted(grads, context.batch_fraction)
     return grads
@@ -295,7 +305,9 @@ def _all_in(grads: list[Any], known: list[Any]) -> bool:
     return all(g is None or id(g) in ids for g in grads)
 
 
-def _made_global(grads: list[Any], context: StepContext) -> list[Any]:
+def _made_global(
+    grads: list[Any], trained: list[Any] | None, context: StepContext
+) -> list[Any]:
     given = [g for g in grads if g is not None]
     sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
     if not sparse:
@@ -304,7 +316,13 @@ def _made_global(grads: list[Any], context: StepContext) -> list[Any]:
             return [None if g is None else next(values) for g in grads]
         except CannotTell:
             pass
-    return replica_collectives().weighted_sum(grads, context.batch_fraction)
+
+    def reduce(leaves: list[Any]) -> list[Any]:
+        fraction = context.batch_fraction
+        return replica_collectives().weighted_sum(leaves, fraction)
+
+    sources = trained or [None] * len(grads)
+    return sparse_gradients.summed(grads, sources, reduce, context)
 
 
 def _accumulates(optimizer: Any) -> bool:

@@ -24,3 +24,16 @@ def depends_on(
             seen.add(id(op))
             waiting.extend(tensor.op for tensor in op.inputs)
     return False
+
+
+def is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor was computed from constants of its graph alone."""
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in seen:
+            seen.add(id(op))
+            if op.op_def.is_stateful or op.type == "Placeholder":
+                return False
+            waiting.extend(each.op for each in op.inputs)
+    return True

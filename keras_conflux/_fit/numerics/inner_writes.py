@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
@@ -39,7 +40,7 @@ def exchanged(
     """
     if id(variable) not in context.exchanged_inside:
         return value
-    value = keras.ops.convert_to_tensor(value, variable.dtype)
+    value = keras_variables.as_tensor(value, variable.dtype)
     if context.kinds.of(value) == EQUAL:
         return value
     try:

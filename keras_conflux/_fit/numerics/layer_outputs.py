@@ -124,8 +124,12 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
 
     Layers of Keras that do so are documented.
     """
+    # A layer that a step makes has another name in each trace.
+    found = context.mixing_layers
+    found.setdefault(id(layer), layer)
+    place = [*found].index(id(layer))
     context.warn_once(
-        f"layer {layer.name}",
+        f"layer {place}: {type(layer).__name__}",
         f"what the layer {layer.name!r} computes of a sample depends on other "
         "samples of the batch, and on a replica, on those of its own part. One "
         "device would use the whole batch. Give the layer what all replicas "

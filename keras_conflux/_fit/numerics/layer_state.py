@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import COUNTED
@@ -60,8 +61,8 @@ def _counted(
     The copies add up to the value. What a stand-in for samples would add is
     left out.
     """
-    value = keras.ops.convert_to_tensor(value, variable.dtype)
-    value = _part(value, context, id(variable) in context.counters())
+    value = keras_variables.as_tensor(value, variable.dtype)
+    value = _part(value, context, context.is_counter_of_keras(variable))
     if context.may_be_empty:
         value = tf.where(context.batch_fraction > 0, value, variable.value)
     context.kinds.mark(value, COUNTED)

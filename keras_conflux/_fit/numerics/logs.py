@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.gathered_rows import gathered
@@ -19,6 +20,7 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
@@ -45,8 +47,6 @@ def noting_results(
         if isinstance(found, _Noting):
             noting[id(metric)] = found
             found.begin()
-        if context.note_metric is not None:  # the step has made it
-            context.counters.cache_clear()
 
     for metric in model.metrics:
         note(metric)
@@ -117,9 +117,7 @@ def made_global(output: Tree, context: StepContext) -> Tree:
     for position, (path, leaf) in enumerate(trees.with_paths(output)):
         role = "first"
         if leaf is not None and position not in context.results:
-            leaf: Any = keras.ops.convert_to_tensor(leaf)
-            if isinstance(leaf, keras.Variable | tf.Variable):
-                leaf = tf.convert_to_tensor(leaf)
+            leaf: Any = keras_variables.as_tensor(leaf)
             role, leaf = _role_and_value(leaf, path, context)
         if leaf is not None and role != "first" and process_count() > 1:
             role, leaf = "first", _everywhere(role, leaf, context)
@@ -150,18 +148,19 @@ def _role_and_value(
     if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
         is_unknown = kind.role is Role.OPAQUE and not context.kinds.is_blind
         if is_unknown or may_be_sum(leaf, context):
-            _warn_of_log(context, path)
+            _warn_of_log(context, path, leaf)
         return "mean", leaf
     try:
         return "first", global_values([leaf], context)[0]
     except CannotTell:
         if kind.role is not Role.OPAQUE:
-            _warn_of_log(context, path)
+            _warn_of_log(context, path, leaf)
         return ("rows" if has_rows else "mean"), leaf
 
 
-def _warn_of_log(context: StepContext, path: str) -> None:
-    if context.warned & {"target", "sum"}:  # the loss, which may be this log
+def _warn_of_log(context: StepContext, path: str, leaf: tf.Tensor) -> None:
+    losses = [loss.op for loss in context.unclear_losses]
+    if depends_on([leaf.op], losses):  # of which a warning has told
         return
     context.warn_once(
         f"log {path}",

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
@@ -29,9 +29,9 @@ def update_mean(
         return original(metric, values, sample_weight)
     if context.note_metric is not None:
         context.note_metric(metric)
-    values = keras.ops.convert_to_tensor(values)
+    values = keras_variables.as_tensor(values)
     if sample_weight is not None:
-        sample_weight = keras.ops.convert_to_tensor(sample_weight)
+        sample_weight = keras_variables.as_tensor(sample_weight)
     values, sample_weight = _of_device(
         metric.name, values, sample_weight, context
     )

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_variables
+from keras_conflux._fit.numerics.sparse_gradients import each_once
 from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -67,7 +68,7 @@ def _repeatable(value: Any) -> Any:
     is_sparse = isinstance(value, tf.IndexedSlices)
     # XLA has one replica here; several on GPUs have dense gradients.
     if is_sparse and _has_copies():
-        return _each_row_once(value)
+        return each_once(value)
     return value
 
 
@@ -76,12 +77,3 @@ def _has_copies() -> bool:
     if strategy is not None:
         return strategy.communicator.size > 1
     return in_replica() and replica_collectives().count > 1
-
-
-def _each_row_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    rows, positions = tf.unique(slices.indices)
-    # On CPU devices, one thread adds up all parts of a row, in their order.
-    values = tf.math.unsorted_segment_sum(
-        slices.values, positions, tf.size(rows)
-    )
-    return tf.IndexedSlices(values, rows, slices.dense_shape)

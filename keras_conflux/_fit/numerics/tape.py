@@ -247,6 +247,7 @@ def _is_shared(source: Any, context: StepContext) -> bool:
 
 
 def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
+    context.unclear_losses.append(target)
     context.warn_once(
         "target",
         f"the loss of shape {target.shape} that a GradientTape "
@@ -260,6 +261,7 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
     if context.kinds.is_blind and not may_be_sum(target, context):
         return
+    context.unclear_losses.append(target)
     context.warn_once(
         "sum",
         "the graph does not show whether the loss that a GradientTape "

@@ -1,0 +1,243 @@
+"""Sums sparse gradients, whose rows repeat as often as on one device."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.graph_ancestry import is_constant
+from keras_conflux._replication import state
+from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import replica_collectives
+
+_LAYOUTS = ("Cast", "EnsureShape", "ExpandDims", "Identity", "Reshape")
+"""What keeps the entries of its first input, in their order."""
+_ENTRYWISE = (
+    "Abs Add AddV2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod "
+    "Greater GreaterEqual LeftShift Less LessEqual LogicalAnd LogicalNot "
+    "LogicalOr Maximum Minimum Mod Mul Neg NotEqual RightShift SelectV2 Sub"
+)
+"""What makes one entry of one entry each of its inputs."""
+_DISTINCT = {
+    "Unique": 0,
+    "UniqueV2": 0,
+    "UniqueWithCounts": 0,
+    "UniqueWithCountsV2": 0,
+    "SparseSegmentSumGradV2": 1,
+    "SparseSegmentMeanGradV2": 1,
+    "SparseSegmentSqrtNGradV2": 1,
+}
+"""Which output of an operation has each number once."""
+
+
+@dataclasses.dataclass
+class _Part:
+    """Rows of a gradient that were looked up together."""
+
+    rows: tf.IndexedSlices
+    is_equal: bool = False
+    """Whether all replicas have looked the same rows up."""
+    keys: tf.Tensor | None = None
+    """For each row a number, if one device has each number once."""
+
+    @property
+    def share(self) -> Any:
+        """What replicas sum. The rows of `tf.IndexedSlices` are joined."""
+        return self.rows.values if self.is_equal else self.rows
+
+    def total(self, share: Any, keys: Iterator[tf.Tensor]) -> tf.IndexedSlices:
+        """Returns the rows that one device has, of what was summed."""
+        if self.is_equal:
+            rows = self.rows
+            return tf.IndexedSlices(share, rows.indices, rows.dense_shape)
+        return share if self.keys is None else each_once(share, next(keys))
+
+
+def summed(
+    grads: list[Any],
+    sources: list[Any],
+    reduce: Callable[[list[Any]], list[Any]],
+    context: StepContext,
+) -> list[Any]:
+    """Sums gradients, some of which may be sparse.
+
+    Optimizers square, and clip, each row of a sparse gradient for itself. A row
+    that one device looks up once, as that of a position, or a row of distinct
+    ones, is to occur once in the sum.
+
+    Args:
+        grads: This replica's, or `None`s.
+        sources: Of what they are the gradients.
+        reduce: Sums what is dense, and joins what is sparse.
+        context: Of the step.
+    """
+    if tf.executing_eagerly() or replica_collectives().count == 1:
+        return reduce(grads)
+    parts = [
+        list(_parts(grad, source, context))
+        if isinstance(grad, tf.IndexedSlices)
+        else None
+        for grad, source in zip(grads, sources, strict=True)
+    ]
+    found = reduce(
+        [
+            share
+            for grad, own in zip(grads, parts, strict=True)
+            for share in ([grad] if own is None else [x.share for x in own])
+        ]
+    )
+    shares = iter(found)
+    keys = iter(_all_keys([x for own in parts for x in own or ()]))
+    return [
+        next(shares)
+        if own is None
+        else _joined([part.total(next(shares), keys) for part in own])
+        for own in parts
+    ]
+
+
+def each_once(
+    slices: tf.IndexedSlices, keys: tf.Tensor | None = None
+) -> tf.IndexedSlices:
+    """Adds up the rows that have the same key, by default the same index."""
+    indices = slices.indices
+    found, places = tf.unique(indices if keys is None else keys)
+    # On CPU devices, one thread adds up all parts of a row, in their order.
+    count = tf.size(found)
+    values = tf.math.unsorted_segment_sum(slices.values, places, count)
+    if keys is not None:
+        found = tf.math.unsorted_segment_max(indices, places, count)
+    return tf.IndexedSlices(values, found, slices.dense_shape)
+
+
+def _all_keys(parts: list[_Part]) -> list[tf.Tensor]:
+    keys = [part.keys for part in parts if part.keys is not None]
+    return replica_collectives().all_gather(keys, 0) if keys else []
+
+
+def _joined(parts: list[tf.IndexedSlices]) -> tf.IndexedSlices:
+    if len(parts) == 1:
+        return parts[0]
+    return tf.IndexedSlices(
+        tf.concat([part.values for part in parts], 0),
+        tf.concat([part.indices for part in parts], 0),
+        parts[0].dense_shape,
+    )
+
+
+def _parts(
+    slices: tf.IndexedSlices, source: Any, context: StepContext
+) -> Iterator[_Part]:
+    """Divides a gradient by the lookups that its rows come from."""
+    origins = list(_origins(slices.indices, context))
+    sizes = [tf.size(origin) for origin in origins]
+    for origin, values, indices in zip(
+        origins,
+        _split(slices.values, sizes),
+        _split(slices.indices, sizes),
+        strict=True,
+    ):
+        rows = tf.IndexedSlices(values, indices, slices.dense_shape)
+        if _is_equal(origin, context):
+            shape = [origin.shape.num_elements(), *values.shape[1:]]
+            rows = tf.IndexedSlices(
+                tf.ensure_shape(values, shape), indices, slices.dense_shape
+            )
+            yield _Part(rows, is_equal=True)
+        elif _is_distinct(origin):
+            yield _Part(rows, keys=tf.reshape(origin, [-1]))
+        else:
+            _warn_if_distinct_before(origin, source, context)
+            yield _Part(rows)
+
+
+def _split(tensor: tf.Tensor, sizes: list[tf.Tensor]) -> list[tf.Tensor]:
+    return [tensor] if len(sizes) == 1 else tf.split(tensor, sizes)
+
+
+def _origins(indices: tf.Tensor, context: StepContext) -> Iterator[tf.Tensor]:
+    """Yields what indices were joined of, as far as it is seen.
+
+    The entries of these, one after the other, are as many as the indices, and
+    each index is made of the one entry in its place.
+    """
+    origin = _origin(indices, context)
+    joined = _joined_in(origin)
+    if _is_equal(origin, context) or not joined:
+        yield origin
+    else:
+        for each in joined:
+            yield from _origins(each, context)
+
+
+def _origin(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
+    """Returns the tensor of whose entries those of another are made.
+
+    Each is made of the entry in its place, and of numbers that are equal on all
+    replicas.
+    """
+    if _is_equal(tensor, context):
+        return tensor
+    ends: dict[int, tf.Tensor] = {}
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or _is_equal_number(each, context):
+            continue
+        seen.add(id(each))
+        if each.op.type in _LAYOUTS:
+            waiting.append(each.op.inputs[0])
+        elif each.op.type in _ENTRYWISE.split():
+            waiting.extend(each.op.inputs)
+        else:
+            ends[id(each)] = each
+    return ends.popitem()[1] if len(ends) == 1 else tensor
+
+
+def _joined_in(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the tensors that were joined along the first axis."""
+    operation = tensor.op
+    if operation.type == "ConcatV2":
+        *parts, axis = operation.inputs
+        return parts if tf.get_static_value(axis) == 0 else []
+    if operation.type == "Pack" and operation.get_attr("axis") == 0:
+        return list(operation.inputs)
+    return []
+
+
+def _is_equal(tensor: tf.Tensor, context: StepContext) -> bool:
+    if context.kinds.is_blind:
+        return is_constant(tensor)
+    return context.kinds.of(tensor) == EQUAL
+
+
+def _is_equal_number(tensor: tf.Tensor, context: StepContext) -> bool:
+    return tensor.shape.rank == 0 and _is_equal(tensor, context)
+
+
+def _is_distinct(tensor: tf.Tensor) -> bool:
+    return _DISTINCT.get(tensor.op.type) == tensor.value_index
+
+
+def _warn_if_distinct_before(
+    origin: tf.Tensor, source: Any, context: StepContext
+) -> None:
+    graph = origin.graph
+    distinct = [op for op in graph.get_operations() if op.type in _DISTINCT]
+    if not distinct or not depends_on([origin.op], distinct):
+        return
+    name = state.name_of(source)
+    context.warn_once(
+        f"distinct rows of {name}",
+        f"rows of {name} are looked up by indices that are made of those of "
+        "`tf.unique`, in a way that does not show which one device would "
+        "have once. Each replica has them once, and optimizers that square "
+        "gradients, or clip them, see a row once per replica. Look the rows "
+        "up by what `tf.unique` returns, and take those of the samples from "
+        "the result.",
+        origin.op,
+    )
