@@ -197,6 +197,45 @@ def _shared_by_all(x, seed):
     )
 
 
+def _in_a_compiled_function(x, seed):
+    @tf.function(jit_compile=True)
+    def noisy(x):
+        x = random.dropout(_noise(x, seed), 0.3, seed=seed)
+        return x + random.truncated_normal(ops.shape(x), seed=seed)
+
+    return noisy(x)
+
+
+class Gan(keras.Model):
+    """A step of one's own, with noise of latents, labels and places between."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = layers.Dense(5)
+        self.critic = sequential(layers.Dense(7), layers.Dropout(0.3, seed=1))
+        self.seed = random.SeedGenerator(5)
+
+    def call(self, x):
+        return self.critic(self.generator(x[:, :3]))
+
+    def train_step(self, data):
+        x, _ = data
+        count = ops.shape(x)[0]
+        latent = random.normal((count, 3), seed=self.seed)
+        with tf.GradientTape() as tape:
+            fake = self.generator(latent)
+            share = random.uniform((count, 1), seed=self.seed)
+            between = self.critic(x + share * (fake - x), training=True)
+            both = self.critic(ops.concatenate([fake, x], 0), training=True)
+            labels = [ops.ones((count, 1)), ops.zeros((count, 1))]
+            labels = ops.concatenate(labels, 0)
+            labels += 0.1 * random.uniform(ops.shape(labels), seed=self.seed)
+            loss = ops.mean((both - labels) ** 2) + ops.mean(between**2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 MODELS = {
     "dropout": lambda: sequential(
         layers.Dense(8),
@@ -249,6 +288,8 @@ MODELS = {
     "an integer": draw(lambda x, seed: random.dropout(x, 0.3, seed=3)),
     "in a loop": draw(_in_a_loop),
     "in a branch": draw(_in_a_branch),
+    "in a compiled function": draw(_in_a_compiled_function),
+    "a step": Gan,
     "other functions": draw(_others),
     "in dtypes": draw(_in_dtypes),
     "shared by all samples": draw(_shared_by_all),
