@@ -199,11 +199,11 @@ def _shared_by_all(x, seed):
 
 def _in_a_compiled_function(x, seed):
     @tf.function(jit_compile=True)
-    def noisy(x):
-        x = random.dropout(_noise(x, seed), 0.3, seed=seed)
-        return x + random.truncated_normal(ops.shape(x), seed=seed)
+    def noisy():
+        y = random.dropout(_noise(x, seed), 0.3, seed=seed)
+        return y + random.truncated_normal(ops.shape(y), seed=seed)
 
-    return noisy(x)
+    return noisy()
 
 
 class Gan(keras.Model):
@@ -293,6 +293,11 @@ MODELS = {
     "other functions": draw(_others),
     "in dtypes": draw(_in_dtypes),
     "shared by all samples": draw(_shared_by_all),
+    "an integer in a loop over samples": draw(
+        lambda x, seed: ops.map(
+            lambda row: row * random.normal((7,), seed=3), x
+        )
+    ),
 }
 
 
@@ -504,10 +509,20 @@ NOT_SHOWN = {
     "a loop until": lambda x, s: tf.while_loop(
         lambda x: ops.max(x) < 1, lambda x: (_noise(x, s) + 1,), (x,)
     )[0],
+    "what a function takes": lambda x, s: tf.function(
+        lambda x: _noise(x, s), autograph=False
+    )(2 * ops.concatenate([x, x], 1))[:, :5],
     "rows that are chosen": lambda x, s: (
         x + ops.sum(_noise(tf.boolean_mask(x, x[:, 0] > 0), s)) * 0
     ),
     "shuffled samples": lambda x, s: random.shuffle(x, seed=s),
+    "positions of samples": lambda x, s: (
+        x
+        + 0
+        * ops.cast(
+            random.randint(ops.shape(x), 0, ops.shape(x)[0], seed=s), x.dtype
+        )
+    ),
     "each with each": lambda x, s: (
         x + ops.mean(_noise(x @ ops.transpose(x), s)) * 0
     ),
@@ -518,7 +533,8 @@ NOT_SHOWN = {
 def test_what_the_graph_does_not_show_warns(name):
     texts = warned(NOT_SHOWN[name])
     drawn = [text for text in texts if "keras.random." in text]
-    kind = "shuffle" if name == "shuffled samples" else "normal"
+    kind = {"shuffled samples": "shuffle", "positions of samples": "randint"}
+    kind = kind.get(name, "normal")
     assert len(drawn) == 1, texts
     assert f"`keras.random.{kind}` draws in" in drawn[0]
     assert "own" in drawn[0]

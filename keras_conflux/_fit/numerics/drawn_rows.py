@@ -156,11 +156,12 @@ def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def find(shape: Any, context: StepContext) -> DrawnRows | None:
+def find(shape: Any, counts_on: bool, context: StepContext) -> DrawnRows | None:
     """Returns which rows of numbers of a shape are those of a replica.
 
     Args:
         shape: Of what the replica draws: a tensor, or sizes.
+        counts_on: Whether the seed is another one in each turn of a loop.
         context: Of the step.
 
     Returns:
@@ -170,7 +171,8 @@ def find(shape: Any, context: StepContext) -> DrawnRows | None:
     Raises:
         CannotTell: If the graph does not show it.
     """
-    if context.loops_over_samples or tensorflow_tracing.is_vectorized():
+    in_turns = context.loops_over_samples or tensorflow_tracing.is_vectorized()
+    if counts_on and in_turns:
         raise CannotTell("a loop over samples")
     sizes = sizes_of(shape)
     kinds = [context.kinds.of(size) for size in sizes]

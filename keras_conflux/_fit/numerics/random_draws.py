@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
@@ -280,8 +281,11 @@ def _draw(
     context = _context()
     if context is None:
         return original()
+    kinds = {context.kinds.of(parameter) for parameter in parameters}
     try:
-        rows = drawn_rows.find(shape, context)
+        rows = drawn_rows.find(shape, not isinstance(seed, int), context)
+        if COUNT in kinds:
+            raise CannotTell("a number of samples")
         with context.drawing(rows=True):
             drawn = original() if rows is None else of_rows(rows)
     except CannotTell as reason:
@@ -291,11 +295,9 @@ def _draw(
             _warn_of(name, context)
         with context.drawing(rows=False):
             return original()
-    if rows is not None:
-        kinds = {context.kinds.of(parameter) for parameter in parameters}
-        if kinds <= {EQUAL, rows.kind}:
-            # The graph does not show that these are rows of the same samples.
-            context.kinds.mark(drawn, rows.kind)
+    if rows is not None and kinds <= {EQUAL, rows.kind}:
+        # The graph does not show that these are rows of the same samples.
+        context.kinds.mark(drawn, rows.kind)
     return drawn
 
 
