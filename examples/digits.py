@@ -6,9 +6,8 @@ Uses all GPUs, or 4 logical CPU devices on a machine without one. The data,
 1,797 images of 8x8 pixels, ships inside scikit-learn.
 
 Both models compute the same, up to roundings, which grow in training. A model
-with `Dropout` would differ by its random numbers: each device draws its own. So
-would one whose `BatchNormalization` is not synchronized, as each device would
-normalize by its own samples.
+whose `BatchNormalization` is not synchronized would differ, as each device
+would normalize by its own samples.
 """
 
 import argparse

@@ -24,6 +24,7 @@ import test_fit
 import test_global_batch
 import test_integer_seeds
 import test_layer_state
+import test_random_draws
 import test_stand_ins
 import test_synchronization
 import test_withdevices
@@ -100,6 +101,10 @@ PLACES = {
     "reduce in Keras": Patched.SUM_GRADIENTS.path,
     "reduce losses": Patched.REDUCE_VALUES.path,
     "draw": Patched.NORMAL.path,
+    "drop": Patched.DROPOUT.path,
+    "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
+    "place in a function": f"{NUMERICS}.places:write",
+    "turns of a loop": f"{NUMERICS}.loops:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,
     "show loss": Patched.UNSCALE_LOSS.path,
     "update mean": Patched.MEAN_UPDATE.path,
@@ -181,6 +186,12 @@ def _state(update: Callable) -> Callable:
     return functools.partial(test_global_batch.test_state, update)
 
 
+def _drawn(name: str) -> Callable:
+    return functools.partial(
+        test_random_draws.test_a_model_draws_as_one_device_does, name
+    )
+
+
 # Tests beside the cases of `test_equal.py`.
 TESTS = {
     "copies after XLA": assert_equal_after_xla,
@@ -206,8 +217,12 @@ TESTS = {
     "rows that repeat": (
         test_synchronization.test_rows_that_repeat_leave_copies_equal
     ),
-    "numbers of an integer seed": functools.partial(
-        test_integer_seeds.test_predictions, {}
+    "numbers of an integer seed": test_integer_seeds.test_predictions,
+    "dropout": _drawn("dropout"),
+    "two views": _drawn("two views"),
+    "dropout in a function": _drawn("a function"),
+    "draws in a loop over samples": (
+        test_random_draws.test_replicas_draw_apart_in_a_loop_over_samples
     ),
     "rows of one sample, joined": functools.partial(
         test_stand_ins.test_what_is_joined, 0, 1
@@ -650,6 +665,30 @@ FAULTS = [
         ("numbers of an integer seed",),
     ),
     Fault(
+        "replicas drop what each would drop alone",
+        {"drop": AS_KERAS_HAS_IT},
+        ("dropout",),
+    ),
+    Fault(
+        "each replica draws the first rows",
+        {
+            "rows that are drawn": lambda original, self: [
+                0 * begin for begin in original(self)
+            ]
+        },
+        ("dropout", "two views"),
+    ),
+    Fault(
+        "no step says where its samples are",
+        {"place in a function": lambda *_: None},
+        ("dropout in a function",),
+    ),
+    Fault(
+        "each loop is taken to go around equally often on all replicas",
+        {"turns of a loop": lambda *_: None},
+        ("draws in a loop over samples",),
+    ),
+    Fault(
         "what a replica without samples gives counts",
         {"has samples": lambda original: None},
         ("rows of one sample, joined",),
@@ -670,6 +709,7 @@ FAULTS = [
 TOLD = (
     "Not equal|Arrays are not equal|differs between replica|^assert |"
     "depends on other samples|a sum or a mean over samples"
+    "|takes a seed from a `SeedGenerator` by itself"
 )
 RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 

@@ -1,6 +1,6 @@
 """Programs as users write them: replicated, they train what one device does.
 
-Each is small, and draws no random numbers in its steps: replicas draw others.
+Each is small. Those that draw random numbers are in `test_random_draws.py`.
 """
 
 from contextlib import nullcontext as nothing

@@ -208,17 +208,25 @@ def traced_for(ask):
         lambda x: tf.distribute.get_replica_context().devices,
         lambda x: kc.allgather(x),
         lambda x: kc.broadcast(x),
-        lambda x: keras.random.normal(keras.ops.shape(x), seed=3),
     ],
-    ids=["index", "id", "devices", "allgather", "broadcast", "seed"],
+    ids=["index", "id", "devices", "allgather", "broadcast"],
 )
 def test_a_step_that_asks_where_it_runs_is_traced_for_each(shared, ask):
     assert traced_for(ask) == {0, 1}
     assert not shared
 
 
-def test_a_step_that_asks_nothing_is_traced_once(shared):
-    assert traced_for(lambda x: None) == {0}
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: None,
+        lambda x: keras.random.normal(keras.ops.shape(x), seed=3),
+        lambda x: keras.random.dropout(x, 0.5),
+    ],
+    ids=["nothing", "seed", "dropout"],
+)
+def test_a_step_that_asks_nothing_is_traced_once(shared, ask):
+    assert traced_for(ask) == {0}
     assert shared == [1]
 
 

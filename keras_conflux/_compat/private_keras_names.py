@@ -147,6 +147,7 @@ class Patched:
     DROPOUT = PrivateName(
         f"{_RANDOM}dropout", "inputs, rate, noise_shape, seed"
     )
+    SHUFFLE = PrivateName(f"{_RANDOM}shuffle", "x, axis, seed")
     COMPILE = PrivateName(f"{_TRAINER}.compile")
     METRICS_OR_LOGS = PrivateName(
         f"{_TRAINER}._get_metrics_result_or_logs", "self, logs"
@@ -345,6 +346,8 @@ READ = (
         None,
         ("_start_batch",),
     ),
+    PrivateName("keras.src.random.seed_generator:draw_seed", "seed"),
+    PrivateName(f"{_RANDOM}_cast_seed", "seed"),
     PrivateName(
         "keras.src.random.seed_generator:global_seed_generator",
         "",

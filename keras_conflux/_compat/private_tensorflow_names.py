@@ -85,6 +85,11 @@ MERGE_CALL = PrivateName(
 CONDITION = PrivateName(
     "tensorflow.python.ops.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
 )
+LOOP = PrivateName(
+    "tensorflow.python.ops.while_v2:while_loop",
+    "cond, body, loop_vars, shape_invariants, parallel_iterations, "
+    "maximum_iterations, name, return_same_structure, back_prop",
+)
 UID = PrivateName("tensorflow.python.framework.ops:uid", "")
 PATCHED = (
     TAPE_GRADIENT,
@@ -96,6 +101,7 @@ PATCHED = (
     SEQUENCE_MASK,
     MERGE_CALL,
     CONDITION,
+    LOOP,
     UID,
 )
 """What is replaced."""
@@ -239,6 +245,10 @@ READ = (
     PrivateName(f"{_CONTROL_FLOW}:CondBranchFuncGraph"),
     PrivateName(f"{_CONTROL_FLOW}:WhileBodyFuncGraph"),
     PrivateName(f"{_CONTROL_FLOW}:WhileCondFuncGraph"),
+    PrivateName(
+        "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
+        "graph",
+    ),
     PrivateName("tensorflow.python.ops.summary_ops_v2:_summary_state"),
     PrivateName(
         "tensorflow.python.ops.resource_variable_ops:"

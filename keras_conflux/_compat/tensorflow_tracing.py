@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
+from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
@@ -32,7 +33,7 @@ def in_replica_loop() -> bool:
     Each replica has its own copy of the loop, so they would wait for each
     other forever. A loop around `strategy.run` is fine.
     """
-    return _is_vectorized() or any(
+    return is_vectorized() or any(
         isinstance(graph, func_graphs.WhileBodyFuncGraph)
         for graph in _graphs_inside_replica()
     )
@@ -45,13 +46,36 @@ def in_branch_or_loop() -> bool:
         func_graphs.WhileBodyFuncGraph,
         func_graphs.WhileCondFuncGraph,
     )
-    return _is_vectorized() or any(
+    return is_vectorized() or any(
         isinstance(graph, kinds) for graph in _graphs_inside_replica()
     )
 
 
-def _is_vectorized() -> bool:
+def is_vectorized() -> bool:
+    """Whether a loop is being traced that is run for all turns at once."""
     return bool(_VECTORIZED.search(tf.get_current_name_scope()))
+
+
+def in_function_of(graph: Any) -> bool:
+    """Whether a function that a graph calls is being traced.
+
+    Branches and loops are parts of the graph.
+    """
+    kinds = (
+        func_graphs.CondBranchFuncGraph,
+        func_graphs.WhileBodyFuncGraph,
+        func_graphs.WhileCondFuncGraph,
+    )
+    here: Any = tf.compat.v1.get_default_graph()
+    while here is not graph and isinstance(here, kinds):
+        here = here.outer_graph
+    return here is not graph
+
+
+def in_compiled_function() -> bool:
+    """Whether what is traced is in a function that XLA compiles."""
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def _graphs_inside_replica() -> Iterator[Any]:

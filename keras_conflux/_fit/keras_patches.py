@@ -24,16 +24,16 @@ from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import dense_products
 from keras_conflux._fit.numerics import gelu
 from keras_conflux._fit.numerics import gradients
-from keras_conflux._fit.numerics import integer_seeds
 from keras_conflux._fit.numerics import layer_outputs
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import longest_samples
+from keras_conflux._fit.numerics import loops
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import merged_values
 from keras_conflux._fit.numerics import mixed_metrics
 from keras_conflux._fit.numerics import optimizer_writes
-from keras_conflux._fit.numerics import random_seeds
+from keras_conflux._fit.numerics import random_draws
 from keras_conflux._fit.numerics import shared_updates
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
@@ -81,16 +81,17 @@ PATCHES = (
     (Patched.LAYER_CALL, layer_outputs.call),
     (Patched.BATCH_NORM_CALL, sync_batch_norm.call),
     (Patched.BATCH_NORM_MOMENTS, sync_batch_norm.masked_moments),
-    (Patched.NEXT_SEED, random_seeds.next_seed),
-    (Patched.NORMAL, integer_seeds.draw),
-    (Patched.TRUNCATED_NORMAL, integer_seeds.draw),
-    (Patched.UNIFORM, integer_seeds.draw),
-    (Patched.RANDINT, integer_seeds.draw),
-    (Patched.GAMMA, integer_seeds.draw),
-    (Patched.BETA, integer_seeds.draw),
-    (Patched.BINOMIAL, integer_seeds.draw),
-    (Patched.CATEGORICAL, integer_seeds.draw_for),
-    (Patched.DROPOUT, integer_seeds.draw_for),
+    (Patched.NEXT_SEED, random_draws.next_seed),
+    (Patched.NORMAL, random_draws.normal),
+    (Patched.TRUNCATED_NORMAL, random_draws.truncated_normal),
+    (Patched.UNIFORM, random_draws.uniform),
+    (Patched.RANDINT, random_draws.randint),
+    (Patched.GAMMA, random_draws.whole),
+    (Patched.BETA, random_draws.whole),
+    (Patched.BINOMIAL, random_draws.whole),
+    (Patched.CATEGORICAL, random_draws.categorical),
+    (Patched.DROPOUT, random_draws.dropout),
+    (Patched.SHUFFLE, random_draws.shuffle),
     # Layers.
     (Patched.ATTENTION, attention.dot_product_attention),
     (Patched.GELU, gelu.gelu),
@@ -139,6 +140,7 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
     patch(private_tensorflow_names.CONDITION, branches.cond)
+    patch(private_tensorflow_names.LOOP, loops.while_loop)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
     patch(
         private_tensorflow_names.SCALE_REGULARIZATION,

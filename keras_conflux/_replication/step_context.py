@@ -5,10 +5,25 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
+
+
+class Place(NamedTuple):
+    """Where a replica's samples are among those of the global batch.
+
+    They are uint64, or numbers, and may be in another unit, as shards are.
+    """
+
+    own: Any
+    """How many there are: 1 for a copy that stands in for none."""
+    before: Any
+    """How many come before them."""
+    total: Any
+    """How many the global batch has."""
 
 
 @dataclasses.dataclass
@@ -39,9 +54,10 @@ class StepContext:
     batch_fraction: Any = None
     """A scalar: this replica's samples over those of the global batch. All
     replicas' add up to one. `None` in `withdevices`, where the user reduces."""
-    batch_offset: Any = None
-    """Returns a scalar: the samples before this replica's over those of the
-    global batch."""
+    place: Any = None
+    """Returns the `Place` of this replica's samples in the global batch."""
+    place_is_written: bool = False
+    """Whether the step has written it, for functions that it calls."""
     rank: Any = None
     """The variable that holds the position of each replica among all, in a
     compiled step of several replicas."""
@@ -100,6 +116,12 @@ class StepContext:
     of the step's write them."""
     to_exchange_inside: set[int] = dataclasses.field(default_factory=set)
     """The ids of those of which the trace has shown that they have to be."""
+    draws_rows: bool | None = None
+    """Whether what is drawn now is drawn as one device draws it, so that seeds
+    are equal on all replicas. `None` if no function of `keras.random` draws."""
+    loops_over_samples: int = 0
+    """In how many loops what is traced now is that may have a turn for each
+    sample."""
     shares_conditions: bool = False
     """Whether replicas compute the conditions of branches together."""
     to_share_conditions: bool = False
@@ -124,6 +146,15 @@ class StepContext:
         if key not in self.warned and not _is_alone():
             self.warned.add(key)
             warn(f"{self.name}: {message}", operation)
+
+    @contextlib.contextmanager
+    def drawing(self, rows: bool) -> Iterator[None]:
+        """Says that a function of `keras.random` draws: see `draws_rows`."""
+        before, self.draws_rows = self.draws_rows, rows
+        try:
+            yield
+        finally:
+            self.draws_rows = before
 
 
 def _is_alone() -> bool:

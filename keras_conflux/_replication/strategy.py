@@ -8,11 +8,13 @@ from types import TracebackType
 from typing import Any
 from typing import Self
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.initialization import initialize_if_named
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
@@ -59,6 +61,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
+        self.places_are_read = False
+        """Whether a function that a step calls has asked for `places`."""
         extended = ReplicatedExtended(
             self,
             self._conflux_devices,
@@ -89,6 +93,15 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             for index, copy in enumerate(found.values):
                 copy.assign(self.communicator.rank(index))
         return found
+
+    @functools.cached_property
+    def places(self) -> list[tf.Variable]:
+        """Internal: where each replica's samples are in the global batch."""
+        local = [d if d.kind == "CPU" else "CPU:0" for d in self.devices]
+        with tf.init_scope():
+            return [
+                new_counter(device, np.zeros(3, "uint64")) for device in local
+            ]
 
     @property
     def communicator(self) -> Communicator:

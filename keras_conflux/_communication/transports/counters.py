@@ -1,4 +1,4 @@
-"""Variables by which collectives are told apart and kept in order.
+"""Variables of the package's own, as those that keep collectives in order.
 
 Each replica has its own, and its steps write them. Whoever asks what a step of
 the user's writes leaves them out.
@@ -14,7 +14,7 @@ from keras_conflux._compat import tensorflow_internals
 _counters: Any = weakref.WeakValueDictionary()
 
 
-def new_counter(device: str, value: float = 0) -> tf.Variable:
+def new_counter(device: str, value: Any = 0) -> tf.Variable:
     """Returns a new variable of one replica.
 
     Args:

@@ -15,6 +15,7 @@ from keras_conflux._fit.execution.traced_programs import TracedPrograms
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
 
@@ -30,6 +31,7 @@ class GraphProgram:
     def __init__(self, step: ReplicaStep, strategy: ReplicatedStrategy) -> None:
         self._step = step
         self._strategy = strategy
+        _ = strategy.places  # cannot be made while a function is traced
         self._watchdog = StepWatchdog(strategy.devices, step.name)
         self._traced = TracedPrograms[TracedProgram](step.tracing)
 
@@ -77,12 +79,12 @@ class GraphProgram:
         communicator = self._strategy.communicator
         each: list[Any] = tf.unstack(sizes, communicator.size)
         fractions = batch_fractions(known or each)
-        offsets = tf.cumsum(tf.stack(fractions), exclusive=True)
+        places = _places(sizes, communicator.size)
         # Those of this process' replicas.
         first = communicator.rank(0)
         each = each[first : first + len(shards)]
         fractions = fractions[first : first + len(shards)]
-        offsets = offsets[first : first + len(shards)]
+        places = places[first : first + len(shards)]
         if known:  # all replicas have samples
             each = [None] * len(shards)
         outputs: dict[int, Tree] = {}
@@ -94,7 +96,7 @@ class GraphProgram:
             output = self._step.on_replica(
                 shards[index],
                 fractions[index],
-                lambda: offsets[index],
+                lambda: places[index],
                 each[index],
             )
             self._step.after_steps(fractions[index])
@@ -103,6 +105,19 @@ class GraphProgram:
         self._strategy.run(one_replica)
         ordered = [outputs[index] for index in range(len(shards))]
         return self._step.merge(ordered, fractions, each)
+
+
+def _places(sizes: tf.Tensor, count: int) -> list[Place]:
+    """Returns where the samples of all replicas are."""
+    with tf.device("CPU:0"):
+        numbers = (
+            tf.maximum(sizes, 1),
+            tf.cumsum(sizes, exclusive=True),
+            tf.reduce_sum(sizes),
+        )
+        own, before, total = (tf.cast(x, tf.uint64) for x in numbers)
+        own, before = tf.unstack(own, count), tf.unstack(before, count)
+    return [Place(*each, total) for each in zip(own, before, strict=True)]
 
 
 @functools.lru_cache(maxsize=1024)

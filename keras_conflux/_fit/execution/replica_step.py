@@ -26,10 +26,12 @@ from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import logs
 from keras_conflux._fit.numerics import metric_sums
+from keras_conflux._fit.numerics import places
 from keras_conflux._fit.numerics import plain_variables
 from keras_conflux._fit.numerics import trace_findings
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
@@ -69,7 +71,7 @@ class ReplicaStep(Protocol):
         self,
         shard: Tree,
         fraction: Any,
-        offset: Callable[[], Any],
+        place: Callable[[], Place],
         size: Any,
         compiled: InXla | None = None,
     ) -> Tree:
@@ -80,7 +82,7 @@ class ReplicaStep(Protocol):
         Args:
             shard: The replica's shard of the global batch.
             fraction: A scalar: its number of samples over the global batch's.
-            offset: Returns the same of those before its own.
+            place: Returns where they are in the global batch.
             size: Its number of samples, which may be 0; `None` if it cannot.
             compiled: What is known of the XLA program that what is traced
                 becomes part of, if it does.
@@ -124,7 +126,7 @@ class _ModelStep:
         self,
         shard: Tree,
         fraction: Any,
-        offset: Callable[[], Any],
+        place: Callable[[], Place],
         size: Any,
         compiled: InXla | None = None,
     ) -> Tree:
@@ -138,7 +140,7 @@ class _ModelStep:
             and CompiledShapes(trees.present(shard), compiled.shapes),
             rank=compiled and compiled.rank,
             batch_fraction=fraction,
-            batch_offset=offset,
+            place=place,
             may_be_empty=size is not None,
             shard=shard,
             graph=tf.compat.v1.get_default_graph(),
@@ -156,6 +158,7 @@ class _ModelStep:
             self._contexts.clear()  # replicas may share this trace
         self._contexts[replica_index()] = context
         with step_context.entered(context):
+            places.write(context)
             output = self._run(shard, size, context)
             context.internal = True
             layer_state.reduce_states(self._model, context)

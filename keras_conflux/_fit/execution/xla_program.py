@@ -24,7 +24,9 @@ from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
+from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import rank_in_trace
 from keras_conflux._replication.strategy import replica_index
 
 
@@ -147,17 +149,17 @@ class XlaProgram:
         The fraction of the batch is a constant in it, so that XLA removes what
         is done for batches that do not divide evenly.
         """
-        communicator = self._communicator
-        fraction = 1 / communicator.size
+        count = self._communicator.size
+        fraction = 1 / count
 
-        def offset() -> float:
-            return communicator.noted_rank(replica_index()) * fraction
+        def place() -> Place:  # shards are even
+            return Place(1, tf.cast(rank_in_trace(), tf.uint64), count)
 
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(
                 trees.refill(shard_spec, leaves),
                 tf.constant(fraction),
-                offset,
+                place,
                 size=None,
                 compiled=InXla(shapes, self._ranks),
             )

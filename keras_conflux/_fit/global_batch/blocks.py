@@ -16,7 +16,7 @@ def apart(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
         tensor: Rows of a replica, or of all.
         kind: What they are: ROWS along an axis that is known.
     """
-    if kind.blocks == 1 or kind.axis is None:
+    if kind.blocks == 1:
         return [tensor]
     total = _length(tensor, kind.axis)
     lengths = _lengths(kind.joined, kind.blocks, total)

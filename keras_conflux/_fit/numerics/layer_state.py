@@ -122,7 +122,7 @@ def _has_first(context: StepContext) -> Any:
     """
     if process_count() == 1 or not context.may_be_empty:
         return rank_in_trace() == 0
-    return (context.batch_fraction > 0) & (context.batch_offset() == 0)
+    return (context.batch_fraction > 0) & (context.place().before == 0)
 
 
 def record_add(original: Callable, variable: Any, value: Any) -> Any:

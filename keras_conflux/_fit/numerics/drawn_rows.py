@@ -1,0 +1,283 @@
+"""Finds which of the rows that one device draws are those of a replica.
+
+There may be several rows for each sample. Where tensors of samples have been
+joined, as two views of a batch are, each of them is a block, which has its own
+rows of all samples.
+"""
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._compat import keras_random
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.global_batch.blocks import apart
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import COUNT
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Block
+from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.numerics import places
+from keras_conflux._fit.numerics.counted_draws import Sampler
+from keras_conflux._fit.numerics.places import on_host
+from keras_conflux._replication.step_context import Place
+from keras_conflux._replication.step_context import StepContext
+
+
+class OfConstant(CannotTell):
+    """Says that a constant may be the number of a replica's samples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnRows:
+    """The rows of a replica's samples among those that one device draws."""
+
+    kind: Kind
+    """What they are."""
+    axis: int
+    """Along which they lie."""
+    shape: tf.Tensor
+    """Of what the replica draws."""
+    sizes: Sequence[Any]
+    """The same: an `int`, or a tensor of int32 each."""
+    lengths: Sequence[Any]
+    """How many rows there are in each block: uint64."""
+    place: Place
+    """Where the replica's samples are."""
+
+    @property
+    def whole(self) -> list[Any]:
+        """The shape of what one device draws."""
+        total = tf.cast(self._ends(self.lengths)[-1], tf.int32)
+        return [*self.sizes[: self.axis], total, *self.sizes[self.axis + 1 :]]
+
+    def drawn(self, sampler: Sampler, seed: Any) -> tf.Tensor:
+        """Draws them.
+
+        Args:
+            sampler: What draws.
+            seed: As the functions of `keras.random` take it.
+        """
+        seed = keras_random.drawn_seed(seed)
+        if self.axis == 0 and sampler.is_counted:
+            drawn = sampler.rows(
+                self._begins(), self._shapes(), self.sizes[1:], seed
+            )
+        else:
+            drawn = self.taken(sampler.whole(self.whole, seed))
+        drawn.set_shape([n if isinstance(n, int) else None for n in self.sizes])
+        return drawn
+
+    def taken(self, drawn: tf.Tensor) -> tf.Tensor:
+        """Takes them out of what one device draws."""
+        parts = []
+        for begin, end, shape in zip(
+            self._begins(),
+            self._ends(self.lengths),
+            self._shapes(),
+            strict=True,
+        ):
+            # One without samples runs on a copy of the last sample.
+            last = tf.cast(end, tf.int32) - shape[self.axis]
+            begin = tf.minimum(tf.cast(begin, tf.int32), last)
+            begins = begin * np.eye(len(self.sizes), dtype="int32")[self.axis]
+            parts.append(tf.slice(drawn, begins, shape))
+        return _joined(parts, self.axis)
+
+    def spread(self, parameter: tf.Tensor) -> tf.Tensor:
+        """Gives each row that one device draws a parameter.
+
+        Those of other replicas' rows are any that this one has.
+
+        Args:
+            parameter: A mean or the like, which all rows share, or of each.
+        """
+        if parameter.shape.rank != len(self.sizes):
+            return parameter
+        sizes = tf.unstack(tf.shape(parameter))
+        sizes[self.axis] = self.sizes[self.axis]
+        each = tf.broadcast_to(parameter, sizes)
+        positions, first = [], 0
+        for length in self.lengths:
+            total = tf.cast(self._share(self.place.total, length), tf.int32)
+            before = tf.cast(self._share(self.place.before, length), tf.int32)
+            length = tf.cast(length, tf.int32)
+            inside = tf.clip_by_value(tf.range(total) - before, 0, length - 1)
+            positions.append(first + inside)
+            first += length
+        return tf.gather(each, _joined(positions, 0), axis=self.axis)
+
+    def _shapes(self) -> list[tf.Tensor]:
+        """Returns the shape of each block."""
+        if len(self.lengths) == 1:
+            return [self.shape]
+        before, after = self.sizes[: self.axis], self.sizes[self.axis + 1 :]
+        return [
+            tf.stack([*before, tf.cast(length, tf.int32), *after])
+            for length in self.lengths
+        ]
+
+    def _begins(self) -> list[Any]:
+        """Returns where the rows of each block begin, on one device."""
+        first, *others = (
+            self._share(self.place.before, length) for length in self.lengths
+        )
+        ends = self._ends(self.lengths[:-1])
+        return [first, *map(operator.add, ends, others)]
+
+    def _ends(self, lengths: Sequence[Any]) -> list[Any]:
+        """Returns where blocks end that begin with the first."""
+        totals = [self._share(self.place.total, length) for length in lengths]
+        return list(itertools.accumulate(totals))
+
+    def _share(self, samples: Any, length: Any) -> Any:
+        """Returns how many rows a number of samples has.
+
+        Args:
+            samples: The number.
+            length: How many the samples of the replica have.
+        """
+        own = self.place.own
+        with on_host():
+            rows = samples * length
+            return rows if isinstance(own, int) and own == 1 else rows // own
+
+
+def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def find(shape: Any, counts_on: bool, context: StepContext) -> DrawnRows | None:
+    """Returns which rows of numbers of a shape are those of a replica.
+
+    Args:
+        shape: Of what the replica draws: a tensor, or sizes.
+        counts_on: Whether the seed is another one in each turn of a loop.
+        context: Of the step.
+
+    Returns:
+        `None` if no sample has numbers of its own, so that all replicas draw
+        the same.
+
+    Raises:
+        CannotTell: If the graph does not show it.
+    """
+    in_turns = context.loops_over_samples or tensorflow_tracing.is_vectorized()
+    if counts_on and in_turns:
+        raise CannotTell("a loop over samples")
+    sizes = sizes_of(shape)
+    kinds = [context.kinds.of(size) for size in sizes]
+    if all(kind == EQUAL for kind in kinds):
+        if _may_be_of_samples(sizes, context):
+            raise OfConstant("a constant")
+        return None
+    (axis, *others) = [i for i, kind in enumerate(kinds) if kind != EQUAL]
+    if others or kinds[axis] != COUNT:
+        raise CannotTell(sizes[axis].op.name)
+    shape = shape if tf.is_tensor(shape) else tf.stack(sizes)
+    return _placed(tf.cast(shape, tf.int32), sizes, axis, context)
+
+
+def sizes_of(shape: Any) -> list[Any]:
+    """Returns the sizes of a shape: an `int`, or a tensor of int32 each."""
+    if not tf.is_tensor(shape):
+        return [_known(size) for size in shape]
+    if tensorflow_graphs.is_eager(shape) or shape.op.type != "Shape":
+        return [_known(size) for size in tf.unstack(shape)]
+    known = shape.op.inputs[0].shape.as_list()
+    sizes = tf.unstack(shape) if None in known else known
+    return [
+        _known(size) if n is None else n
+        for size, n in zip(sizes, known, strict=True)
+    ]
+
+
+def _known(size: Any) -> Any:
+    """Returns a size as an `int`, if it is known, or as a tensor of int32."""
+    known = tf.get_static_value(size) if tf.is_tensor(size) else size
+    return tf.cast(size, tf.int32) if known is None else int(known)
+
+
+def _may_be_of_samples(sizes: Sequence[Any], context: StepContext) -> bool:
+    """Whether a constant is the number of the replica's samples, by chance."""
+    leaves = [x for x in trees.present(context.shard) if x.shape.rank]
+    known = {leaf.shape[0] for leaf in leaves} - {None}
+    return not known.isdisjoint(n for n in sizes if isinstance(n, int))
+
+
+def _placed(
+    shape: tf.Tensor, sizes: Sequence[Any], axis: int, context: StepContext
+) -> DrawnRows:
+    size = sizes[axis]
+    blocks = _blocks(size, context)
+    lengths = _lengths(size, blocks, context)
+    joined = blocks[0].joined if len(blocks) == 1 else tuple(blocks)
+    one_each = len(blocks) == 1 and blocks[0].one_each
+    kind = Kind(
+        Role.ROWS,
+        axis,
+        Entries.ONE if one_each else Entries.SAME,
+        blocks=len(lengths),
+        joined=joined,
+    )
+    with on_host():
+        lengths = [tf.cast(length, tf.uint64) for length in lengths]
+    return DrawnRows(kind, axis, shape, sizes, lengths, places.here(context))
+
+
+def _lengths(
+    size: tf.Tensor, blocks: Sequence[Block], context: StepContext
+) -> list[Any]:
+    """Returns how many rows each block has of as many as a size says."""
+    if len(blocks) <= 1 and all(block.blocks == 1 for block in blocks):
+        return [size]
+    return [
+        tf.shape(part)[block.axis]
+        for block in blocks
+        for part in apart(block.tensor, context.kinds.of(block.tensor))
+    ]
+
+
+def _blocks(size: tf.Tensor, context: StepContext) -> list[Block]:
+    """Returns of which tensors of samples a number of rows is the sum.
+
+    Returns:
+        Nothing where the graph does not show it.
+    """
+    inputs = list(size.op.inputs)
+    nested = functools.partial(_blocks, context=context)
+    if size.op.type in ("Cast", "Identity"):
+        return nested(inputs[0])
+    if size.op.type in ("Add", "AddV2"):
+        found = [nested(each) for each in inputs]
+        return [*found[0], *found[1]] if all(found) else []
+    if size.op.type == "Mul":
+        for one, other in (inputs, reversed(inputs)):
+            factor = tf.get_static_value(one)
+            if factor is not None:
+                return nested(other) * int(factor)
+    if size.op.type in ("StridedSlice", "Unpack"):
+        shape = inputs[0].op
+        if shape.type == "Shape":
+            tensor = shape.inputs[0]
+            kind = context.kinds.of(tensor)
+            return [
+                Block(
+                    tensor,
+                    kind.axis,
+                    kind.entries is Entries.ONE,
+                    kind.blocks,
+                    kind.joined,
+                )
+            ]
+    return []

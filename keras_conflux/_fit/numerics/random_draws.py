@@ -1,0 +1,331 @@
+"""Draws the random numbers of one device: each replica draws its own rows.
+
+The state of a seed generator is equal on all replicas, as they draw equally
+often, so it is saved, restored and resumed as on one device. All replicas draw
+by the same seeds, each the rows of its own samples. Numbers that are no rows of
+samples, such as those of a fixed projection, are the same on all.
+
+Where the graph does not show whose numbers are drawn, the seeds of generators
+are moved by the replica's rank, so that replicas do not repeat each other's
+numbers.
+"""
+
+import re
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import COUNT
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.numerics import counted_draws
+from keras_conflux._fit.numerics import drawn_rows
+from keras_conflux._fit.numerics.drawn_rows import DrawnRows
+from keras_conflux._fit.numerics.drawn_rows import OfConstant
+from keras_conflux._fit.numerics.drawn_rows import sizes_of
+from keras_conflux._replication import step_context
+from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import rank_in_trace
+from keras_conflux._replication.strategy import replica_collectives
+
+# Seeds count up from a seed of the user's; replicas must not meet each other's.
+_STRIDE = 1_000_003
+
+
+def next_seed(
+    original: Callable, generator: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Returns the next seed, moved by the rank unless rows are drawn by it."""
+    with step_context.internal():
+        seed = original(generator, *args, **kwargs)
+    if not in_replica():
+        return seed
+    context = _context()
+    if context is not None:
+        if context.draws_rows:
+            return seed
+        if context.draws_rows is None:
+            _warn_of_own_seeds(context)
+    rank = rank_in_trace()
+    if isinstance(rank, int) and rank == 0:
+        moved = tf.identity(seed)
+    else:
+        rank = tf.cast(rank, seed.dtype)
+        moved = seed + tf.stack([rank * _STRIDE, tf.zeros_like(rank)])
+    if context is not None:
+        context.kinds.mark_own([moved])
+    return moved
+
+
+def normal(
+    original: Callable,
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+) -> Any:
+    """Draws the rows of `keras.random.normal`."""
+    sampler = counted_draws.normal(dtype or keras.config.floatx())
+    return _draw(
+        "normal",
+        shape,
+        seed,
+        lambda: original(shape, mean, stddev, dtype, seed),
+        lambda rows: _deviating(rows.drawn(sampler, seed), mean, stddev),
+        (mean, stddev),
+    )
+
+
+def truncated_normal(
+    original: Callable,
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+) -> Any:
+    """Draws the rows of `keras.random.truncated_normal`."""
+    sampler = counted_draws.truncated_normal(dtype or keras.config.floatx())
+    return _draw(
+        "truncated_normal",
+        shape,
+        seed,
+        lambda: original(shape, mean, stddev, dtype, seed),
+        lambda rows: _deviating(rows.drawn(sampler, seed), mean, stddev),
+        (mean, stddev),
+    )
+
+
+def _deviating(drawn: tf.Tensor, mean: Any, stddev: Any) -> tf.Tensor:
+    stddev = tf.convert_to_tensor(stddev, drawn.dtype)
+    return drawn * stddev + tf.convert_to_tensor(mean, drawn.dtype)
+
+
+def uniform(
+    original: Callable,
+    shape: Any,
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+) -> Any:
+    """Draws the rows of `keras.random.uniform`."""
+    sampler = counted_draws.uniform(dtype or keras.config.floatx())
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        low, high = (tf.cast(x, sampler.dtype) for x in (minval, maxval))
+        return rows.drawn(sampler, seed) * (high - low) + low
+
+    return _draw(
+        "uniform",
+        shape,
+        seed,
+        lambda: original(shape, minval, maxval, dtype, seed),
+        of_rows,
+        (minval, maxval),
+    )
+
+
+def randint(
+    original: Callable,
+    shape: Any,
+    minval: Any,
+    maxval: Any,
+    dtype: Any = "int32",
+    seed: Any = None,
+) -> Any:
+    """Draws the rows of `keras.random.randint`."""
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        # As Keras does, which casts to other types afterwards.
+        kind = tf.as_dtype(dtype)
+        drawn = kind if kind in (tf.int32, tf.int64) else tf.int64
+        sampler = counted_draws.integers(minval, maxval, drawn)
+        return tf.cast(rows.drawn(sampler, seed), kind)
+
+    return _draw(
+        "randint",
+        shape,
+        seed,
+        lambda: original(shape, minval, maxval, dtype, seed),
+        of_rows,
+        (minval, maxval),
+    )
+
+
+def dropout(
+    original: Callable,
+    inputs: Any,
+    rate: Any,
+    noise_shape: Any = None,
+    seed: Any = None,
+) -> Any:
+    """Drops what one device would drop of the replica's samples."""
+    if _context() is None or rate in (0.0, 1.0):
+        return original(inputs, rate, noise_shape, seed)
+    inputs = tf.convert_to_tensor(inputs)
+    sampler = counted_draws.uniform(inputs.dtype)
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        return tf.nn.experimental.general_dropout(
+            inputs, rate, lambda **_: rows.drawn(sampler, seed), rows.shape
+        )
+
+    return _draw(
+        "dropout",
+        _noise_shape(inputs, noise_shape),
+        seed,
+        lambda: original(inputs, rate, noise_shape, seed),
+        of_rows,
+        (inputs,),
+    )
+
+
+def _noise_shape(inputs: tf.Tensor, noise_shape: Any) -> Any:
+    shape = tf.shape(inputs)
+    if noise_shape is None:
+        return shape
+    sizes = sizes_of(shape)
+    return [
+        sizes[axis] if size is None else size
+        for axis, size in enumerate(noise_shape)
+    ]
+
+
+def whole(original: Callable, shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws all rows of one device, and takes the replica's.
+
+    For what is drawn until it is accepted, as gamma is.
+    """
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        def spread(value: Any) -> Any:
+            return rows.spread(value) if tf.is_tensor(value) else value
+
+        given = {name: spread(value) for name, value in kwargs.items()}
+        return rows.taken(original(rows.whole, *map(spread, args), **given))
+
+    return _draw(
+        original.__name__,
+        shape,
+        kwargs.get("seed"),
+        lambda: original(shape, *args, **kwargs),
+        of_rows,
+        (*args, *kwargs.values()),
+    )
+
+
+def categorical(
+    original: Callable,
+    logits: Any,
+    num_samples: Any,
+    dtype: Any = "int64",
+    seed: Any = None,
+) -> Any:
+    """Draws the rows of `keras.random.categorical`."""
+    logits = tf.convert_to_tensor(logits)
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        spread = rows.spread(logits)
+        return rows.taken(original(spread, num_samples, dtype, seed))
+
+    return _draw(
+        "categorical",
+        tf.shape(logits),
+        seed,
+        lambda: original(logits, num_samples, dtype, seed),
+        of_rows,
+        (logits,),
+    )
+
+
+def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
+    """Shuffles as one device does, unless it would mix all samples."""
+    x = tf.convert_to_tensor(x)
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        raise CannotTell("samples of all replicas")
+
+    return _draw(
+        "shuffle",
+        [sizes_of(tf.shape(x))[axis]],
+        seed,
+        lambda: original(x, axis, seed),
+        of_rows,
+    )
+
+
+def _draw(
+    name: str,
+    shape: Any,
+    seed: Any,
+    original: Callable[[], Any],
+    of_rows: Callable[[DrawnRows], tf.Tensor],
+    parameters: Sequence[Any] = (),
+) -> Any:
+    """Draws what one device would, as far as the graph shows it.
+
+    Args:
+        name: Of the function of `keras.random`.
+        shape: Of what the replica draws.
+        seed: As the function takes it.
+        original: Draws what a replica that is alone draws.
+        of_rows: Draws rows of what one device draws.
+        parameters: What may be rows of samples, by which numbers are drawn.
+    """
+    context = _context()
+    if context is None:
+        return original()
+    kinds = {context.kinds.of(parameter) for parameter in parameters}
+    try:
+        rows = drawn_rows.find(shape, not isinstance(seed, int), context)
+        if COUNT in kinds:
+            raise CannotTell("a number of samples")
+        with context.drawing(rows=True):
+            drawn = original() if rows is None else of_rows(rows)
+    except CannotTell as reason:
+        if isinstance(seed, int) and isinstance(reason, OfConstant):
+            context.counts_rows = "draws random numbers of an integer seed"
+        else:
+            _warn_of(name, context)
+        with context.drawing(rows=False):
+            return original()
+    if rows is not None and kinds <= {EQUAL, rows.kind}:
+        # The graph does not show that these are rows of the same samples.
+        context.kinds.mark(drawn, rows.kind)
+    return drawn
+
+
+def _context() -> StepContext | None:
+    """Returns the context of a step in which replicas draw together."""
+    context = step_context.current_fit_step()
+    if context is None or tf.executing_eagerly():
+        return None
+    return context if replica_collectives().count > 1 else None
+
+
+def _warn_of_own_seeds(context: StepContext) -> None:
+    context.warn_once(
+        "seeds",
+        "the step takes a seed from a `SeedGenerator` by itself. Each replica "
+        "gets another one, so numbers that are drawn by it differ from those "
+        "of one device. Give the generator to a function of `keras.random`, "
+        "as `seed=`.",
+    )
+
+
+def _warn_of(name: str, context: StepContext) -> None:
+    scope = re.sub(r"^replica_\d+/", "", tf.get_current_name_scope())
+    context.warn_once(
+        f"draws {name}",
+        f"the graph does not show for which samples `keras.random.{name}` "
+        f"draws in {scope!r}. Each replica draws numbers "
+        "of its own there, which differ from those of one device. Make the "
+        "shape of `keras.ops.shape(x)`, where `x` has a row for each sample, "
+        "and draw outside of loops over samples.",
+    )

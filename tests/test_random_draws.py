@@ -1,0 +1,567 @@
+"""Random numbers are those of one device."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from keras import layers
+from keras import ops
+from keras import random
+from models import assert_same_training
+
+import keras_conflux as kc
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._fit.numerics import counted_draws
+
+pytestmark = pytest.mark.skipif(MANY < 3, reason="needs three devices")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(13, 5)).astype("float32")
+SERIES = RNG.normal(size=(13, 6, 4)).astype("float32")
+IMAGES = RNG.uniform(size=(13, 8, 8, 3)).astype("float32")
+Y = RNG.normal(size=(13, 1)).astype("float32")
+
+
+class Draw(layers.Layer):
+    """Calls a function with its inputs and a seed generator, in training."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+        self.generator = random.SeedGenerator(7)
+
+    def call(self, x, training=False):
+        return self.function(x, self.generator) if training else x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class NoisyCell(layers.Layer):
+    """Adds noise to its state in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_size = 3
+        self.dense = layers.Dense(3)
+        self.generator = random.SeedGenerator(3)
+
+    def call(self, x, states):
+        (state,) = states
+        noise = random.normal(ops.shape(state), seed=self.generator)
+        kept = random.dropout(state, 0.3, seed=self.generator)
+        state = ops.tanh(self.dense(x) + kept + 0.1 * noise)
+        return state, [state]
+
+
+def sequential(*inside):
+    return keras.Sequential([*inside, layers.Flatten(), layers.Dense(1)])
+
+
+def draw(function):
+    return lambda: sequential(layers.Dense(7), Draw(function), layers.Dense(3))
+
+
+class Sample(layers.Layer):
+    """Draws what a VAE decodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = random.SeedGenerator(7)
+
+    def call(self, mean, spread):
+        noise = random.normal(ops.shape(mean), seed=self.generator)
+        return mean + ops.exp(spread) * noise
+
+
+def vae():
+    inputs = keras.Input((5,))
+    mean, spread = layers.Dense(3)(inputs), layers.Dense(3)(inputs)
+    return keras.Model(inputs, layers.Dense(1)(Sample()(mean, spread)))
+
+
+def attention():
+    inputs = keras.Input((6, 4))
+    y = layers.MultiHeadAttention(2, 3, dropout=0.3, seed=1, use_bias=False)(
+        inputs, inputs
+    )
+    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(y)))
+
+
+def shared():
+    """Two layers draw from one generator."""
+    one, two = Draw(_noise), Draw(_noise)
+    two.generator = one.generator
+    return sequential(layers.Dense(4), one, layers.Dense(4), two)
+
+
+def inside_function():
+    class Model(keras.Sequential):
+        @tf.function
+        def call(self, inputs, training=None, mask=None):
+            return super().call(inputs, training=training, mask=mask)
+
+    return Model(
+        [
+            layers.Dense(8),
+            layers.Dropout(0.4, seed=1),
+            layers.Dense(7),
+            layers.Dropout(0.4, seed=2),
+            layers.Dense(1),
+        ]
+    )
+
+
+def _noise(x, seed):
+    return x + random.normal(ops.shape(x), seed=seed)
+
+
+def _time_major(x, seed):
+    x = ops.transpose(ops.reshape(x, (-1, 7, 1)), (1, 0, 2))
+    x = random.dropout(x, 0.4, seed=seed)
+    return ops.reshape(ops.transpose(x, (1, 0, 2)), (-1, 7))
+
+
+def _rows_of_samples(x, seed):
+    x = ops.reshape(ops.repeat(x, 3, 1), (-1, 7))
+    x = random.dropout(x, 0.4, seed=seed)
+    x = x + random.normal(ops.shape(x), seed=seed)
+    return ops.mean(ops.reshape(x, (-1, 3, 7)), 1)
+
+
+def _two_views(x, seed):
+    both = ops.concatenate([x, -x], 0)
+    both = random.dropout(both, 0.4, seed=seed)
+    both = both + random.uniform(ops.shape(both), seed=seed)
+    one, two = ops.split(both, 2)
+    return one + 2 * two
+
+
+def _views_of_two_lengths(x, seed):
+    twice = ops.concatenate([x, -x], 0)
+    all_ = random.dropout(ops.concatenate([x, twice], 0), 0.4, seed=seed)
+    n = ops.shape(x)[0]
+    return all_[:n] + 2 * all_[n : 2 * n] + 3 * all_[2 * n :]
+
+
+def _drop_path(x, seed):
+    kept = random.uniform((ops.shape(x)[0], 1), seed=seed) < 0.6
+    return x * ops.cast(kept, x.dtype)
+
+
+def _in_a_loop(x, seed):
+    return ops.fori_loop(0, 3, lambda i, x: _noise(x, seed), x)
+
+
+def _in_a_branch(x, seed):
+    return ops.cond(
+        ops.max(ops.ones(3)) > 0,
+        lambda: random.dropout(x, 0.4, seed=seed),
+        lambda: x,
+    )
+
+
+def _others(x, seed):
+    shape = ops.shape(x)
+    drawn = [
+        random.truncated_normal(shape, mean=x, seed=seed),
+        random.randint(shape, 0, 9, seed=seed),
+        random.randint(shape, 0, 9, dtype="uint8", seed=seed),
+        random.uniform(shape, -1.0, 3.0, seed=seed),
+        random.gamma(shape, 2.0, seed=seed),
+        random.gamma(shape, ops.exp(x), seed=seed),
+        random.beta(shape, 2.0, 3.0, seed=seed),
+        random.binomial(shape, 9.0, 0.5, seed=seed),
+        random.categorical(x, 7, seed=seed),
+    ]
+    return x + sum(ops.cast(each, x.dtype) for each in drawn)
+
+
+def _in_dtypes(x, seed):
+    for dtype in ("float16", "bfloat16", "float64"):
+        noise = random.normal(ops.shape(x), dtype=dtype, seed=seed)
+        kept = random.dropout(ops.cast(x, dtype), 0.2, seed=seed)
+        x = ops.cast(noise + kept, x.dtype)
+    return x
+
+
+def _shared_by_all(x, seed):
+    vector = random.normal((7,), seed=seed)
+    columns = random.dropout(x, 0.4, noise_shape=(1, 7), seed=seed)
+    order = random.shuffle(ops.arange(7), seed=seed)
+    return columns * vector + ops.take(x, order, 1) * random.uniform(
+        (), seed=seed
+    )
+
+
+def _in_a_compiled_function(x, seed):
+    @tf.function(jit_compile=True)
+    def noisy():
+        y = random.dropout(_noise(x, seed), 0.3, seed=seed)
+        return y + random.truncated_normal(ops.shape(y), seed=seed)
+
+    return noisy()
+
+
+class Gan(keras.Model):
+    """A step of one's own, with noise of latents, labels and places between."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = layers.Dense(5)
+        self.critic = sequential(layers.Dense(7), layers.Dropout(0.3, seed=1))
+        self.seed = random.SeedGenerator(5)
+
+    def call(self, x):
+        return self.critic(self.generator(x[:, :3]))
+
+    def train_step(self, data):
+        x, _ = data
+        count = ops.shape(x)[0]
+        latent = random.normal((count, 3), seed=self.seed)
+        with tf.GradientTape() as tape:
+            fake = self.generator(latent)
+            share = random.uniform((count, 1), seed=self.seed)
+            between = self.critic(x + share * (fake - x), training=True)
+            both = self.critic(ops.concatenate([fake, x], 0), training=True)
+            labels = [ops.ones((count, 1)), ops.zeros((count, 1))]
+            labels = ops.concatenate(labels, 0)
+            labels += 0.1 * random.uniform(ops.shape(labels), seed=self.seed)
+            loss = ops.mean((both - labels) ** 2) + ops.mean(between**2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+MODELS = {
+    "dropout": lambda: sequential(
+        layers.Dense(8),
+        layers.Dropout(0.4),
+        layers.Dense(7),
+        layers.Dropout(0.4),
+    ),
+    "noise": lambda: sequential(
+        layers.GaussianNoise(0.3),
+        layers.Dense(6),
+        layers.GaussianDropout(0.3),
+        layers.AlphaDropout(0.3),
+    ),
+    "spatial dropout": lambda: sequential(
+        layers.Conv1D(5, 2), layers.SpatialDropout1D(0.4)
+    ),
+    "dropout of rows": lambda: sequential(
+        layers.Conv1D(5, 2), layers.Dropout(0.4, noise_shape=(None, 1, None))
+    ),
+    "LSTM": lambda: sequential(
+        layers.LSTM(5, dropout=0.3, recurrent_dropout=0.3, seed=1),
+    ),
+    "cells": lambda: sequential(
+        layers.RNN(
+            layers.StackedRNNCells(
+                [layers.GRUCell(5, dropout=0.3), layers.LSTMCell(4)]
+            )
+        )
+    ),
+    "noise in a cell": lambda: sequential(layers.RNN(NoisyCell())),
+    "attention": attention,
+    "augmentation": lambda: sequential(
+        layers.RandomFlip(),
+        layers.RandomTranslation(0.2, 0.2),
+        layers.RandomRotation(0.1),
+        layers.RandomZoom(0.2),
+        layers.RandomContrast(0.2),
+        layers.RandomBrightness(0.2, value_range=(0, 1)),
+        layers.SpatialDropout2D(0.3),
+    ),
+    "vae": vae,
+    "a shared generator": shared,
+    "a function": inside_function,
+    "time major": draw(_time_major),
+    "rows of samples": draw(_rows_of_samples),
+    "two views": draw(_two_views),
+    "views of two lengths": draw(_views_of_two_lengths),
+    "drop path": draw(_drop_path),
+    "no seed": draw(lambda x, seed: random.dropout(x, 0.3)),
+    "an integer": draw(lambda x, seed: random.dropout(x, 0.3, seed=3)),
+    "in a loop": draw(_in_a_loop),
+    "in a branch": draw(_in_a_branch),
+    "in a compiled function": draw(_in_a_compiled_function),
+    "a step": Gan,
+    "other functions": draw(_others),
+    "in dtypes": draw(_in_dtypes),
+    "shared by all samples": draw(_shared_by_all),
+    "an integer in a loop over samples": draw(
+        lambda x, seed: ops.map(
+            lambda row: row * random.normal((7,), seed=3), x
+        )
+    ),
+}
+
+
+def inputs_of(name):
+    if name in ("spatial dropout", "dropout of rows", "LSTM", "cells"):
+        return SERIES
+    if name in ("noise in a cell", "attention"):
+        return SERIES
+    return IMAGES if name == "augmentation" else X
+
+
+def trained(name, count, **fit):
+    keras.utils.set_random_seed(1)
+    model = MODELS[name]()
+    x = inputs_of(name)
+    model(x[:1])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    if count:
+        kc.replicate(model, count)
+    options = {"epochs": 2, "batch_size": 4, "shuffle": False, "verbose": 0}
+    logs = model.fit(x, Y, **options | fit)
+    return model, logs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_draws_as_one_device_does(name):
+    """On 2 and on 3 uneven replicas; the last batch has one sample."""
+    one, one_logs = trained(name, None)
+    for count in (2, 3):
+        many, many_logs = trained(name, count)
+        assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
+        kc.assert_in_sync(many)
+
+
+def states(model):
+    """Returns the states of all seed generators."""
+    return [v.numpy() for v in model.variables if "seed" in v.path]
+
+
+def test_what_is_left_of_generators_is_that_of_one_device():
+    one, many = (trained("augmentation", count)[0] for count in (None, 3))
+    assert states(one)
+    np.testing.assert_array_equal(states(one), states(many))
+
+
+def gone_on(name, counts):
+    """Trains on one device, and goes on with other devices and batches."""
+    model, _ = trained(name, counts[0])
+    for count, size in zip(counts[1:], (5, 13), strict=True):
+        if count:
+            kc.replicate(kc.unreplicate(model), count)
+        x = inputs_of(name)
+        model.fit(x, Y, epochs=2, batch_size=size, verbose=0, shuffle=False)
+    return model
+
+
+def test_a_training_goes_on_with_the_numbers_of_one_device():
+    expected = gone_on("dropout", [None, None, None])
+    for counts in ([None, 2, 3], [3, None, 2]):
+        got = gone_on("dropout", counts)
+        assert_same_training(expected, got, rtol=2e-5)
+
+
+def test_a_function_that_is_traced_already_draws_for_each_step():
+    """TensorFlow keeps the trace, in which a step may leave nothing."""
+
+    def gone_on(count):
+        model, _ = trained("a function", count)
+        for size in (5, 13):
+            model.compile("sgd", "mse", jit_compile=False)  # traces again
+            model.fit(X, Y, batch_size=size, verbose=0, shuffle=False)
+            model.evaluate(X, Y, batch_size=size, verbose=0)
+        return model
+
+    assert_same_training(gone_on(None), gone_on(3), rtol=2e-5)
+
+
+class Draws(layers.Layer):
+    """Draws for each of its inputs, also in predictions."""
+
+    def __init__(self, draws):
+        super().__init__()
+        self.draws = draws
+        self.generator = random.SeedGenerator(7)
+
+    def call(self, x):
+        return {
+            name: ops.cast(draw(x, self.generator), x.dtype)
+            for name, draw in self.draws.items()
+        }
+
+    def compute_output_shape(self, shape):
+        return dict.fromkeys(self.draws, shape)
+
+
+COMPILED = {
+    "uniform": lambda x, s: random.uniform(ops.shape(x), seed=s),
+    "normal": lambda x, s: random.normal(ops.shape(x), mean=x, seed=s),
+    "truncated": lambda x, s: random.truncated_normal(ops.shape(x), seed=s),
+    "randint": lambda x, s: random.randint(ops.shape(x), 0, 99, seed=s),
+    "dropout": lambda x, s: random.dropout(x, 0.5, seed=s),
+    "half": lambda x, s: random.normal(ops.shape(x), dtype="float16", seed=s),
+    "integer": lambda x, s: random.normal(ops.shape(x), seed=3),
+    "columns": lambda x, s: x * random.normal((x.shape[1],), seed=s),
+    "categorical": lambda x, s: random.categorical(x, x.shape[1], seed=s),
+    "views": _two_views,
+    "no seed": lambda x, s: random.uniform(ops.shape(x)),
+}
+
+
+@pytest.mark.parametrize("width", [7, 8])
+def test_a_compiled_step_draws_what_one_compiled_device_does(
+    monkeypatch, width
+):
+    monkeypatch.setattr(Communicator, "supports_xla", True)
+    x = RNG.normal(size=(12, width)).astype("float32")
+    found = []
+    for devices in (None, 2, 3):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((width,)), Draws(COMPILED)])
+        model.compile(jit_compile=True)
+        if devices:
+            kc.replicate(model, devices)
+        model.predict(x, batch_size=6, verbose=0)  # builds the model
+        found.append(model.predict(x, batch_size=6, verbose=0))
+    one, *several = found
+    for many in several:
+        for name in COMPILED:
+            np.testing.assert_allclose(
+                many[name], one[name], rtol=1e-6, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("rows", [(13, 7), (13, 8), (13,), (6, 3, 5)])
+def test_rows_are_drawn_alone_bit_by_bit(dtype, rows, compiled):
+    samplers = [
+        counted_draws.uniform(dtype),
+        counted_draws.normal(dtype),
+        counted_draws.truncated_normal(dtype),
+        counted_draws.integers(3, 1000, "int32"),
+        counted_draws.integers(-(2**40), 2**40, "int64"),
+    ]
+    seed = tf.constant([12345, 678])
+    begins = [0, 1, 5, 6]
+
+    def drawn():
+        found = []
+        for sampler in samplers:
+            if not sampler.is_counted:
+                continue
+            whole = sampler.whole(rows, seed)
+            for begin in begins:
+                shape = tf.constant([rows[0] - begin, *rows[1:]])
+                begin = tf.constant(begin, tf.uint64)
+                part = sampler.rows([begin], [shape], rows[1:], seed)
+                found.append((whole, part))
+        return found
+
+    pairs = tf.function(drawn, jit_compile=compiled)()
+    assert len(pairs) == len(begins) * (len(samplers) - compiled)
+    for whole, part in pairs:
+        expected = whole[whole.shape[0] - part.shape[0] :]
+        np.testing.assert_array_equal(part, expected)
+
+
+def test_rows_beyond_2_to_the_32_are_counted_exactly():
+    sampler = counted_draws.uniform("float32")
+    seed = tf.constant([1, 2])
+    for begin, width in ((2**33, 8), (2**33 + 1, 7)):
+        one, next_one = (
+            sampler.rows(
+                [tf.constant(begin + skipped, tf.uint64)],
+                [tf.constant([2 - skipped, width])],
+                [width],
+                seed,
+            )
+            for skipped in (0, 1)
+        )
+        np.testing.assert_array_equal(one[1:], next_one)
+        assert not np.array_equal(one[:1], next_one)
+
+
+def warned(function, data=X, **compiled):
+    """Returns what a step warns of that calls a function, and its numbers."""
+    model = sequential(Draw(function, name="own"))
+    model(data[:1])
+    model.compile("sgd", "mse", jit_compile=False, **compiled)
+    kc.replicate(model, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(data, Y[: len(data)], batch_size=4, verbose=0)
+    kc.assert_in_sync(model)
+    texts = [
+        (str(each.message), each.filename)
+        for each in caught
+        if issubclass(each.category, kc.ConfluxWarning)
+    ]
+    assert all(file == __file__ for _, file in texts)
+    return {text for text, _ in texts}  # the same on both replicas
+
+
+NOT_SHOWN = {
+    "map": lambda x, s: ops.map(lambda row: _noise(row, s), x),
+    "vectorized_map": lambda x, s: ops.vectorized_map(
+        lambda row: _noise(row, s), x
+    ),
+    "a loop until": lambda x, s: tf.while_loop(
+        lambda x: ops.max(x) < 1, lambda x: (_noise(x, s) + 1,), (x,)
+    )[0],
+    "what a function takes": lambda x, s: tf.function(
+        lambda x: _noise(x, s), autograph=False
+    )(2 * ops.concatenate([x, x], 1))[:, :5],
+    "rows that are chosen": lambda x, s: (
+        x + ops.sum(_noise(tf.boolean_mask(x, x[:, 0] > 0), s)) * 0
+    ),
+    "shuffled samples": lambda x, s: random.shuffle(x, seed=s),
+    "positions of samples": lambda x, s: (
+        x
+        + 0
+        * ops.cast(
+            random.randint(ops.shape(x), 0, ops.shape(x)[0], seed=s), x.dtype
+        )
+    ),
+    "each with each": lambda x, s: (
+        x + ops.mean(_noise(x @ ops.transpose(x), s)) * 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SHOWN)
+def test_what_the_graph_does_not_show_warns(name):
+    texts = warned(NOT_SHOWN[name])
+    drawn = [text for text in texts if "keras.random." in text]
+    kind = {"shuffled samples": "shuffle", "positions of samples": "randint"}
+    kind = kind.get(name, "normal")
+    assert len(drawn) == 1, texts
+    assert f"`keras.random.{kind}` draws in" in drawn[0]
+    assert "own" in drawn[0]
+
+
+def test_a_seed_that_a_step_takes_warns():
+    def own(x, generator):
+        seed = ops.cast(generator.next(), "int32")
+        return x + tf.random.stateless_normal(ops.shape(x), seed)
+
+    assert any("a `SeedGenerator` by itself" in text for text in warned(own))
+
+
+def test_replicas_draw_apart_in_a_loop_over_samples():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.generator = random.SeedGenerator(7)
+
+        def call(self, x):
+            return ops.map(
+                lambda row: random.uniform((5,), seed=self.generator), x
+            )
+
+    model = Model()
+    kc.replicate(model, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        drawn = model.predict(X[:8], verbose=0)
+    assert len(np.unique(drawn)) == drawn.size
