@@ -39,8 +39,7 @@ def rows_of(
     Args:
         output: Traced, with the samples along its first axis.
         context: Of the step.
-        given: Tensors of which it is computed, whose rows are taken as they
-            are.
+        given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
         `None` if samples touch each other, or if nobody can tell.
@@ -112,7 +111,7 @@ class _Trial:
             tensor = waiting.pop()
             if tensor.name in self._sources:
                 continue
-            kind = context.kinds.of(tensor)
+            kind = self._kind(tensor, context)
             if tensor is not output and self._is_source(tensor, kind, context):
                 self._sources[tensor.name] = tensor, kind
                 continue
@@ -127,6 +126,22 @@ class _Trial:
             if len(self._operations) > MAX_OPERATIONS:
                 raise CannotTell(operation.name)
             waiting.extend(operation.inputs)
+
+    def _kind(self, tensor: tf.Tensor, context: StepContext) -> Kind:
+        """Returns the kind of a tensor.
+
+        What a graph inside of the step's is given is not known yet, as the
+        cell of a recurrent layer, and counts as rows.
+        """
+        kind = context.kinds.of(tensor)
+        if (
+            id(tensor) in self._given
+            and kind.role is Role.OPAQUE
+            and tensor.graph is not context.graph
+            and tensor.shape.rank
+        ):
+            return Kind(Role.ROWS)
+        return kind
 
     def _is_source(
         self, tensor: tf.Tensor, kind: Kind, context: StepContext

@@ -93,9 +93,10 @@ def _mark(
     known = context.kinds.of(output)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
-    here = tf.compat.v1.get_default_graph()
-    is_readable = here is context.graph and not context.kinds.is_blind
-    if is_readable and _runs_code_of_users(layer):
+    is_of_keras = keras_models.is_of_keras(layer)
+    if not context.kinds.is_blind and (
+        not is_of_keras or isinstance(layer, _OF_USERS)
+    ):
         found = trial.rows_of(output, context, inputs)
         if found is not None:
             kind = kind.with_entries(found.entries)
@@ -104,14 +105,6 @@ def _mark(
         else:
             _warn_of_mixing(layer, context)
     context.kinds.mark(output, kind)
-
-
-def _runs_code_of_users(layer: Any) -> bool:
-    """Whether a layer, or one inside of it, is not one of Keras'."""
-    return any(
-        not keras_models.is_of_keras(each) or isinstance(each, _OF_USERS)
-        for each in (layer, *keras_models.all_layers(layer))
-    )
 
 
 def _compares(output: tf.Tensor) -> bool:
