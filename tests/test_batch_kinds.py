@@ -15,9 +15,14 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+from kinds_in_numbers import Numbers
+from kinds_in_numbers import are_close
+from kinds_in_numbers import blocks_of
+from kinds_in_numbers import combined
+from kinds_in_numbers import fault
+from kinds_in_numbers import unoptimized_session
 
 from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._fit.global_batch.blocks import apart
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import Role
@@ -526,19 +531,10 @@ def check(program):
             if computed is None:
                 continue
             what = f"{kinds.of(tensor)} of {tensor.op.type} {tensor.shape}"
-            compare(tensor, kinds.of(tensor), *computed, run, what)
+            compare(tensor, kinds.of(tensor), computed, run, what)
             if kinds.of(tensor).role is not Role.OPAQUE:
                 compare_derived(tensor, computed[1], run, context, what)
     return [kinds.of(tensor) for tensor in tensors]
-
-
-def unoptimized_session(graph):
-    config = tf.compat.v1.ConfigProto(
-        inter_op_parallelism_threads=1, intra_op_parallelism_threads=1
-    )
-    config.graph_options.optimizer_options.opt_level = -1
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return tf.compat.v1.Session(graph=graph, config=config)
 
 
 class Runs:
@@ -572,57 +568,17 @@ class Runs:
         return parts, whole
 
 
-def assert_close(got, expected, what):
-    np.testing.assert_allclose(
-        np.asarray(got, "float64"),
-        np.asarray(expected, "float64"),
-        rtol=1e-6,
-        atol=1e-9,
-        err_msg=what,
-    )
+def numbers_of(tensor, kind, computed, run):
+    """Returns a tensor in numbers, and the blocks that it was joined of."""
+    blocks = blocks_of(tensor, kind)
+    if blocks is not None:
+        blocks = list(zip(*(run(each)[0] for each in blocks), strict=True))
+    return Numbers(*computed, PARTS, blocks)
 
 
-def combined(tensor, kind, parts, run):
-    """Returns what a kind says that one device has, or `None`."""
-    if kind.role is Role.EQUAL:
-        return parts[0]
-    if kind.role in (Role.TOTAL, Role.COUNT):
-        return np.sum(parts, 0)
-    if kind.role is Role.MEAN:
-        return np.average(parts, axis=0, weights=PARTS)
-    if kind.role is Role.SHAPE:
-        result = parts[0].copy()
-        result[kind.axis] = sum(part[kind.axis] for part in parts)
-        return result
-    if kind.mixed or kind.places:
-        return None
-    if kind.role is Role.ROWS and kind.axis is not None:
-        if kind.divided:
-            weighted = zip(parts, PARTS, strict=True)
-            parts = [part * size / BATCH for part, size in weighted]
-        if kind.blocks == 1:
-            return np.concatenate(parts, kind.axis)
-        found = [run(block)[0] for block in apart(tensor, kind)]
-        joined = [np.concatenate(each, kind.axis) for each in found]
-        return np.concatenate(joined, kind.axis)
-    return None
-
-
-def compare(tensor, kind, parts, whole, run, what):
-    if kind.role is Role.EQUAL:
-        for part in parts:
-            assert_close(part, whole, what)
-    if kind.role is Role.COUNT:
-        for part, size in zip(parts, PARTS, strict=True):
-            assert_close(part * BATCH, whole * size, what)
-    if kind.role is Role.ROWS and kind.axis is not None and kind.regular:
-        for part, size in zip(parts, PARTS, strict=True):
-            rows = part.shape[kind.axis] * BATCH
-            assert rows == whole.shape[kind.axis] * size, what
-    expected = combined(tensor, kind, parts, run)
-    if expected is not None:
-        assert np.shape(expected) == np.shape(whole), what
-        assert_close(expected, whole, what)
+def compare(tensor, kind, computed, run, what):
+    wrong = fault(kind, numbers_of(tensor, kind, computed, run))
+    assert not wrong, f"{what}: {wrong}"
 
 
 def compare_derived(tensor, whole, run, context, what):
@@ -640,12 +596,11 @@ def compare_derived(tensor, whole, run, context, what):
         computed = run(source)
         if computed is None:
             return
-        value = combined(source, kind, computed[0], run)
+        value = combined(kind, numbers_of(source, kind, computed, run))
         known[key] = tf.compat.v1.placeholder(source.dtype, source.shape)
         feed[known[key].name] = value
     got = run.session.run(found.recomputed(known), feed)
-    assert np.shape(got) == np.shape(whole), what
-    assert_close(got, whole, f"{what}, computed once more")
+    assert are_close(got, whole), f"{what}, computed once more"
 
 
 PROGRAMS = st.lists(

@@ -91,10 +91,10 @@ def of_loop(
         if found is None:
             return unknown
         found = [
-            _written(a, b) if output.dtype == tf.variant else _either(a, b)
-            for a, b, output in zip(
-                kinds, found, operation.outputs, strict=True
-            )
+            _written(tensor, a, b)
+            if tensor.dtype == tf.variant
+            else _either(a, b)
+            for tensor, a, b in zip(operation.inputs, kinds, found, strict=True)
         ]
         if found == kinds:
             break
@@ -156,9 +156,14 @@ def _either(one: Kind, other: Kind) -> Kind:
     return DERIVED
 
 
-def _written(old: Kind, new: Kind) -> Kind:
-    """Returns the kind of a list to which something is written."""
-    return new if old == EQUAL else _either(old, new)
+def _written(list_before: tf.Tensor, old: Kind, new: Kind) -> Kind:
+    """Returns the kind of a list to which something is written.
+
+    A list that is an argument of a loop's body is taken for one that has no
+    elements yet; those that have are found where they go into the loop.
+    """
+    is_empty = list_before.op.type in _EMPTY
+    return new if old == EQUAL and is_empty else _either(old, new)
 
 
 def _chosen(kinds: list[Kind]) -> list[Kind]:
@@ -184,13 +189,11 @@ def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 
 
 def _set_item(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
-    return _written(inputs[0], inputs[2])
+    return _written(operation.inputs[0], inputs[0], inputs[2])
 
 
 def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
-    return _written(*inputs)
+    return _written(operation.inputs[0], *inputs)
 
 
 def _length(operation: tf.Operation, inputs: list[Kind]) -> Kind:
@@ -198,6 +201,7 @@ def _length(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return EQUAL
 
 
+_EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
 _KNOWN = ~Form.OPAQUE
 _ELEMENT = ~(Form.OPAQUE | Form.DERIVED)
 RULES: dict[str, tuple[Rule, ...]] = {

@@ -62,7 +62,7 @@ def _shuffled(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 
 
 _OF_SHAPES = (
-    "ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2 "
+    "ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
     "RandomStandardNormal RandomUniform RandomUniformInt "
     "StatefulRandomBinomial StatelessParameterizedTruncatedNormal "
     "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 "

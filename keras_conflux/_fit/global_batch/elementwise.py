@@ -194,27 +194,31 @@ def _per_entry_with_attributes(
     return entry_by_entry(operation, inputs) if is_given else None
 
 
-_ENTRY_BY_ENTRY = (
+_OF_NUMBERS = (
     "Abs Acos Acosh Angle ApproximateEqual AsString Asin Asinh Atan Atan2 "
     "Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 "
     "BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd "
     "BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Conj "
-    "Cos Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint Expm1 "
-    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv FloorMod "
-    "FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac Imag Inv "
-    "InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift "
-    "Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum "
-    "Minimum Mod Ndtri NextAfter NotEqual OnesLike Polygamma PopulationCount "
-    "Pow Real Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 "
-    "Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad "
-    "Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign "
-    "SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference "
-    "StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
-    "StringJoin StringStrip StringToHashBucket StringToHashBucketFast "
-    "StringToHashBucketStrong StringToNumber StringUpper Substr Tan Tanh "
-    "TanhGrad TruncateDiv TruncateMod UnicodeScript UnicodeTranscode Xdivy "
-    "Xlog1py Xlogy ZerosLike Zeta EncodeBase64 DecodeBase64"
+    "Cos Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint "
+    "Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv "
+    "FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac Imag "
+    "Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less "
+    "LessEqual Lgamma Log Log1p LogicalAnd LogicalOr Maximum Minimum Mod "
+    "Ndtri NextAfter NotEqual OnesLike Polygamma Pow Real Reciprocal "
+    "ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad ReluGrad "
+    "RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad "
+    "Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt "
+    "SqrtGrad Square SquaredDifference StringJoin Substr Tan Tanh TanhGrad "
+    "TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta"
 )
+_OF_OTHERS = (
+    "DecodeBase64 EncodeBase64 Invert LogicalNot PopulationCount "
+    "StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
+    "StringStrip StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StringToNumber StringUpper UnicodeScript "
+    "UnicodeTranscode"
+)
+"""Of one input each, which is never a quotient."""
 _UNCHANGED = (
     "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity "
     "PreventGradient Snapshot StopGradient"
@@ -222,7 +226,8 @@ _UNCHANGED = (
 _ANYTHING = ~Form(0)
 _ANY_ROWS = _ROWS | Form.DIVIDED
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(_ENTRY_BY_ENTRY.split(), ENTRY_BY_ENTRY),
+    **dict.fromkeys(_OF_NUMBERS.split(), ENTRY_BY_ENTRY),
+    **dict.fromkeys(_OF_OTHERS.split(), ENTRY_BY_ENTRY[:1]),
     **dict.fromkeys(_UNCHANGED.split(), (Rule(_first, _ANYTHING),)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), SUMS + ENTRY_BY_ENTRY),
     **dict.fromkeys(("Mul", "MulNoNan"), _PRODUCTS),

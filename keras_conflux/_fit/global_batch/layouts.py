@@ -133,6 +133,8 @@ def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     axis = _axis_after_reshape(operation, kind.axis)
     if axis is None:
         return None
+    if kind.blocks > 1 and not _keeps_rows_apart(operation):
+        return None
     moved = kind.at(axis).with_entries(_entries_after(operation, kind))
     if target.role is Role.SHAPE:
         return moved if target.axis == axis else None
@@ -146,14 +148,27 @@ def _entries_after(operation: tf.Operation, kind: Kind) -> Entries:
     """Returns how many entries a sample has after a reshape."""
     if kind.entries is not Entries.ONE:
         return kind.entries
+    sizes = _sizes_of_rows(operation)
+    is_same = sizes is not None and sizes[0] == sizes[1]
+    return Entries.ONE if is_same else Entries.SAME
+
+
+def _keeps_rows_apart(operation: tf.Operation) -> bool:
+    """Whether no row after a reshape is made of several rows before."""
+    sizes = _sizes_of_rows(operation)
+    return sizes is not None and sizes[0] % max(sizes[1], 1) == 0
+
+
+def _sizes_of_rows(operation: tf.Operation) -> tuple[int, int] | None:
+    """Returns how many numbers a row has before a reshape and after it."""
     tensors = operation.inputs[0], operation.outputs[0]
     sizes = [tensor.shape.as_list() for tensor in tensors]
     if any(each.count(None) != 1 for each in sizes):
-        return Entries.SAME
+        return None
     before, after = (
         math.prod(size for size in each if size is not None) for each in sizes
     )
-    return Entries.ONE if before == after else Entries.SAME
+    return before, after
 
 
 def _axis_after_reshape(operation: tf.Operation, axis: int) -> int | None:

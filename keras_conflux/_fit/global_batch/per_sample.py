@@ -72,7 +72,7 @@ def _one_hot(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _losses(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows crossentropies, of samples that all have their targets."""
-    if any(kind.role is not Role.ROWS for kind in inputs):
+    if any(kind.role is not Role.ROWS for kind in inputs[:2]):
         return None
     return _first_axis(operation, inputs)
 
@@ -108,9 +108,7 @@ _ALONE = (
     "LRN MaxPool MaxPool3D SpaceToDepth"
 )
 _WITH_WEIGHTS = "Conv2D Conv3D DepthwiseConv2dNative Dilation2D"
-_WITH_SIZES = (
-    "MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor"
-)
+_RESIZED = "ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor"
 _BACKWARDS = (
     "Conv2DBackpropInput Conv3DBackpropInputV2 "
     "DepthwiseConv2dNativeBackpropInput"
@@ -118,19 +116,14 @@ _BACKWARDS = (
 _OF_OUTPUTS = "MaxPoolGrad MaxPool3DGrad"
 _MATRICES = (
     "Cholesky Eig LogMatrixDeterminant MatrixDeterminant "
-    "MatrixExponential MatrixInverse MatrixLogarithm MatrixSquareRoot Qr "
+    "MatrixInverse MatrixLogarithm MatrixSquareRoot Qr "
     "SelfAdjointEigV2 Svd Lu"
 )
 RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_ALONE.split(), (Rule(_first_axis, _ROWS),)),
     **dict.fromkeys(_WITH_WEIGHTS.split(), (Rule(_first_axis, _ROWS, SAME),)),
-    **dict.fromkeys(
-        _WITH_SIZES.split(),
-        (
-            Rule(_first_axis, _ROWS, Form.EQUAL),
-            Rule(_first_axis, _ROWS, Form.EQUAL, Form.EQUAL),
-        ),
-    ),
+    **dict.fromkeys(_RESIZED.split(), (Rule(_first_axis, _ROWS, Form.EQUAL),)),
+    "MaxPoolV2": (Rule(_first_axis, _ROWS, Form.EQUAL, Form.EQUAL),),
     **dict.fromkeys(
         _BACKWARDS.split(),
         (Rule(_of_sizes, Form.SHAPE, SAME, Form.ROWS),),

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Entries
@@ -10,7 +11,6 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import count
 from keras_conflux._fit.global_batch.kinds import mixed_rows
 from keras_conflux._fit.global_batch.rule import LINEAR
-from keras_conflux._fit.global_batch.rule import Claim
 from keras_conflux._fit.global_batch.rule import Rule
 
 
@@ -62,13 +62,18 @@ def _sum_of_parts(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     is_mean = _are_samples_reduced(operation, inputs[0])
-    return MEAN if is_mean and inputs[0].regular else None
+    is_mean &= inputs[0].regular and not _does_round(operation)
+    return MEAN if is_mean else None
 
 
-def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+def _does_round(operation: tf.Operation) -> bool:
+    """Whether it is a mean of integers, which is one itself."""
+    return operation.type == "Mean" and operation.inputs[0].dtype.is_integer
+
+
+def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Adds up entries of a sum or a mean over samples."""
-    del operation
-    return inputs[0]
+    return None if _does_round(operation) else inputs[0]
 
 
 def _number_of_entries(
@@ -98,26 +103,15 @@ def along_axes(position: int) -> tuple[Rule, ...]:
             return None
         return inputs[0]
 
-    return _of_first(others)
+    return (
+        Rule(others, _ROWS, Form.EQUAL, ...),
+        Rule(_same_shape, _ANY_ROWS, Form.EQUAL, ...),
+    )
 
 
 def _last_axis(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     rank = operation.inputs[0].shape.rank
     return inputs[0] if rank and inputs[0].axis != rank - 1 else None
-
-
-def _of_first(others: Claim) -> tuple[Rule, ...]:
-    """Makes the rules of an operation that keeps the shape of its input.
-
-    Args:
-        others: Says what it gives if samples do not touch each other.
-    """
-    return (
-        Rule(others, _ROWS, Form.EQUAL, ...),
-        Rule(others, _ROWS),
-        Rule(_same_shape, _ANY_ROWS, Form.EQUAL, ...),
-        Rule(_same_shape, _ANY_ROWS),
-    )
 
 
 def _same_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind:
@@ -135,12 +129,14 @@ def _normalized(
         return None
     if inputs[0].axis == channels % rank:
         return None
-    others = [Kind(inputs[1].role)] * (len(operation.outputs) - 1)
+    others = [DERIVED] * (len(operation.outputs) - 1)
     return [inputs[0], *others]
 
 
 def _channels(operation: tf.Operation) -> int:
     """Returns the axis that weights belong to."""
+    if operation.type == "BiasAddV1":
+        return -1
     layout = operation.get_attr("data_format")
     return 1 if layout.startswith(b"NC") else -1
 
@@ -198,18 +194,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "Roll": along_axes(2),
     **dict.fromkeys(
-        ("Softmax", "LogSoftmax", "FFT", "IFFT"), _of_first(_last_axis)
+        ("Softmax", "LogSoftmax", "FFT", "IFFT"),
+        (Rule(_last_axis, _ROWS), Rule(_same_shape, _ANY_ROWS)),
     ),
     **dict.fromkeys(
         ("RFFT", "IRFFT", "NthElement"), (Rule(_last_axis, _ROWS, Form.EQUAL),)
     ),
-    **dict.fromkeys(
-        ("TopK", "TopKV2"),
-        (
-            Rule(_last_axis, _ROWS, Form.EQUAL),
-            Rule(_last_axis, _ROWS),
-            Rule(_largest, _ROWS, Form.COUNT),
-        ),
+    "TopKV2": (
+        Rule(_last_axis, _ROWS, Form.EQUAL),
+        Rule(_largest, _ROWS, Form.COUNT),
     ),
     **dict.fromkeys(
         ("ArgMax", "ArgMin"), (Rule(_place_of_extreme, _ROWS, Form.EQUAL),)

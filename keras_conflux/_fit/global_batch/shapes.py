@@ -93,7 +93,8 @@ def _range(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the shape of the positions of samples."""
     del inputs
     begin, step = (static_value(operation.inputs[i]) for i in (0, 2))
-    if begin != 0 or step != 1:
+    is_exact = operation.outputs[0].dtype.is_integer
+    if begin != 0 or step != 1 or not is_exact:
         return None
     return mixed_rows([Kind(Role.ROWS, entries=Entries.SAME)], 0)
 

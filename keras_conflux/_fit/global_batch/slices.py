@@ -140,8 +140,8 @@ def _split(values: int, axis: int) -> tuple[Rule, Rule]:
 
 def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
     """Whether rows are split, evenly, into what they were joined of."""
-    known = {each.tensor.shape[each.axis] for each in kind.joined} - {None}
-    return kind.blocks == len(parts) and len(known) < 2
+    are_alike = all(block.one_each for block in kind.joined)
+    return kind.blocks == len(parts) and are_alike
 
 
 def _gather_axis(operation: tf.Operation) -> int | None:
