@@ -33,9 +33,10 @@ def variable_behind(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
         return None
     found = data.shape_and_type[0]
     shape = tf.TensorShape(found.shape)
-    if not shape.is_fully_defined():
+    sizes = [size for size in shape.as_list() if size is not None]
+    if len(sizes) != shape.rank:
         return None
-    return shape.as_list(), tf.as_dtype(found.dtype)
+    return sizes, tf.as_dtype(found.dtype)
 
 
 def only_reads(operation: tf.Operation) -> bool:

@@ -210,7 +210,9 @@ class _Compiled:
             def one_replica() -> None:
                 index = replica_index()
                 args, kwargs = arguments[index]
-                context = step_context.StepContext(self._name, warned, in_xla)
+                context = step_context.StepContext(
+                    self._name, warned, in_xla=in_xla
+                )
                 with step_context.entered(context):
                     try:
                         output = fn(*args, **kwargs)

@@ -61,16 +61,15 @@ class Rule:
 
     def expanded(self, count: int) -> list[Form] | None:
         """Returns the forms of each of `count` inputs, if it takes so many."""
+        forms = [form for form in self.accepts if isinstance(form, Form)]
         if ... not in self.accepts:
-            exact = list(self.accepts)
-            return exact if len(exact) == count else None
-        place = self.accepts.index(...)
-        repeated = self.accepts[place - 1]
-        before, after = self.accepts[: place - 1], self.accepts[place + 1 :]
-        missing = count - len(before) - len(after)
-        if missing < 1:
+            return forms if len(forms) == count else None
+        repeated = self.accepts.index(...) - 1
+        times = count - len(forms) + 1
+        if times < 1:
             return None
-        return [*before, *[repeated] * missing, *after]  # type: ignore[list-item]
+        before, after = forms[:repeated], forms[repeated + 1 :]
+        return [*before, *[forms[repeated]] * times, *after]
 
 
 def apply(

@@ -57,7 +57,7 @@ def _broadcast_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `broadcast_to(rows, shape)` if both have the same samples."""
     value, sizes = inputs
     axis = aligned(operation.inputs[0], value, operation.outputs[0])
-    return value.at(axis) if axis == sizes.axis else None
+    return value.at(sizes.axis) if axis == sizes.axis else None
 
 
 def _broadcast(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:

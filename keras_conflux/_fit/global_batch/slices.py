@@ -76,16 +76,13 @@ def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
             continue
         shrinks = attribute("shrink_axis_mask") >> i & 1
         if source == kind.axis:
-            whole = (
-                attribute("begin_mask") >> i & 1
-                and attribute("end_mask") >> i & 1
-                and not shrinks
-                and step is not None
-            )
-            if not whole or abs(step[i]) != 1:
+            masks = attribute("begin_mask") & attribute("end_mask")
+            if shrinks or not masks >> i & 1 or step is None:
                 return None
             found = kind.at(target)
-            return found if step[i] == 1 else mixed_rows([found], target)
+            if step[i] == -1:
+                return mixed_rows([found], target)
+            return found if step[i] == 1 else None
         source, target = source + 1, target + (0 if shrinks else 1)
     return kind.at(target + kind.axis - source)
 
@@ -257,7 +254,7 @@ def _taken_part(operation: tf.Operation) -> tf.TensorShape:
     depth = indices[-1] if indices.rank else None
     values = operation.inputs[0].shape
     if depth is None or values.rank is None:
-        return tf.TensorShape(None)
+        return tf.TensorShape([None])
     return values[depth:]
 
 

@@ -58,9 +58,10 @@ def rows_of(
             continue
         except CannotTell:
             return None
-        is_apart = None not in found
-        entries = functools.reduce(_both, found)
-        return Kind(Role.ROWS, entries=entries) if is_apart else None
+        known = [entries for entries in found if entries is not None]
+        if len(known) < len(found):
+            return None
+        return Kind(Role.ROWS, entries=functools.reduce(_both, known))
     return None
 
 
@@ -251,9 +252,10 @@ class _Trial:
         else:
             shape = [_OPEN_SIZE if size is None else size for size in shape]
             shape[kind.axis] = samples
-        if None in shape:
+        sizes = [size for size in shape if size is not None]
+        if len(sizes) < len(shape):
             raise CannotTell(tensor.name)
-        return self._numbers(shape, tensor.dtype, scale)
+        return self._numbers(sizes, tensor.dtype, scale)
 
     def _numbers(
         self, shape: list[int], dtype: tf.DType, scale: float = 1
