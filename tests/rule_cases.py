@@ -304,6 +304,7 @@ for _from, _to in (
     *(("bool", "float64"), ("complex", "float64"), ("real", "complex128")),
 ):
     of("Cast", alone(_from, SOME_SHAPES, DstT=_to))
+of("Bitcast", alone("int", SOME_SHAPES, type="uint32"))
 of("Cast", [case(V("unit", (), ("places",)), DstT="int32")])
 _FLAG = ("equal", "rows", "mixed", "derived")
 of(

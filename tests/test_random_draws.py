@@ -322,6 +322,7 @@ def trained(name, count, **fit):
     return model, logs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_draws_as_one_device_does(name):
     """On 2 and on 3 uneven replicas; the last batch has one sample."""
@@ -529,6 +530,7 @@ NOT_SHOWN = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NOT_SHOWN)
 def test_what_the_graph_does_not_show_warns(name):
     texts = warned(NOT_SHOWN[name])

@@ -50,6 +50,7 @@ def test_all_types_have_cases():
     assert set(CASES) == set(RULES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_numbers_are_as_rules_say(name):
     check(name)

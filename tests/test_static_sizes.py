@@ -279,8 +279,19 @@ def _reshaped_in_a_graph(x):
     return tf.reshape(x, [tf.size(x) // 4 * 0 + 6, -1])[: tf.shape(x)[0]] + x
 
 
-@pytest.mark.parametrize("size", [6, 7])
-@pytest.mark.parametrize("program", [_fixed, _reshaped_in_a_graph])
+def test_a_constant_of_the_size_of_the_batch_is_that_of_one_device():
+    """What replicas cannot compute of their parts is computed of the batch."""
+    model = keras.Sequential([keras.layers.Lambda(_fixed)])
+    model.compile("sgd", "mse")
+    kc.replicate(model, 3)
+    model.fit(X, X, batch_size=6, shuffle=False, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*depends on other samples")
+@pytest.mark.parametrize(
+    ("program", "size"),
+    [(_fixed, 7), (_reshaped_in_a_graph, 6), (_reshaped_in_a_graph, 7)],
+)
 def test_an_error_says_how_many_samples_a_replica_has(program, size):
     model = keras.Sequential([keras.layers.Lambda(program)])
     model.compile("sgd", "mse")

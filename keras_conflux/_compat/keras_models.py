@@ -272,10 +272,15 @@ def _without_what_steps_tell(
 
 
 def _holds_other_optimizers(model: keras.Model) -> bool:
+    held: list[Any] = []
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            value = list(value.values())
+        held.extend(value if isinstance(value, list | tuple) else [value])
     return any(
-        isinstance(held, keras.optimizers.Optimizer)
-        and held is not model.optimizer
-        for held in vars(model).values()
+        isinstance(each, keras.optimizers.Optimizer)
+        and each is not model.optimizer
+        for each in held
     )
 
 

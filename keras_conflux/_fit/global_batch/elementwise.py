@@ -170,8 +170,9 @@ _CHOICE = Rule(
 
 
 def _of_one_rank(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows `Select`, which does not broadcast a condition as others do."""
-    ranks = {tensor.shape.rank for tensor in operation.inputs}
+    """Follows `Select`, which does not broadcast, and reads of other types."""
+    tensors = (*operation.inputs, operation.outputs[0])
+    ranks = {tensor.shape.rank for tensor in tensors}
     return entry_by_entry(operation, inputs) if len(ranks) == 1 else None
 
 
@@ -234,6 +235,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("RealDiv", "DivNoNan"), _QUOTIENTS),
     "Div": ENTRY_BY_ENTRY,
     "Select": (_CHOICE, Rule(_of_one_rank, _ROWS | SAME, ...)),
+    "Bitcast": (Rule(_of_one_rank, _ROWS),),
     "SelectV2": (_CHOICE, *ENTRY_BY_ENTRY),
     **dict.fromkeys(
         ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),

@@ -160,7 +160,7 @@ def _gathered_now(
     return found
 
 
-def own_rows(
+def own_part(
     whole: tf.Tensor, like: tf.Tensor, context: StepContext
 ) -> tf.Tensor:
     """Returns this replica's rows of what all replicas have.

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._fit.global_batch import drawn
 from keras_conflux._fit.global_batch.derivation import MAX_OPERATIONS
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Entries
@@ -42,12 +43,12 @@ def rows_of(
         given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
-        `None` if samples touch each other, or if nobody can tell.
+        `None` if samples touch each other.
+
+    Raises:
+        CannotTell: If it cannot be run.
     """
-    try:
-        trial = _Trial(output, context, given)
-    except (CannotTell, ValueError):
-        return None
+    trial = _Trial(output, context, given)
     for smallest in _SMALLEST_INTEGERS:
         try:
             found = [
@@ -56,13 +57,35 @@ def rows_of(
             ]
         except tf.errors.OpError:  # as of a place that is not there
             continue
-        except CannotTell:
-            return None
         known = [entries for entries in found if entries is not None]
         if len(known) < len(found):
             return None
         return Kind(Role.ROWS, entries=functools.reduce(_both, known))
-    return None
+    raise CannotTell(output.name)
+
+
+def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
+    """Whether random numbers are drawn between some tensors and a result."""
+    ends = {id(tensor) for tensor in given}
+    waiting, seen = [output], set()
+    while waiting and len(seen) < MAX_OPERATIONS:
+        tensor = waiting.pop()
+        if id(tensor) in ends or tensor.op.name in seen:
+            continue
+        seen.add(tensor.op.name)
+        if _has_draws(tensor.op):
+            return True
+        waiting.extend(tensor.op.inputs)
+    return False
+
+
+def _has_draws(operation: tf.Operation) -> bool:
+    return operation.type in drawn.RULES or any(
+        _has_draws(inner)
+        for body in tensorflow_graphs.graphs_of(operation)
+        if body is not None
+        for inner in body.get_operations()
+    )
 
 
 def _both(one: Entries, other: Entries) -> Entries:
@@ -93,10 +116,8 @@ class _Trial:
         self._variables: dict[str, Any] = {}
         self._graph = tf.Graph()
         with self._graph.as_default():
-            (self._output,) = tf.graph_util.import_graph_def(
-                self._definition(output.graph),
-                return_elements=[output.name],
-                name="",
+            self._output = _imported(
+                self._definition(output.graph), output.name
             )
             self._made = [
                 tf.raw_ops.AssignVariableOp(
@@ -157,6 +178,7 @@ class _Trial:
             id(tensor) in self._given
             or context.kinds.marked(tensor) is not None
             or tensor.op.type in _READS
+            or tensor.op.op_def.is_stateful  # as what is drawn
         )
         if kind.role is Role.ROWS and is_first:
             return not kind.is_tangled and kind.entries is Entries.ONE
@@ -269,6 +291,16 @@ class _Trial:
         else:
             raise CannotTell(str(dtype))
         return drawn.astype(dtype.as_numpy_dtype)
+
+
+def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:
+    try:
+        (found,) = tf.graph_util.import_graph_def(
+            definition, return_elements=[name], name=""
+        )
+    except ValueError as error:  # as a function that is not known
+        raise CannotTell(name) from error
+    return found
 
 
 def _are_close(one: Any, other: Any) -> bool:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch import gathered_rows
 from keras_conflux._fit.global_batch import strings
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
+from keras_conflux._fit.global_batch.gathered_rows import gathered
+from keras_conflux._fit.global_batch.gathered_rows import own_part
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
@@ -57,7 +58,7 @@ def own_rows(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
     if derivation(tensor, context).written:
         raise CannotTell(tensor.name)
     (whole,) = global_values([tensor], context)
-    own = gathered_rows.own_rows(whole, tensor, context)
+    own = own_part(whole, tensor, context)
     entries = context.kinds.of(tensor).entries
     context.kinds.mark(own, rows(0).with_entries(entries))
     return own
@@ -96,7 +97,7 @@ def of_sources(
         return [
             strings.decoded(found.all) if each.dtype == tf.string else found.all
             for each, found in zip(
-                tensors, gathered_rows.gathered(numbers, context), strict=True
+                tensors, gathered(numbers, context), strict=True
             )
         ]
 

@@ -65,14 +65,20 @@ def _exchanged(inputs: Any, context: StepContext) -> Any:
         if value.shape[0] is not None or kind.role is Role.OPAQUE:
             return value
         if kind.role is Role.DERIVED or kind.is_entangled:
-            found = trial.rows_of(value, context)
-            if found is not None:
+            if (found := _tried(value, context)) is not None:
                 context.kinds.mark(value, found)
             elif kind.mixed and kind.axis == 0:
                 return _own(value, context)
         return value
 
     return keras.tree.map_structure(exchanged, inputs)
+
+
+def _tried(value: tf.Tensor, context: StepContext) -> Kind | None:
+    try:
+        return trial.rows_of(value, context)
+    except CannotTell:
+        return None
 
 
 def _own(value: tf.Tensor, context: StepContext) -> tf.Tensor:
@@ -89,7 +95,11 @@ def _mark(
     inputs: list[tf.Tensor],
     context: StepContext,
 ) -> None:
-    """Says that an output is rows, and warns if that is not so."""
+    """Says that an output is rows, and warns if that is not so.
+
+    Random numbers of samples that are drawn in loops and functions cannot be
+    tried out. Those of which the graph does not show the samples warn.
+    """
     known = context.kinds.of(output)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
@@ -97,7 +107,11 @@ def _mark(
     if not context.kinds.is_blind and (
         not is_of_keras or isinstance(layer, _OF_USERS)
     ):
-        found = trial.rows_of(output, context, inputs)
+        try:
+            found = trial.rows_of(output, context, inputs)
+        except CannotTell:
+            draws = trial.draws_numbers(output, inputs)
+            found = kind if draws else None
         if found is not None:
             kind = kind.with_entries(found.entries)
         elif _compares(output):

@@ -146,8 +146,7 @@ def _role_and_value(
     if has_rows and not kind.is_tangled:
         return "rows", leaf
     if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
-        is_unknown = kind.role is Role.OPAQUE and not context.kinds.is_blind
-        if is_unknown or may_be_sum(leaf, context):
+        if may_be_sum(leaf, context):
             _warn_of_log(context, path, leaf)
         return "mean", leaf
     try:

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.numerics import unread_code
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -135,10 +134,7 @@ def apply_mask(
 def _are_of_samples(values: tf.Tensor, context: StepContext) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
     kind = context.kinds.of(values)
-    if kind.role is Role.OPAQUE:
-        unread_code.warn_of_unknown_rows(context, "loss", "a loss")
-        return True
-    return kind.role is Role.ROWS and not kind.is_entangled
+    return kind.role in (Role.ROWS, Role.OPAQUE) and not kind.is_entangled
 
 
 def _is_whole() -> bool:

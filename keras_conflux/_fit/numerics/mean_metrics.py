@@ -77,7 +77,9 @@ def _are_own(rows: tf.Tensor | None, context: StepContext) -> bool:
 def _is_mean(values: tf.Tensor, context: StepContext) -> bool:
     """Whether one device has the mean of the replicas' values."""
     role = context.kinds.of(values).role
-    means = (Role.EQUAL, Role.MEAN, Role.OPAQUE)
+    means: tuple[Role, ...] = (Role.EQUAL, Role.MEAN, Role.OPAQUE)
+    if context.reduced:  # the user exchanges what is compared
+        means = (*means, Role.DERIVED)
     return values.shape.rank == 0 and role in means
 
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
@@ -295,10 +296,17 @@ def _draw(
             _warn_of(name, context)
         with context.drawing(rows=False):
             return original()
-    if rows is not None and kinds <= {EQUAL, rows.kind}:
+    if rows is not None and all(_is_alike(kind, rows.kind) for kind in kinds):
         # The graph does not show that these are rows of the same samples.
         context.kinds.mark(drawn, rows.kind)
     return drawn
+
+
+def _is_alike(kind: Kind, rows: Kind) -> bool:
+    """Whether a parameter has entries of the same samples, or of none."""
+    if kind == EQUAL:
+        return True
+    return kind.regular and kind.with_entries(rows.entries) == rows
 
 
 def _context() -> StepContext | None:

@@ -259,7 +259,7 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
-    if context.kinds.is_blind and not may_be_sum(target, context):
+    if not may_be_sum(target, context):
         return
     context.unclear_losses.append(target)
     context.warn_once(
