@@ -376,6 +376,24 @@ def test_a_function_that_is_traced_already_draws_for_each_step():
     assert_same_training(gone_on(None), gone_on(3), rtol=2e-5)
 
 
+def test_a_first_fit_in_the_scope_of_a_strategy_draws_the_same():
+    """Where a variable that is made gets copies."""
+
+    def in_a_scope(count):
+        strategy = kc.replicate(devices=[f"CPU:{i}" for i in range(count)])
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((X.shape[1],)), layers.Dropout(0.5, seed=3)]
+            )
+            model.add(layers.Dense(1, kernel_initializer="ones"))
+            model.compile("sgd", "mse", jit_compile=False)
+            model.fit(X, Y, batch_size=5, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    for one, other in zip(in_a_scope(1), in_a_scope(2), strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+
+
 class Draws(layers.Layer):
     """Draws for each of its inputs, also in predictions."""
 

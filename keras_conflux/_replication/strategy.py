@@ -98,10 +98,14 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def places(self) -> list[tf.Variable]:
         """Internal: where each replica's samples are in the global batch."""
         local = [d if d.kind == "CPU" else "CPU:0" for d in self.devices]
-        with tf.init_scope():
-            return [
-                new_counter(device, np.zeros(3, "uint64")) for device in local
-            ]
+
+        def made() -> list[tf.Variable]:
+            with tf.init_scope():
+                zeros = np.zeros(3, "uint64")
+                return [new_counter(device, zeros) for device in local]
+
+        # In the scope of a strategy, each would get copies of its own.
+        return outside_of_strategies(made)
 
     @property
     def communicator(self) -> Communicator:
