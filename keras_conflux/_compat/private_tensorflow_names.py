@@ -90,6 +90,9 @@ LOOP = PrivateName(
     "cond, body, loop_vars, shape_invariants, parallel_iterations, "
     "maximum_iterations, name, return_same_structure, back_prop",
 )
+FUNCTION_CALL = PrivateName(
+    f"{_FUNCTION}.__call__", None, ("_omit_frequent_tracing_warning",)
+)
 UID = PrivateName("tensorflow.python.framework.ops:uid", "")
 PATCHED = (
     TAPE_GRADIENT,
@@ -102,6 +105,7 @@ PATCHED = (
     MERGE_CALL,
     CONDITION,
     LOOP,
+    FUNCTION_CALL,
     UID,
 )
 """What is replaced."""
@@ -221,9 +225,6 @@ READ = (
         f"{_FUNCTION}._list_all_concrete_functions",
         "self",
         ("_function_cache",),
-    ),
-    PrivateName(
-        f"{_FUNCTION}.__call__", None, ("_omit_frequent_tracing_warning",)
     ),
     PrivateName(f"{_GRAPH}.capture", "self, tensor, name, shape"),
     PrivateName(f"{_GRAPH}.__init__", None, ("control_outputs", "outer_graph")),

@@ -1,6 +1,7 @@
 """Reads and copies what TensorFlow has traced."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
@@ -8,8 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops import resource_variable_ops
+
+_older_graphs: Any = weakref.WeakKeyDictionary()
+_WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
+"""What TensorFlow calls stateful, and what may yet run once more."""
 
 
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
@@ -41,7 +47,7 @@ def variable_behind(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
 
 def only_reads(operation: tf.Operation) -> bool:
     """Whether an operation changes nothing, and may read variables inside."""
-    if operation.type == "ReadVariableOp":
+    if operation.type in _WITHOUT_EFFECT:
         return True
     bodies = graphs_of(operation)
     if not bodies:
@@ -164,7 +170,18 @@ def is_reachable(tensor: tf.Tensor) -> bool:
 
 def function_named(graph: Any, name: str) -> Any:
     """Returns the graph of a function that a graph calls, if it is known."""
-    return getattr(graph._get_function(name), "graph", None)
+    function = graph._get_function(name)
+    if hasattr(function, "graph") or function is None:
+        return getattr(function, "graph", None)
+    # It was made as in TensorFlow 1, as the loops of `tf.nn.ctc_loss` are.
+    if function not in _older_graphs:
+        with graph.as_default():  # which has the functions that it calls
+            _older_graphs[function] = (
+                function_def_to_graph.function_def_to_graph(
+                    function.definition, include_library_functions=True
+                )
+            )
+    return _older_graphs[function]
 
 
 def graphs_of(operation: tf.Operation) -> list[Any]:

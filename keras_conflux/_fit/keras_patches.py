@@ -21,6 +21,7 @@ from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import attention
 from keras_conflux._fit.numerics import branches
+from keras_conflux._fit.numerics import called_functions
 from keras_conflux._fit.numerics import dense_products
 from keras_conflux._fit.numerics import gelu
 from keras_conflux._fit.numerics import gradients
@@ -141,6 +142,7 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
     patch(private_tensorflow_names.CONDITION, branches.cond)
     patch(private_tensorflow_names.LOOP, loops.while_loop)
+    patch(private_tensorflow_names.FUNCTION_CALL, called_functions.call)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
     patch(
         private_tensorflow_names.SCALE_REGULARIZATION,

@@ -7,7 +7,10 @@ The graph is read in the order in which it was traced, and only where somebody
 asks.
 """
 
+import contextlib
+import dataclasses
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -55,11 +58,14 @@ class BatchKinds:
         self._graphs: dict[int, _Graph] = {}
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
-        self._rows = [
-            (leaf.shape.as_list(), leaf.dtype)
+        self._calls: list[_Call] = []
+        self._traced: dict[int, list[Kind]] = {}
+        self.composites = [
+            leaf
             for leaf in shard
-            if tf.is_tensor(leaf) and leaf.shape.rank is not None
+            if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
         ]
+        """The leaves that several tensors hold."""
         for leaf in shard:
             self._mark_leaf(leaf)
         for count in counts:
@@ -160,15 +166,55 @@ class BatchKinds:
             self._sums = {id(each): each for each in self._find_sums()}
         return id(handle) in self._sums
 
+    @contextlib.contextmanager
+    def calling(self, function: Any, arguments: list[Kind]) -> Iterator[bool]:
+        """Notes, while a function is called, what it is given.
+
+        Yields:
+            Whether that is what it was given when it was traced, if somebody
+            has asked then.
+        """
+        known = self._traced.get(id(function))
+        call = _Call(tf.compat.v1.get_default_graph(), arguments)
+        self._calls.append(call)
+        try:
+            yield known is None or known == arguments
+        finally:
+            self._calls.pop()
+            if call.was_asked_for:
+                self._traced[id(function)] = arguments
+
     def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
         """Returns the kind of an argument of a function inside of the step.
 
-        What has the shape of a leaf of the shard is taken for that leaf.
+        It is the one of the call for which the function is traced.
         """
-        if placeholder.shape.rank is None:
+        graph = placeholder.graph
+        outside = getattr(graph, "outer_graph", None)
+        calls = [call for call in self._calls if call.caller is outside]
+        if not calls:
             return OPAQUE
-        described = placeholder.shape.as_list(), placeholder.dtype
-        return rows(0) if described in self._rows else OPAQUE
+        calls[-1].was_asked_for = True
+        captured = tensorflow_graphs.captures(graph)
+        arguments = [
+            operation.outputs[0].name
+            for operation in graph.get_operations()
+            if operation.type == "Placeholder"
+            and id(operation.outputs[0]) not in captured
+        ]
+        given = dict(zip(arguments, calls[-1].arguments, strict=False))
+        return given.get(placeholder.name, OPAQUE)
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of a `tf.function`."""
+
+    caller: Any
+    """The graph that calls it."""
+    arguments: list[Kind]
+    was_asked_for: bool = False
+    """Whether somebody wanted to know the arguments while it was traced."""
 
 
 class _Graph:

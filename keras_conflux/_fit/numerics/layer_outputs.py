@@ -158,7 +158,7 @@ def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
     leaves = keras.tree.flatten(inputs)
     composite = [x for x in leaves if isinstance(x, tf.RaggedTensor)]
     composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
-    kinds = [context.kinds.of(tensor) for tensor in _tensors_in(inputs)]
+    kinds = [_shown(tensor, context) for tensor in _tensors_in(inputs)]
     if any(kind.role is Role.OPAQUE for kind in kinds):
         unread_code.warn_of_unknown_rows(
             context,
@@ -173,6 +173,16 @@ def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
         return rows(0) if composite or Role.OPAQUE in others else None
     kind = combined(of_rows, 0)
     return None if kind.is_entangled else kind
+
+
+def _shown(tensor: tf.Tensor, context: StepContext) -> Kind:
+    """Returns the kind of an input.
+
+    What a graph inside of the step's is given is not known yet.
+    """
+    if tf.compat.v1.get_default_graph() is not context.graph:
+        return context.kinds.of(tensor)
+    return trial.shown(tensor, context)
 
 
 def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:

@@ -14,11 +14,11 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
+from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
@@ -139,21 +139,18 @@ def _everywhere(role: str, leaf: tf.Tensor, context: StepContext) -> tf.Tensor:
 def _role_and_value(
     leaf: tf.Tensor, path: str, context: StepContext
 ) -> tuple[str, tf.Tensor]:
-    kind = context.kinds.of(leaf)
+    kind = trial.shown(leaf, context)
     if kind == EQUAL:
         return "first", leaf
     has_rows = kind.role is Role.ROWS and kind.axis == 0
     if has_rows and not kind.is_tangled:
         return "rows", leaf
-    if kind.role in (Role.MEAN, Role.OPAQUE) and leaf.dtype.is_floating:
-        if may_be_sum(leaf, context):
-            _warn_of_log(context, path, leaf)
+    if kind.role is Role.MEAN and leaf.dtype.is_floating:
         return "mean", leaf
     try:
         return "first", global_values([leaf], context)[0]
     except CannotTell:
-        if kind.role is not Role.OPAQUE:
-            _warn_of_log(context, path, leaf)
+        _warn_of_log(context, path, leaf)
         return ("rows" if has_rows else "mean"), leaf
 
 

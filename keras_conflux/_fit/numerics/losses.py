@@ -12,8 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.numerics import unread_code
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -133,8 +135,13 @@ def apply_mask(
 
 def _are_of_samples(values: tf.Tensor, context: StepContext) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
-    kind = context.kinds.of(values)
-    return kind.role in (Role.ROWS, Role.OPAQUE) and not kind.is_entangled
+    kind = trial.shown(values, context)
+    if kind.role is Role.OPAQUE:
+        unread_code.warn_of_unknown_rows(
+            context, "values of a loss", "what a loss takes the mean of"
+        )
+        return True
+    return kind.role is Role.ROWS and not kind.is_entangled
 
 
 def _is_whole() -> bool:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
@@ -46,7 +47,7 @@ def _of_device(
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns values and weights of which each replica adds its part."""
     if _are_own(values, context) and _are_own(weight, context):
-        if context.kinds.of(values).role is Role.OPAQUE:
+        if trial.shown(values, context).role is Role.OPAQUE:
             unread_code.warn_of_unknown_rows(
                 context, f"metric {name}", f"what the metric {name!r} is given"
             )

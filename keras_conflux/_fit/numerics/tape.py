@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.gathered_rows import gathered
@@ -22,7 +23,6 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.sums import may_be_sum
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._replication import step_context
@@ -145,7 +145,7 @@ def _seeded(target: Any, seed: Any, context: StepContext) -> _Seeded:
     """Returns what to differentiate in place of a target, with weights."""
     if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
         return [(target, seed)]
-    kind = context.kinds.of(target)
+    kind = trial.shown(target, context)
     by_hand = bool(context.reduced)  # the user exchanges what is compared
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
@@ -259,8 +259,6 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
-    if not may_be_sum(target, context):
-        return
     context.unclear_losses.append(target)
     context.warn_once(
         "sum",

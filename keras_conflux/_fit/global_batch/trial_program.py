@@ -1,0 +1,262 @@
+"""What makes a tensor of a step, as a program that runs by itself."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._fit.global_batch.derivation import MAX_OPERATIONS
+from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.trial_values import RandomValues
+from keras_conflux._fit.global_batch.trial_values import cut
+from keras_conflux._fit.global_batch.trial_values import parts_of_samples
+from keras_conflux._replication.step_context import StepContext
+
+_READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
+_Feed = dict[str, Any]
+
+
+class TrialProgram:
+    """Computes a tensor from random samples.
+
+    Args:
+        output: The tensor.
+        context: Of the step.
+        given: Tensors for which any rows may stand, as the inputs of a layer.
+        is_deep: Whether what follows from the batch is computed from it, as a
+            mask is. If not, any rows may stand for all that is rows.
+
+    Raises:
+        CannotTell: If it cannot be run by itself.
+    """
+
+    def __init__(
+        self,
+        output: tf.Tensor,
+        context: StepContext,
+        given: Iterable[tf.Tensor],
+        is_deep: bool = True,
+    ) -> None:
+        self.name = output.name
+        self._given = {id(tensor) for tensor in given}
+        self._is_deep = is_deep
+        self._composites = {
+            id(part): leaf
+            for leaf in context.kinds.composites
+            for part in parts_of_samples(leaf)
+        }
+        self._sources: dict[str, tuple[tf.Tensor, Kind]] = {}
+        self._operations: dict[str, tf.Operation] = {}
+        self._names: dict[str, str] = {}
+        self._variables: dict[str, tuple[list[int], tf.DType]] = {}
+        self._follow(output, context)
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            definition = self._definition(output.graph)
+            self._output = _imported(definition, output.name)
+
+    def _follow(self, output: tf.Tensor, context: StepContext) -> None:
+        waiting = [output]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.name in self._sources:
+                continue
+            kind = self._kind(tensor, context)
+            if tensor is not output and self._is_source(tensor, kind, context):
+                self._sources[tensor.name] = tensor, kind
+                continue
+            operation = tensor.op
+            if operation.name in self._operations:
+                continue
+            if operation.type in _READS or not tensorflow_graphs.only_reads(
+                operation
+            ):
+                raise CannotTell(operation.name)
+            self._operations[operation.name] = operation
+            if len(self._operations) > MAX_OPERATIONS:
+                raise CannotTell(operation.name)
+            waiting.extend(operation.inputs)
+
+    def _kind(self, tensor: tf.Tensor, context: StepContext) -> Kind:
+        """Returns the kind of a tensor.
+
+        What a graph inside of the step's is given is not known yet, as the
+        cell of a recurrent layer, and counts as rows.
+        """
+        kind = context.kinds.of(tensor)
+        if (
+            id(tensor) in self._given
+            and kind.role is Role.OPAQUE
+            and tensor.graph is not context.graph
+            and tensor.shape.rank
+        ):
+            return Kind(Role.ROWS)
+        return kind
+
+    def _is_source(
+        self, tensor: tf.Tensor, kind: Kind, context: StepContext
+    ) -> bool:
+        """Whether any values, of its kind, may stand for a tensor."""
+        if kind.role is Role.RANDOM or id(tensor) in self._composites:
+            return True
+        is_first = (
+            id(tensor) in self._given
+            or context.kinds.marked(tensor) is not None
+            or tensor.op.type in _READS
+            or tensor.op.op_def.is_stateful  # as what is drawn
+        )
+        if kind.role is Role.ROWS and (is_first or not self._is_deep):
+            return not kind.is_tangled and kind.entries is Entries.ONE
+        return kind.role is Role.EQUAL and is_first
+
+    def _definition(self, graph: Any) -> tf.compat.v1.GraphDef:
+        """Returns the program, whose sources are placeholders."""
+        definition = tf.compat.v1.GraphDef()
+        for number, (tensor, _) in enumerate(self._sources.values()):
+            node = definition.node.add()
+            node.name = self._names[tensor.name] = f"source_{number}"
+            if tensor.dtype == tf.resource:
+                self._add_variable(node, tensor)
+                continue
+            node.op = "Placeholder"
+            node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+        for operation in self._operations.values():
+            node = definition.node.add()
+            node.CopyFrom(operation.node_def)
+            node.device = ""
+            node.attr.pop("_class", None)
+            del node.input[:]
+            node.input.extend(
+                self._names.get(x.name, x.name) for x in operation.inputs
+            )
+        if any(map(tensorflow_graphs.graphs_of, self._operations.values())):
+            library = graph.as_graph_def().library
+            definition.library.CopyFrom(library)
+        return definition
+
+    def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
+        """Makes a node a variable like the one that a handle is of."""
+        found = tensorflow_graphs.variable_behind(handle)
+        if found is None:
+            raise CannotTell(handle.name)
+        shape, dtype = found
+        node.op = "VarHandleOp"
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        node.attr["shared_name"].s = node.name.encode()
+        self._variables[node.name] = found
+
+    def results(
+        self, sizes: list[int], scale: float | None, smallest: int
+    ) -> tuple[Any, list[Any]]:
+        """Runs it on random samples.
+
+        Args:
+            sizes: Of how many samples the parts are.
+            scale: See `RandomValues`.
+            smallest: See `RandomValues`.
+
+        Returns:
+            The result for all samples, and for each part of them.
+
+        Raises:
+            tf.errors.OpError: As of a place that is not there.
+        """
+        samples = _Samples(self._sources, self._composites)
+        whole = samples.drawn(RandomValues(scale, smallest), sum(sizes))
+        begins = np.cumsum([0, *sizes[:-1]])
+        given = [whole] + [
+            samples.taken(whole, int(begin), size)
+            for begin, size in zip(begins, sizes, strict=True)
+        ]
+        config = tf.compat.v1.ConfigProto(
+            device_count={"GPU": 0}, allow_soft_placement=True
+        )
+        with tf.compat.v1.Session(graph=self._graph, config=config) as session:
+            run: Callable = session.run
+            run(self._made_variables(smallest))
+            all_, *parts = (
+                run(self._output, self._fed(each)) for each in given
+            )
+        return all_, parts
+
+    def _made_variables(self, smallest: int) -> list[Any]:
+        values = RandomValues(1, smallest, seed=1)
+        with self._graph.as_default():
+            return [
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._graph.get_tensor_by_name(f"{name}:0"),
+                    value=values.shared(shape, dtype),
+                )
+                for name, (shape, dtype) in self._variables.items()
+            ]
+
+    def _fed(self, values: _Feed) -> _Feed:
+        return {
+            f"{self._names[name]}:0": value
+            for name, value in values.items()
+            if name in self._names
+        }
+
+
+class _Samples:
+    """Values for the sources of a program, by the names of the sources."""
+
+    def __init__(
+        self,
+        sources: dict[str, tuple[tf.Tensor, Kind]],
+        composites: dict[int, Any],
+    ) -> None:
+        self._sources = sources
+        self._leaves = {
+            id(composites[id(tensor)]): composites[id(tensor)]
+            for tensor, _ in sources.values()
+            if id(tensor) in composites
+        }
+        self._parts = {*composites} if self._leaves else set()
+
+    def drawn(self, values: RandomValues, count: int) -> _Feed:
+        found = {}
+        for leaf in self._leaves.values():
+            parts = parts_of_samples(leaf)
+            drawn = values.composite(leaf, count)
+            found.update(zip([x.name for x in parts], drawn, strict=True))
+        for name, (tensor, kind) in self._sources.items():
+            if id(tensor) in self._parts or tensor.dtype == tf.resource:
+                continue
+            if kind.role is Role.ROWS:
+                found[name] = values.rows(tensor, kind.axis, count)
+            elif tensor.shape.is_fully_defined():
+                found[name] = values.shared(tensor.shape, tensor.dtype)
+            else:
+                raise CannotTell(name)
+        return found
+
+    def taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
+        """Returns the values for a range of the samples."""
+        found = dict(whole)
+        for leaf in self._leaves.values():
+            names = [x.name for x in parts_of_samples(leaf)]
+            parts = cut(leaf, [whole[name] for name in names], begin, size)
+            found.update(zip(names, parts, strict=True))
+        for name, (tensor, kind) in self._sources.items():
+            if kind.role is Role.ROWS and id(tensor) not in self._parts:
+                places = range(begin, begin + size)
+                found[name] = np.take(whole[name], places, kind.axis)
+        return found
+
+
+def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:
+    try:
+        (found,) = tf.graph_util.import_graph_def(
+            definition, return_elements=[name], name=""
+        )
+    except ValueError as error:  # as a function that is not known
+        raise CannotTell(name) from error
+    return found
