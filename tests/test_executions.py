@@ -362,6 +362,7 @@ def test_a_nan_leaves_the_process_usable():
 
 
 @needs_two
+@pytest.mark.filterwarnings("ignore:.*which the step returns")
 def test_a_step_that_does_not_end_says_who_waits(monkeypatch):
     go_on = threading.Event()
     waited = threading.Event()

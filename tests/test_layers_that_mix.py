@@ -157,7 +157,35 @@ def _inverse(x):
     return tf.linalg.solve(matrices, x[:, :4, None])[..., 0]
 
 
+def _sampled_bilinearly(x):
+    """As spatial transformers do, by four corners of each place."""
+    image = tf.reshape(x, [-1, 2, 4])
+    size = tf.shape(image)[0]
+    places = tf.tanh(image) * 0.4 + 0.5
+    first = tf.cast(places, tf.int32)
+    sample = tf.tile(tf.range(size)[:, None, None], [1, 2, 4])
+    found = 0.0
+    for corner in range(4):
+        row, column = first + corner % 2, first + corner // 2
+        at = tf.stack([sample, tf.clip_by_value(row, 0, 1), column], 3)
+        weight = places - tf.cast(row + column, tf.float32)
+        found += weight * tf.gather_nd(image, at)
+    return tf.reshape(found, [-1, 8])
+
+
+def _sampled_hierarchically(x):
+    """As radiance fields do. At 1, the place jumps by a rounding."""
+    weights = tf.nn.softplus(x)
+    shares = weights / tf.reduce_sum(weights, -1, keepdims=True)
+    sums = tf.cumsum(shares, -1)
+    wanted = tf.tile(tf.linspace(0.0, 1.0, 8)[None], [tf.shape(x)[0], 1])
+    at = tf.searchsorted(sums, wanted, side="right")
+    return wanted - tf.gather(sums, tf.minimum(at, 7), batch_dims=1)
+
+
 APART = {
+    "bilinear samples": _sampled_bilinearly,
+    "hierarchical samples": _sampled_hierarchically,
     "capsules": _capsules,
     "scan": _scanned,
     "loop": lambda x: tf.while_loop(

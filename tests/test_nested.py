@@ -66,6 +66,10 @@ def fit(model):
     return results[0]
 
 
+by_python = pytest.mark.filterwarnings("ignore:.*as of Python code")
+
+
+@by_python
 def test_a_step_asks_another_model_for_predictions():
     def ask(teacher, x):
         return teacher.predict(x, verbose=0)
@@ -112,6 +116,7 @@ def test_threads_ask_for_predictions_at_once(run_eagerly):
         np.testing.assert_allclose(result, 2 * X @ weights[0], rtol=1e-5)
 
 
+@by_python
 def test_a_step_that_trains_another_model_is_told_so():
     one_at_a_time = threading.Lock()  # as Keras' own methods want it
 

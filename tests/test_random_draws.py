@@ -197,6 +197,11 @@ def _shared_by_all(x, seed):
     )
 
 
+def _of_what_a_function_takes(x, seed):
+    noisy = tf.function(lambda x: _noise(x, seed), autograph=False)
+    return noisy(2 * ops.concatenate([x, x], 1))[:, :5]
+
+
 def _in_a_compiled_function(x, seed):
     @tf.function(jit_compile=True)
     def noisy():
@@ -286,6 +291,7 @@ MODELS = {
     "drop path": draw(_drop_path),
     "no seed": draw(lambda x, seed: random.dropout(x, 0.3)),
     "an integer": draw(lambda x, seed: random.dropout(x, 0.3, seed=3)),
+    "of what a function takes": draw(_of_what_a_function_takes),
     "in a loop": draw(_in_a_loop),
     "in a branch": draw(_in_a_branch),
     "in a compiled function": draw(_in_a_compiled_function),
@@ -528,9 +534,6 @@ NOT_SHOWN = {
     "a loop until": lambda x, s: tf.while_loop(
         lambda x: ops.max(x) < 1, lambda x: (_noise(x, s) + 1,), (x,)
     )[0],
-    "what a function takes": lambda x, s: tf.function(
-        lambda x: _noise(x, s), autograph=False
-    )(2 * ops.concatenate([x, x], 1))[:, :5],
     "rows that are chosen": lambda x, s: (
         x + ops.sum(_noise(tf.boolean_mask(x, x[:, 0] > 0), s)) * 0
     ),

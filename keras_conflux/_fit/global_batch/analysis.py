@@ -58,6 +58,8 @@ class BatchKinds:
         self._graphs: dict[int, _Graph] = {}
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
+        self.merged: list[tf.Tensor] = []
+        """What the user has computed from all replicas."""
         self._calls: list[_Call] = []
         self._traced: dict[int, list[Kind]] = {}
         self.composites = [
@@ -160,6 +162,17 @@ class BatchKinds:
         self.notice(graph)
         return self._graphs[id(graph)].read_on()
 
+    def read_again(self) -> None:
+        """Reads all graphs anew, as something was marked in their midst."""
+        for graph in self._graphs.values():
+            graph.begin()
+
+    def mark_merged(self, leaves: list[tf.Tensor]) -> None:
+        """Says that leaves are computed from all replicas, by the user."""
+        for leaf in leaves:
+            self.mark(leaf, OPAQUE)
+        self.merged.extend(leaves)
+
     def is_sum(self, handle: Any) -> bool:
         """Whether the copies of a variable add up to its value."""
         if id(handle) not in self._sums:
@@ -223,6 +236,10 @@ class _Graph:
     def __init__(self, graph: Any, kinds: BatchKinds) -> None:
         self._graph = graph
         self._all = kinds
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what has been read."""
         self._position = 0
         self._kinds: dict[str, Kind] = {}
         self.writes: dict[int, list[tf.Tensor]] = {}

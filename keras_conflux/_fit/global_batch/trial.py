@@ -7,6 +7,7 @@ If they add up to it, the tensor is a sum over samples, and if they average to
 it, a mean.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.trial_program import Results
 from keras_conflux._fit.global_batch.trial_program import TrialProgram
 from keras_conflux._replication.step_context import StepContext
 
@@ -32,8 +34,8 @@ _TRIALS = (((2, 3), 1), ((4, 1), 0.1), ((1, 4), 30), ((3, 2), None))
 _SMALLEST_INTEGERS = (0, 1)
 """Of which integers one is drawn, or the next. They may be places, or numbers
 of steps, of which there is at least one."""
-_Result = tuple[Any, list[Any], tuple[int, int]]
-"""Of all samples, of the parts, and the sizes of the parts."""
+_MAX_TRIALS = 12
+"""How many tensors are tried out at most, to tell what is made of them."""
 
 
 def shown(tensor: tf.Tensor, context: StepContext) -> Kind:
@@ -41,14 +43,44 @@ def shown(tensor: tf.Tensor, context: StepContext) -> Kind:
     kind = context.kinds.of(tensor)
     if kind.role is not Role.OPAQUE or context.kinds.is_blind:
         return kind
-    judge = rows_of if tensor.shape.rank else statistic_of
+    _show_rows_behind(tensor, context)
+    kind = context.kinds.of(tensor)
+    if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
+        with contextlib.suppress(CannotTell):
+            kind = statistic_of(tensor, context) or kind
+        if kind.role is not Role.OPAQUE:
+            context.kinds.mark(tensor, kind)
+    return kind
+
+
+def _show_rows_behind(tensor: tf.Tensor, context: StepContext) -> None:
+    """Says of tensors of which one is made that they are rows, if they are.
+
+    Those next to it come first, such as the losses of samples before their sum.
+    """
+    waiting, seen, trials, found = [tensor], set(), 0, False
+    while waiting and trials < _MAX_TRIALS and len(seen) < MAX_OPERATIONS:
+        each = waiting.pop(0)
+        kind = context.kinds.of(each)
+        if id(each) in seen or kind.role is not Role.OPAQUE:
+            continue
+        seen.add(id(each))
+        if each.shape.rank and each.shape[0] is None:
+            trials += 1
+            if (rows := _rows_if_shown(each, context)) is not None:
+                context.kinds.mark(each, rows)
+                found = True
+                continue
+        waiting.extend(each.op.inputs)
+    if found:
+        context.kinds.read_again()
+
+
+def _rows_if_shown(tensor: tf.Tensor, context: StepContext) -> Kind | None:
     try:
-        found = judge(tensor, context)
+        return rows_of(tensor, context)
     except CannotTell:
-        return kind
-    if found is not None:
-        context.kinds.mark(tensor, found)
-    return found or kind
+        return None
 
 
 def rows_of(
@@ -102,7 +134,7 @@ def statistic_of(output: tf.Tensor, context: StepContext) -> Kind | None:
     return None
 
 
-def _results(program: TrialProgram) -> list[_Result]:
+def _results(program: TrialProgram) -> list[Results]:
     """Returns what a program gives for samples that it can be run on.
 
     Raises:
@@ -111,12 +143,12 @@ def _results(program: TrialProgram) -> list[_Result]:
     for smallest in _SMALLEST_INTEGERS:
         try:
             results = [
-                (*program.results([*sizes], scale, smallest), sizes)
+                program.results(sizes, scale, smallest)
                 for sizes, scale in _TRIALS
             ]
         except tf.errors.OpError:  # as of a place that is not there
             continue
-        telling = [each for each in results if _has_numbers(each[0])]
+        telling = [each for each in results if _has_numbers(each.whole)]
         if telling:
             return telling
     raise CannotTell(program.name)
@@ -154,24 +186,36 @@ def _both(one: Entries, other: Entries) -> Entries:
     return one if one is other else Entries.VARYING
 
 
-def _entries(result: _Result) -> Entries | None:
-    """Returns how many entries samples have; `None` if they are mixed."""
-    whole, parts, sizes = result
-    joined = np.concatenate(parts)
-    if joined.shape != whole.shape or not _are_close(joined, whole):
+def _entries(result: Results) -> Entries | None:
+    """Returns how many entries samples have; `None` if they are mixed.
+
+    Entries that jump where samples change by a rounding are left out.
+    """
+    whole = result.whole
+    if any(part.shape[1:] != whole.shape[1:] for part in result.parts):
         return None
-    lengths = [len(part) for part in parts]
-    if lengths == [*sizes]:
+    joined = np.concatenate(result.parts)
+    if joined.shape != whole.shape:
+        return None
+    stable = np.all([_is_close(x, whole) for x in result.nudged], axis=0)
+    if 2 * stable.sum() < stable.size:
+        return None
+    if not _is_close(joined, whole)[stable].all():
+        return None
+    lengths = [len(part) for part in result.parts]
+    if lengths == [*result.sizes]:
         return Entries.ONE
-    one, other = (n / size for n, size in zip(lengths, sizes, strict=True))
+    one, other = (
+        n / size for n, size in zip(lengths, result.sizes, strict=True)
+    )
     return Entries.SAME if one == other else Entries.VARYING
 
 
-def _is_combined(result: _Result, combine: Callable[..., Any]) -> bool:
-    whole, parts, sizes = result
-    numbers = [np.asarray(part, np.float64) for part in parts]
+def _is_combined(result: Results, combine: Callable[..., Any]) -> bool:
+    numbers = [np.asarray(part, np.float64) for part in result.parts]
     scale = np.max(np.abs(numbers), initial=1e-6)
-    return np.allclose(combine(numbers, sizes), whole, 1e-4, 1e-5 * scale)
+    found = combine(numbers, result.sizes)
+    return np.allclose(found, result.whole, 1e-4, 1e-5 * scale)
 
 
 def _averaged(parts: list[Any], sizes: tuple[int, int]) -> Any:
@@ -183,9 +227,10 @@ def _added(parts: list[Any], sizes: tuple[int, int]) -> Any:
     return np.sum(parts, axis=0)
 
 
-def _are_close(one: Any, other: Any) -> bool:
+def _is_close(one: Any, other: Any) -> Any:
+    """Returns where numbers are equal up to roundings, as an array."""
     if one.dtype.kind in "biu":
-        return bool((one == other).all())
+        return one == other
     one, other = (np.asarray(x, np.float64) for x in (one, other))
     scale = np.abs(other[np.isfinite(other)]).max(initial=1e-6)
-    return np.allclose(one, other, 1e-2, 1e-3 * scale, equal_nan=True)
+    return np.isclose(one, other, 1e-3, 1e-4 * scale, equal_nan=True)

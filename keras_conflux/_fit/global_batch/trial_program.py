@@ -1,5 +1,6 @@
 """What makes a tensor of a step, as a program that runs by itself."""
 
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -8,18 +9,33 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._fit.global_batch.derivation import MAX_OPERATIONS
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.trial_values import RandomValues
 from keras_conflux._fit.global_batch.trial_values import cut
+from keras_conflux._fit.global_batch.trial_values import nudged
 from keras_conflux._fit.global_batch.trial_values import parts_of_samples
 from keras_conflux._replication.step_context import StepContext
 
+_MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _Feed = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What a program gives for random samples."""
+
+    whole: Any
+    """For all samples."""
+    nudged: list[Any]
+    """For all samples, which differ by little more than a rounding."""
+    parts: list[Any]
+    """For the first ones of them, and for the others."""
+    sizes: tuple[int, int]
+    """How many samples the parts are."""
 
 
 class TrialProgram:
@@ -79,7 +95,7 @@ class TrialProgram:
             ):
                 raise CannotTell(operation.name)
             self._operations[operation.name] = operation
-            if len(self._operations) > MAX_OPERATIONS:
+            if len(self._operations) > _MAX_OPERATIONS:
                 raise CannotTell(operation.name)
             waiting.extend(operation.inputs)
 
@@ -153,8 +169,8 @@ class TrialProgram:
         self._variables[node.name] = found
 
     def results(
-        self, sizes: list[int], scale: float | None, smallest: int
-    ) -> tuple[Any, list[Any]]:
+        self, sizes: tuple[int, int], scale: float | None, smallest: int
+    ) -> Results:
         """Runs it on random samples.
 
         Args:
@@ -162,18 +178,19 @@ class TrialProgram:
             scale: See `RandomValues`.
             smallest: See `RandomValues`.
 
-        Returns:
-            The result for all samples, and for each part of them.
-
         Raises:
             tf.errors.OpError: As of a place that is not there.
         """
         samples = _Samples(self._sources, self._composites)
         whole = samples.drawn(RandomValues(scale, smallest), sum(sizes))
-        begins = np.cumsum([0, *sizes[:-1]])
-        given = [whole] + [
-            samples.taken(whole, int(begin), size)
-            for begin, size in zip(begins, sizes, strict=True)
+        given = [
+            whole,
+            *(
+                {name: nudged(x, i) for name, x in whole.items()}
+                for i in (1, 2)
+            ),
+            samples.taken(whole, 0, sizes[0]),
+            samples.taken(whole, *sizes),
         ]
         config = tf.compat.v1.ConfigProto(
             device_count={"GPU": 0}, allow_soft_placement=True
@@ -181,10 +198,8 @@ class TrialProgram:
         with tf.compat.v1.Session(graph=self._graph, config=config) as session:
             run: Callable = session.run
             run(self._made_variables(smallest))
-            all_, *parts = (
-                run(self._output, self._fed(each)) for each in given
-            )
-        return all_, parts
+            found = [run(self._output, self._fed(each)) for each in given]
+        return Results(found[0], found[1:3], found[3:], sizes)
 
     def _made_variables(self, smallest: int) -> list[Any]:
         values = RandomValues(1, smallest, seed=1)

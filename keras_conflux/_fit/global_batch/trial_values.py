@@ -81,6 +81,15 @@ class RandomValues:
         return [places.astype(np.int64), values, np.asarray(shape, np.int64)]
 
 
+def nudged(values: Any, seed: int) -> Any:
+    """Returns floating numbers that differ by little more than a rounding."""
+    if values.dtype.kind != "f":
+        return values
+    random = np.random.default_rng(seed)
+    factors = 1 + 1e-6 * random.normal(size=values.shape)
+    return (values * factors).astype(values.dtype)
+
+
 def parts_of_samples(leaf: Any) -> list[tf.Tensor]:
     """Returns the tensors that hold a ragged or a sparse leaf of a batch."""
     if isinstance(leaf, tf.RaggedTensor):

@@ -160,7 +160,7 @@ def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
     composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
     kinds = [_shown(tensor, context) for tensor in _tensors_in(inputs)]
     if any(kind.role is Role.OPAQUE for kind in kinds):
-        unread_code.warn_of_unknown_rows(
+        unread_code.warn_of_unknown_values(
             context,
             "input of a layer",
             f"what the layer {layer.name!r} is given",

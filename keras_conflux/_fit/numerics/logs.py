@@ -155,8 +155,9 @@ def _role_and_value(
 
 
 def _warn_of_log(context: StepContext, path: str, leaf: tf.Tensor) -> None:
-    losses = [loss.op for loss in context.unclear_losses]
-    if depends_on([leaf.op], losses):  # of which a warning has told
+    # Of unclear losses a warning has told, and what is merged is the user's.
+    told = [*context.unclear_losses, *context.kinds.merged]
+    if context.kinds.is_blind or depends_on([leaf.op], [x.op for x in told]):
         return
     context.warn_once(
         f"log {path}",

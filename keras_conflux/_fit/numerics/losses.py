@@ -137,7 +137,7 @@ def _are_of_samples(values: tf.Tensor, context: StepContext) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
     kind = trial.shown(values, context)
     if kind.role is Role.OPAQUE:
-        unread_code.warn_of_unknown_rows(
+        unread_code.warn_of_unknown_values(
             context, "values of a loss", "what a loss takes the mean of"
         )
         return True

@@ -46,11 +46,12 @@ def _of_device(
     context: StepContext,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns values and weights of which each replica adds its part."""
+    if trial.shown(values, context).role is Role.OPAQUE:
+        unread_code.warn_of_unknown_values(
+            context, f"metric {name}", f"what the metric {name!r} is given"
+        )
+        context.unclear_losses.append(values)
     if _are_own(values, context) and _are_own(weight, context):
-        if trial.shown(values, context).role is Role.OPAQUE:
-            unread_code.warn_of_unknown_rows(
-                context, f"metric {name}", f"what the metric {name!r} is given"
-            )
         return values, weight
     of_weight = None if weight is None else context.kinds.of(weight).role
     counts = (None, Role.EQUAL, Role.COUNT)

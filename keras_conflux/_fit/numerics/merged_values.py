@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._replication import step_context
 
 
@@ -20,7 +19,8 @@ def merge_call(
     result = original(replica, *args, **kwargs)
     context = step_context.current_fit_step()
     if context is not None:
-        for leaf in tf.nest.flatten(result, expand_composites=True):
-            if isinstance(leaf, tf.Tensor):
-                context.kinds.mark(leaf, OPAQUE)
+        leaves = tf.nest.flatten(result, expand_composites=True)
+        context.kinds.mark_merged(
+            [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        )
     return result

@@ -25,6 +25,7 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
@@ -259,6 +260,9 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
+    known = [loss.op for loss in context.unclear_losses]
+    if context.kinds.is_blind or depends_on([target.op], known):
+        return
     context.unclear_losses.append(target)
     context.warn_once(
         "sum",

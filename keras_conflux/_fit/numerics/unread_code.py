@@ -53,8 +53,8 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
         )
 
 
-def warn_of_unknown_rows(context: StepContext, key: str, what: str) -> None:
-    """Warns of values that are taken for one row for each sample.
+def warn_of_unknown_values(context: StepContext, key: str, what: str) -> None:
+    """Warns of values that are taken for rows of samples, or for a mean.
 
     Args:
         context: Of the step.
@@ -68,9 +68,10 @@ def warn_of_unknown_rows(context: StepContext, key: str, what: str) -> None:
         key,
         f"the graph does not show how {what} is computed from the samples, as "
         "of Python code or a random order of samples. It is taken for one row "
-        "for each sample. Where a row depends on other samples, they are those "
-        "of the replica's own part of the batch: write it with operations of "
-        "Keras or TensorFlow, in an order that `keras.random` draws.",
+        "for each sample, and a single number for a mean over samples. Where "
+        "it depends on several samples, they are those of the replica's own "
+        "part of the batch: write it with operations of Keras or TensorFlow, "
+        "in an order that `keras.random` draws.",
     )
 
 
