@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras import ops
 
 SIZES = (7, 4)
-"""The samples of the batches of a training."""
+"""The samples of the batches for which what is drawn can be computed."""
 FEATURES, HIDDEN, TARGETS = 5, 4, 3
 TABLE = np.sin(np.arange(16.0) + 1).reshape(4, 4)
 PARTS = ((4, 3), (1, 6), (3, 2, 2))
@@ -357,6 +357,8 @@ def drawn_options(rng, place, most):
         "optimizer": rng.choice(["sgd", "adam"]),
         "of optimizer": rng.choice(OF_OPTIMIZERS),
         "seed": rng.randrange(1000),
+        # The second batch: 2 samples leave the third device without any.
+        "last": rng.choice([SIZES[1], SIZES[1], 2]),
     }
     if place == "step":
         options["site"] = rng.choice(OF_STEPS)

@@ -207,8 +207,9 @@ def train(program, devices=None, moved=0.0, run_eagerly=False):
         run_eagerly: Whether plain Keras traces nothing, which takes less time.
     """
     numbers = np.random.default_rng(program.options["seed"])
-    x = numbers.normal(size=(sum(SIZES), FEATURES))
-    y = numbers.normal(size=(sum(SIZES), TARGETS))
+    samples = SIZES[0] + program.options["last"]
+    x = numbers.normal(size=(samples, FEATURES))
+    y = numbers.normal(size=(samples, TARGETS))
     x *= 1 + moved * numbers.normal(size=x.shape)
     y *= 1 + moved * numbers.normal(size=y.shape)
     model = made(program, run_eagerly)

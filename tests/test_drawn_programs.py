@@ -37,7 +37,10 @@ def test_a_drawn_program_equals_one_device(number):
 MIXES = ("v1", "tf.cumsum(p, 0)"), ("v2", "tf.reduce_mean(v1 * y)")
 IN_A_LAYER = ("v1", "tf.sort(x, 0)"), ("v2", "x - v1")
 APART = ("v1", "tf.map_fn(tf.tanh, x)"), ("v2", "x - v1")
-OPTIONS = {"devices": 2, "optimizer": "sgd", "of optimizer": {}, "seed": 0}
+OPTIONS = {
+    **{"devices": 2, "optimizer": "sgd", "of optimizer": {}},
+    **{"seed": 0, "last": 4},
+}
 LOSS = Program("loss", True, MIXES, OPTIONS | {"form": "function"})
 LAYER = Program("layer", True, IN_A_LAYER, OPTIONS)
 
@@ -60,3 +63,25 @@ def test_a_false_alarm_is_found(monkeypatch):
     assert drawn_trainings.judge(program)[0] == "equal"
     monkeypatch.setattr(layer_outputs.trial, "rows_of", lambda *_: None)
     assert drawn_trainings.judge(program)[0] == "FALSE ALARM"
+
+
+def test_a_model_is_given_what_a_part_of_the_batch_cannot_compute():
+    lines = ("v1", "tf.nn.top_k(y[:, 0], 4).values"), ("v2", "x * v1[3]")
+    program = Program("input", True, lines, OPTIONS | {"site": "input"})
+    assert drawn_trainings.judge(program)[0] == "equal"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tf.reshape(v1, [-1, tf.shape(v1)[1]])",
+        "tf.broadcast_to(v1, tf.shape(v1))",
+        "v1 / tf.cast(tf.shape(v1)[0], 'float64')",
+    ],
+)
+def test_what_a_part_of_the_batch_cannot_compute_is_not_run_on_it(line):
+    # No replica has a fourth sample.
+    chosen = "tf.gather(p, 3 * tf.cast(p[:, 0] > 0.1, 'int32'))"
+    lines = ("v1", chosen), ("v2", line), ("v3", "tf.reduce_sum(v2 ** 2)")
+    program = dataclasses.replace(LOSS, lines=lines)
+    assert drawn_trainings.judge(program)[0] == "equal"
