@@ -85,3 +85,14 @@ def test_what_a_part_of_the_batch_cannot_compute_is_not_run_on_it(line):
     lines = ("v1", chosen), ("v2", line), ("v3", "tf.reduce_sum(v2 ** 2)")
     program = dataclasses.replace(LOSS, lines=lines)
     assert drawn_trainings.judge(program)[0] == "equal"
+
+
+def test_what_is_computed_once_more_has_a_shape():
+    chosen = "tf.argmax(p, 1)[:, None]"
+    lines = (
+        # Its rank is set by Python code.
+        ("v1", f"tf.gather_nd(p, {chosen}, batch_dims=1)"),
+        ("v2", "tf.reduce_sum(v1)"),
+    )
+    program = Program("metric", False, lines, OPTIONS | {"form": "sum"})
+    assert drawn_trainings.judge(program)[0] == "equal"

@@ -57,6 +57,9 @@ class Derivation:
             inputs = [self._wanted(x, known) for x in operation.inputs]
             copies = tensorflow_graphs.copied(operation, inputs)
             for old, new in zip(operation.outputs, copies, strict=True):
+                # Python code may have said more of it than operations tell.
+                # No size there is a number of samples.
+                new.set_shape(old.shape)
                 known[id(old)] = new
         return self._wanted(self.result, known)
 
