@@ -18,6 +18,9 @@ MAX_ENTRIES = 1 << 17
 """How many entries per sample are gathered at most."""
 
 
+_OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
+
+
 class CannotTell(Exception):
     """Says that a graph does not show how a value is made of samples."""
 
@@ -54,6 +57,9 @@ class Derivation:
             inputs = [self._wanted(x, known) for x in operation.inputs]
             copies = tensorflow_graphs.copied(operation, inputs)
             for old, new in zip(operation.outputs, copies, strict=True):
+                # Python code may have said more of it than operations tell.
+                # No size there is a number of samples.
+                new.set_shape(old.shape)
                 known[id(old)] = new
         return self._wanted(self.result, known)
 
@@ -90,7 +96,9 @@ def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
             found.reads[id(tensor)] = tensor
             waiting[-1] = behind
             continue
-        if _is_known(context.kinds.of(tensor)):
+        if _is_known(context.kinds.of(tensor)) and not _needs_others(
+            tensor, context
+        ):
             _assert_small(tensor, context.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
@@ -131,6 +139,25 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
         or operation.op_def.is_stateful
     ):
         raise CannotTell(operation.name)
+
+
+def _needs_others(tensor: tf.Tensor, context: StepContext) -> bool:
+    """Whether it is a shape, or part of one, of what other samples touch.
+
+    The shape is known, but what it is the shape of may be impossible to compute
+    from the samples of one replica, as the best 3 of 2.
+    """
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        kind = context.kinds.of(each)
+        if kind.role is Role.DERIVED or kind.is_entangled:
+            return True
+        if kind.role in _OF_SHAPES and id(each) not in seen:
+            seen.add(id(each))
+            if context.kinds.marked(each) is None:
+                waiting.extend(each.op.inputs)
+    return False
 
 
 def _is_known(kind: Kind) -> bool:

@@ -1,0 +1,98 @@
+"""Drawn programs train as on one device, or a warning says what may differ.
+
+Some run in CI. `drawn_programs.py` trains many, and prints what is wrong.
+"""
+
+import dataclasses
+
+import drawn_trainings
+import keras
+import pytest
+from conftest import MANY
+from drawn_lot import FAULTS
+from drawn_programs import Program
+
+from keras_conflux._fit.global_batch import rules
+from keras_conflux._fit.global_batch.kinds import Form
+from keras_conflux._fit.global_batch.rule import Rule
+from keras_conflux._fit.numerics import layer_outputs
+
+pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("number", range(60))
+def test_a_drawn_program_equals_one_device(number):
+    judged = drawn_trainings.verdict_of(number, MANY)
+    assert judged.verdict not in FAULTS, str(judged)
+
+
+MIXES = ("v1", "tf.cumsum(p, 0)"), ("v2", "tf.reduce_mean(v1 * y)")
+IN_A_LAYER = ("v1", "tf.sort(x, 0)"), ("v2", "x - v1")
+APART = ("v1", "tf.map_fn(tf.tanh, x)"), ("v2", "x - v1")
+OPTIONS = {
+    **{"devices": 2, "optimizer": "sgd", "of optimizer": {}},
+    **{"seed": 0, "last": 4},
+}
+LOSS = Program("loss", True, MIXES, OPTIONS | {"form": "function"})
+LAYER = Program("layer", True, IN_A_LAYER, OPTIONS)
+
+
+def test_a_wrong_rule_is_found(monkeypatch):
+    assert drawn_trainings.judge(LOSS)[0] == "equal"
+    wrong = Rule(lambda _, inputs: inputs[0], Form.ROWS, Form.EQUAL)
+    monkeypatch.setitem(rules.RULES, "Cumsum", (wrong,))
+    assert drawn_trainings.judge(LOSS)[0] == "WRONG"
+
+
+def test_a_missing_warning_is_found(monkeypatch):
+    assert drawn_trainings.judge(LAYER)[0] == "warned"
+    monkeypatch.setattr(layer_outputs, "_warn_of_mixing", lambda *_: None)
+    assert drawn_trainings.judge(LAYER)[0] == "WRONG"
+
+
+def test_a_false_alarm_is_found(monkeypatch):
+    program = dataclasses.replace(LAYER, mixes=False, lines=APART)
+    assert drawn_trainings.judge(program)[0] == "equal"
+    monkeypatch.setattr(layer_outputs.trial, "rows_of", lambda *_: None)
+    assert drawn_trainings.judge(program)[0] == "FALSE ALARM"
+
+
+def test_a_model_is_given_what_a_part_of_the_batch_cannot_compute():
+    lines = ("v1", "tf.nn.top_k(y[:, 0], 4).values"), ("v2", "x * v1[3]")
+    program = Program("input", True, lines, OPTIONS | {"site": "input"})
+    assert drawn_trainings.judge(program)[0] == "equal"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tf.reshape(v1, [-1, tf.shape(v1)[1]])",
+        "tf.broadcast_to(v1, tf.shape(v1))",
+        "v1 / tf.cast(tf.shape(v1)[0], 'float64')",
+    ],
+)
+def test_what_a_part_of_the_batch_cannot_compute_is_not_run_on_it(line):
+    # No replica has a fourth sample.
+    chosen = "tf.gather(p, 3 * tf.cast(p[:, 0] > 0.1, 'int32'))"
+    lines = ("v1", chosen), ("v2", line), ("v3", "tf.reduce_sum(v2 ** 2)")
+    program = dataclasses.replace(LOSS, lines=lines)
+    assert drawn_trainings.judge(program)[0] == "equal"
+
+
+def test_what_is_computed_once_more_has_a_shape():
+    chosen = "tf.argmax(p, 1)[:, None]"
+    lines = (
+        # Its rank is set by Python code.
+        ("v1", f"tf.gather_nd(p, {chosen}, batch_dims=1)"),
+        ("v2", "tf.reduce_sum(v1)"),
+    )
+    program = Program("metric", False, lines, OPTIONS | {"form": "sum"})
+    assert drawn_trainings.judge(program)[0] == "equal"
