@@ -182,7 +182,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     counts = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, value in report.user_properties:
                 if name == "proven":
                     counts.update(value)
     for what, count in counts.items():

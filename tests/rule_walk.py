@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -190,7 +191,7 @@ class Calls:
             try:
                 return [session.run(fetches, feed) for feed in feeds]
             except tf.errors.OpError as error:
-                name = error.op.name if error.op is not None else ""
+                name = _failed_operation(error)
                 gone = [c for c in self.calls if c.operation.name == name]
                 taken_apart = self._scopes.get(name.split("/")[0])
                 if taken_apart in self.calls:
@@ -301,6 +302,14 @@ class Walk(Calls):
             for key, value in got.items()
             if not are_close(value, values[-1][key])
         ]
+
+
+def _failed_operation(error):
+    """Returns the name of what failed, or has no kernel."""
+    if error.op is not None:
+        return error.op.name
+    found = re.search(r"{{node ([\w/.]+)}}", error.message)
+    return found[1] if found else ""
 
 
 def fired_rule(rules, operation, kinds):

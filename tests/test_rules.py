@@ -4,7 +4,8 @@ The table of rules is walked. Each type of operation is called in the ways that
 `rule_cases` names, on tensors of each kind that a rule accepts, of several
 ranks and axes. It is computed for a batch and for uneven parts of it, one of
 which has no samples, and the claim is compared with the numbers. Then claims
-are made wrong, and have to be refuted by the numbers of at least one call.
+are made wrong, and rules are made to accept more than they do, and each of
+these mutants has to be refuted by the numbers of at least one call.
 """
 
 import collections
@@ -12,9 +13,13 @@ import collections
 import pytest
 import rule_mutants
 import tensorflow as tf
+from rule_acceptance import CAUGHT
+from rule_acceptance import Acceptance
 from rule_cases import CASES
 from rule_cases import ENTRY_BY_ENTRY_TYPES
 from rule_equivalents import CLAIMS
+from rule_equivalents import NOT_WALKED
+from rule_equivalents import WIDER
 from rule_walk import Walk
 from rule_walk import faults
 
@@ -66,3 +71,21 @@ def test_numbers_are_as_rules_say(name, proven):
 @pytest.mark.parametrize("name", ENTRY_BY_ENTRY_TYPES)
 def test_numbers_are_as_rules_say_entry_by_entry(name, proven):
     check_claims(name, proven)
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize("name", [*OTHERS, *ENTRY_BY_ENTRY_TYPES])
+def test_rules_that_accept_more_are_refuted(name, proven):
+    """Each rule accepts one form more, at each of its inputs."""
+    if name in NOT_WALKED:
+        pytest.skip("its mutants have not been looked at")
+    verdicts = Acceptance(name, CASES[name]).verdicts
+    left = {
+        str(mutant): verdict
+        for mutant, verdict in verdicts.items()
+        if verdict not in CAUGHT
+    }
+    assert set(left) == set(WIDER.get(name, ())), f"not refuted: {left}"
+    proven["wider rules"] += len(verdicts)
+    for verdict in verdicts.values():
+        proven[f"wider rules: {verdict}"] += 1
