@@ -175,3 +175,17 @@ def interruptible():
 
 def pytest_report_header() -> str:
     return f"devices: {', '.join(DEVICES)}"
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Says how much of the rules has been proven, if their tests have run."""
+    counts = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) != "call":
+                continue
+            for name, value in report.user_properties:
+                if name == "proven":
+                    counts.update(value)
+    for what, count in counts.items():
+        terminalreporter.write_line(f"proven: {count} {what}")

@@ -53,7 +53,10 @@ def unoptimized_session(graph):
 
 def blocks_of(tensor, kind):
     """Returns the tensors that rows were joined of, or `None`."""
-    return apart(tensor, kind) if kind.blocks > 1 else None
+    rank = tensor.shape.rank
+    if kind.blocks == 1 or (rank is not None and kind.axis not in range(rank)):
+        return None
+    return apart(tensor, kind)
 
 
 def combined(kind, numbers):
@@ -104,6 +107,8 @@ def _places(kind, numbers):
     for part, size in numbers.of_samples():
         rows = np.moveaxis(part, kind.axis, 0)
         flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).copy()
+        if not np.all((flat[:, 0] >= 0) & (flat[:, 0] < size)):
+            raise ValueError("not positions of samples")
         flat[:, 0] += begin
         moved.append(np.moveaxis(flat.reshape(rows.shape), 0, kind.axis))
         begin += size
@@ -123,6 +128,10 @@ def _fault(kind, numbers):
         are_close(part, numbers.whole) for part in numbers.parts
     ):
         return "not equal"
+    if kind.role is Role.RANDOM and any(
+        np.shape(part) != np.shape(numbers.whole) for part in numbers.parts
+    ):
+        return "drawn of other shapes"
     if kind.role is Role.COUNT and not all(
         are_close(part * numbers.batch, numbers.whole * size)
         for part, size in numbers.of_samples()

@@ -30,9 +30,16 @@ class V:
 
 
 class K:
-    """An input that is a constant."""
+    """An input that is a constant.
 
-    def __init__(self, value, dtype="int32"):
+    Args:
+        value: It.
+        dtype: Its type, in words.
+        without: Forms that it cannot be of, as TensorFlow ends the process.
+    """
+
+    def __init__(self, value, dtype="int32", without=()):
+        self.without = without
         self.value = np.asarray(value, object if dtype == "string" else dtype)
         self.forms = ("constant",)
 
@@ -62,7 +69,7 @@ class Case:
         """Yields a form for each input."""
         flat = flatten(self.slots)
         for forms in itertools.product(*(slot.forms for slot in flat)):
-            if not self.is_aligned or len(_lengths(forms)) < 2:
+            if not self.is_aligned or are_aligned(forms):
                 yield forms
 
 
@@ -74,12 +81,14 @@ def flatten(slots):
     ]
 
 
-def _lengths(forms):
-    return {
+def are_aligned(forms):
+    """Whether rows of these forms are as many."""
+    lengths = {
         LENGTHS.get(form, "one")
         for form in forms
-        if form in ROW_FORMS or form in SHAPES
+        if form in (*ROW_FORMS, *SHAPES, "positions")
     }
+    return len(lengths) < 2
 
 
 def case(*slots, aligned=False, **attributes):
@@ -164,7 +173,7 @@ _ARGUMENTS = {
     **dict.fromkeys(["IsNan", "IsInf", "IsFinite"], "holes"),
     "Equal": "int",
     "NotEqual": "int",
-    "UnicodeScript": "bits",
+    "UnicodeScript": "letter",
 }
 _ATTRIBUTES = {
     "ApproximateEqual": {"tolerance": 0.2},
@@ -259,7 +268,7 @@ of(
     "Substr",
     [
         case(x, V("int", (), STATISTICS), V("int", (), STATISTICS))
-        for x in rowwise("number")
+        for x in rowwise("text")
     ]
     + [case(*[V("int", (N, 3), FEW)] * 0, V("number", (N, 3)), K(0), K(1))],
 )
@@ -281,6 +290,9 @@ of(
 of("Add AddV2 Sub Mul RealDiv", central("unit"))
 of("AddV2", central("unit", ALL_SHAPES))
 of("Add AddV2 Sub Mul", alike(["int"] * 2, forms=(*FEW, "count")))
+for _one, _other in (((2,), (2,)), ((2,), (3, 2)), ((N, 3), (1,))):
+    _pair = [V("int", x, FEW if N in x else STATISTICS) for x in (_one, _other)]
+    of("Add AddV2 Sub Mul", [case(*_pair), case(*_pair[::-1])])
 of("AddV2 Mul", alike(["int"] * 2, [()], STATISTICS))
 of("AddV2 Mul RealDiv", alike(["complex"] * 2, forms=SMALL))
 of("MulNoNan DivNoNan", alike(["real"] * 2, [(N, 3), ()], FORMS))
@@ -342,7 +354,7 @@ of(
         case(
             x,
             K(-1, "float64"),
-            V("unit", (), STATISTICS),
+            V("large", (), STATISTICS),
             range_given=given,
         )
         for x in rowwise("real", forms=FEW)
@@ -355,7 +367,7 @@ of(
         case(
             x,
             K(-1, "float64"),
-            V("unit", (), STATISTICS),
+            V("large", (), STATISTICS),
             K(8),
             range_given=True,
         )
@@ -364,6 +376,7 @@ of(
 )
 
 of("Div", alike(["real"] * 2))
+of("Equal NotEqual", alike(["digit64"] * 2, [(N, 3)]))
 
 # Reductions.
 
@@ -414,8 +427,10 @@ of(
 )
 of("Softmax LogSoftmax", alone("real"))
 of("FFT IFFT", alone("complex", SOME_SHAPES))
-of("RFFT", [case(x, K([2]), Tcomplex="complex128") for x in rowwise("real")])
-of("IRFFT", [case(x, K([2]), Treal="float64") for x in rowwise("complex")])
+_LENGTH = K([2], without=("positions", "rows", "joined"))
+_LENGTHS = K([2, 2], without=("positions", "rows", "joined"))
+of("RFFT", [case(x, _LENGTH, Tcomplex="complex128") for x in rowwise("real")])
+of("IRFFT", [case(x, _LENGTH, Treal="float64") for x in rowwise("complex")])
 of("NthElement", [case(x, K(1)) for x in rowwise("real", SOME_SHAPES[1:])])
 of("TopKV2", [case(x, K(1)) for x in rowwise("real")])
 of(
@@ -679,7 +694,8 @@ of(
         case(V("real", (N, 3), ("rows", "mixed")), V("zero", (N, 1), FEW)),
     ],
 )
-of("Where", [*alone("bool", SOME_SHAPES), *alone("int", SOME_SHAPES)])
+for _domain in ("bool", "int", "real"):
+    of("Where", alone(_domain, SOME_SHAPES))
 
 # Joins and moves.
 
@@ -1020,7 +1036,11 @@ of("MatrixBandPart", [case(x, K(0), K(-1)) for x in _MATRIX])
 of("MatrixDiagPart", [case(x) for x in _MATRIX])
 of(
     "MatrixDiagPartV2 MatrixDiagPartV3",
-    [case(x, K(0), K(0, "float64")) for x in _MATRIX],
+    [
+        case(x, K(diagonals), K(0, "float64"))
+        for x in _MATRIX
+        for diagonals in (0, [0, 1])
+    ],
 )
 _VECTORS = rowwise("real", SOME_SHAPES, ROW_FORMS)
 of("MatrixDiag", [case(x) for x in _VECTORS])
@@ -1083,14 +1103,14 @@ of(
 of(
     "RFFT2D",
     [
-        case(V("real", s, ROW_FORMS), K([2, 2]), Tcomplex="complex128")
+        case(V("real", s, ROW_FORMS), _LENGTHS, Tcomplex="complex128")
         for s in _WAVES
     ],
 )
 of(
     "IRFFT2D",
     [
-        case(V("complex", s, ROW_FORMS), K([2, 2]), Treal="float64")
+        case(V("complex", s, ROW_FORMS), _LENGTHS, Treal="float64")
         for s in _WAVES
     ],
 )
@@ -1144,7 +1164,8 @@ of(
     "LookupTableFindV2",
     [
         case(Made(_table), x, K(-1, "float64"))
-        for x in rowwise("int", forms=ROW_FORMS)
+        for domain in ("int", "bits")
+        for x in rowwise(domain, forms=ROW_FORMS)
     ],
 )
 of(

@@ -88,7 +88,7 @@ def of_claims(walk):
             numbers = walk.numbers[id(call)][i]
             rank = len(getattr(numbers.whole, "shape", ()))
             for name, wrong in wrong_claims(kind, rank):
-                key = call.fired, i, class_of(kind), name
+                key = f"rule {call.fired}, output {i}: {class_of(kind)}, {name}"
                 if not refuted.get(key):
                     refuted[key] = fault(wrong, numbers) is not None
     return refuted

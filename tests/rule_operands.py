@@ -1,5 +1,7 @@
 """Tensors of each kind, made of the leaves of a batch, and their numbers."""
 
+import itertools
+import math
 import zlib
 
 import numpy as np
@@ -7,10 +9,18 @@ import tensorflow as tf
 
 from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.kinds import BEGINNINGS
+from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import COUNTED
+from keras_conflux._fit.global_batch.kinds import DERIVED
+from keras_conflux._fit.global_batch.kinds import MEAN
+from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
+from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.kinds import shape as kind_of_shape
 
 SIZES = (2, 1, 4, 0)
 """Of the parts. The last one is a stand-in: it runs on a copy of a sample."""
@@ -21,11 +31,17 @@ ROW_FORMS = (
 STATISTICS = ("equal", "random", "total", "counted", "mean", "count", "derived")
 SHAPES = ("shape", "shape of pairs", "shape of some")
 FORMS = (*ROW_FORMS, *STATISTICS)
+OTHERS = (
+    *("opaque", "long opaque", "long derived"),
+    *("sizes", "two sizes", "counts", "positions"),
+)
+"""What inputs may be that are given to rules which do not accept them."""
 FEW = ("rows", "some", "mixed", "joined", "divided", "equal", "total")
 LENGTHS = {
     **{"pairs": "pairs", "mixed pairs": "pairs"},
     **{form: form for form in ("some", "joined")},
     **{"shape of pairs": "pairs", "shape of some": "some"},
+    "positions": "positions",
 }
 """Which forms have as many rows as others; the rest has one per sample."""
 
@@ -35,7 +51,9 @@ def _with_holes(rng, shape):
     return np.where(drawn > 0.4, np.inf, np.where(drawn < -0.4, np.nan, drawn))
 
 
-_WORDS = np.array(["a", "Bc", " d e ", "1.5", "ff"])
+_WORDS = np.array(["a", "Bc", " d e ", "1.5", "ff"], object)
+_LETTERS = np.array([50, 65, 945, 1078], "int32")
+"""Of several alphabets."""
 
 
 def _matrices(rng, shape):
@@ -68,6 +86,8 @@ DOMAINS = {
     "bool": lambda rng, shape: rng.integers(0, 2, size=shape) > 0,
     "string": lambda rng, shape: rng.choice(_WORDS, size=shape).astype(object),
     "number": lambda rng, s: rng.choice(["1", "2.5", "-3"], s).astype(object),
+    "text": lambda rng, s: rng.choice(_WORDS * 40, s).astype(object),
+    "letter": lambda rng, s: rng.choice(_LETTERS, s),
     "base64": lambda rng, s: rng.choice(["YQ", "Yg", "Yw"], s).astype(object),
     "complex": _complex,
     "complex64": lambda rng, shape: _complex(rng, shape).astype("complex64"),
@@ -85,6 +105,8 @@ class Operands:
         self.graph = tf.__internal__.FuncGraph("rules")
         self.kinds = BatchKinds([], [], [])
         self.feeds = [{} for _ in (*SIZES, BATCH)]
+        self.own_draws = [{} for _ in (*SIZES, BATCH)]
+        """Of what is RANDOM: others for each part, as replicas may draw."""
         self._made = {}
 
     def __call__(self, form, domain, shape, slot=0):
@@ -108,6 +130,8 @@ class Operands:
             return tf.shape(value)
         if form == "places":
             return tf.where(self._keep())
+        if form in OTHERS:
+            return self._of_others(form, domain, shape, slot)
         if form in (*ROW_FORMS, "triples"):
             if None not in shape:
                 return None
@@ -189,7 +213,7 @@ class Operands:
             return tf.constant(_drawn(domain, static, key))
         if form in ("random", "counted"):
             return self._marked(form, domain, static, key)
-        if domain in ("bool", "string", "number", "base64", "key"):
+        if domain in ("bool", "string", "text", "number", "base64", "key"):
             return self._of_no_numbers(form, domain, static, slot)
         leaf = self.leaf(domain, static, slot=slot)
         if form == "count":
@@ -212,9 +236,147 @@ class Operands:
                 return None
             values = [_drawn(domain, static, (key, i)) for i in SIZES]
             values.append(np.sum(values, 0).astype(value.dtype))
-        tensor = _placeholder(value, static)
+        own = [_drawn(domain, static, (key, i)) for i in SIZES]
+        return self._given(
+            RANDOM if form == "random" else COUNTED,
+            values,
+            [*own, own[0]] if form == "random" else None,
+        )
+
+    def _of_others(self, form, domain, shape, slot):
+        key = form, domain, shape, slot
+        length = 2 if form == "two sizes" else 1
+        static = tuple(length if size is None else size for size in shape)
+        if form == "opaque":
+            values = [_drawn(domain, static, (key, i)) for i in (*SIZES, BATCH)]
+            return self._given(OPAQUE, values)
+        if form in ("long opaque", "long derived"):
+            if None not in shape:
+                return None
+            kind = OPAQUE if form == "long opaque" else DERIVED
+            lengths = [*SIZES[:-1], 1, 5]
+            values = [
+                _drawn(domain, [x if n is None else n for n in shape], key)
+                for x in lengths
+            ]
+            return self._given(kind, values, open_axis=shape.index(None))
+        value = _drawn(domain, static, key)
+        if value.dtype.kind not in "iufc":
+            return None
+        value = value + np.ones_like(value)
+        sizes = [*SIZES[:-1], 1, BATCH]
+        if form == "counts":
+            return self._given(
+                COUNT, [value * np.array(size, value.dtype) for size in sizes]
+            )
+        if form in ("sizes", "two sizes"):
+            if len(static) != 1 or value.dtype not in (np.int32, np.int64):
+                return None
+            return self._given(kind_of_shape(0), _with_sizes(value, sizes))
+        if value.dtype.kind not in "ifc" or None not in shape:
+            return None
+        return self._positions(value.dtype, shape)
+
+    def _positions(self, dtype, shape):
+        """Returns positions of some samples, of at least one in each part."""
+        kept = np.array([0, 2, 3, 4, 6])
+        ends = np.cumsum([0, *SIZES[:-1]])
+        spans = [*itertools.pairwise(ends), (0, 1), (0, BATCH)]
+        axis = shape.index(None)
+        others = [size for size in shape if size is not None]
+        values = []
+        for begin, end in spans:
+            found = kept[(kept >= begin) & (kept < end)] - begin
+            flat = np.full((len(found), max(math.prod(others), 1)), 9)
+            flat[:, 0] = found
+            rows_of = flat.reshape(len(found), *others).astype(dtype)
+            values.append(np.moveaxis(rows_of, 0, axis))
+        kind = Kind(Role.ROWS, axis, Entries.VARYING, places=True)
+        return self._given(kind, values)
+
+    def instead_of(self, value, form, step):
+        """Returns a tensor of a form where a call has a constant, or `None`.
+
+        Args:
+            value: The constant.
+            form: Of the names above.
+            step: What another value, which is as good, is larger by.
+        """
+        key = "instead of", value.tobytes(), str(value.dtype), form, step
+        if key not in self._made:
+            with self.graph.as_default():
+                self._made[key] = self._instead_of(value, form, step)
+        return self._made[key]
+
+    def _instead_of(self, value, form, step):
+        parts = len(SIZES)
+        if value.dtype == object:
+            other = value + "x" * abs(step)
+        elif value.dtype == bool:
+            other = ~value
+        else:
+            other = value + np.asarray(step).astype(value.dtype)
+        if form in ("derived", "opaque"):
+            kind = DERIVED if form == "derived" else OPAQUE
+            return self._given(kind, [*[value] * parts, other])
+        if form == "random":
+            own = [value, *[other] * (parts - 1), value]
+            return self._given(RANDOM, [value] * (parts + 1), own)
+        if value.dtype.kind not in "iuf":
+            return None
+        if form in ("total", "counted"):
+            kind = TOTAL if form == "total" else COUNTED
+            if np.all(value):
+                each = 3 if form == "total" else parts
+                return self._given(kind, [*[value] * parts, value * each])
+            rest = [np.zeros_like(value)] * (parts - 2)
+            return self._given(kind, [value, other - value, *rest, other])
+        if form == "mean" and value.dtype.kind == "f":
+            values = [value + 0] * parts
+            values[1] = value + (other - value) * BATCH
+            return self._given(MEAN, [*values, other])
+        sizes = [*SIZES[:-1], 1, BATCH]
+        if form == "count":
+            of_one = np.ones_like(value)
+            return self._given(COUNT, [size * of_one for size in sizes])
+        if form == "sizes" and value.ndim == 1 and value.dtype.itemsize >= 4:
+            if value.dtype.kind != "i":
+                return None
+            return self._given(kind_of_shape(0), _with_sizes(value, sizes))
+        if not value.ndim:
+            return None
+        if form == "positions":
+            return self._positions(value.dtype, (None, *value.shape[1:]))
+        return self._rows_instead_of(value, form, step)
+
+    def _rows_instead_of(self, value, form, step):
+        whole = np.resize(value, (BATCH, *value.shape[1:]))
+        if step == -1:
+            whole = np.cumsum(np.ones_like(whole), 0).astype(value.dtype) - 1
+        values = np.split(whole, np.cumsum(SIZES[:-1]))
+        values[-1] = whole[:1]
+        values.append(whole)
+        if form == "rows":
+            return self._given(rows(0), values)
+        if form == "joined":
+            twice = [np.concatenate([each, each]) for each in values]
+            return self._given(
+                Kind(Role.ROWS, 0, Entries.SAME, blocks=2), twice
+            )
+        return None
+
+    def _given(self, kind, values, own_draws=None, open_axis=None):
+        """Returns a tensor of a kind that is given with its values."""
+        shape = list(values[-1].shape)
+        if kind.role is Role.ROWS:
+            open_axis = kind.axis
+        if open_axis is not None:
+            shape[open_axis] = None
+        tensor = _placeholder(values[-1], shape)
         self._feed(tensor, values)
-        self.kinds.mark(tensor, RANDOM if form == "random" else COUNTED)
+        for feed, value in zip(self.own_draws, own_draws or [], strict=False):
+            feed[tensor.name] = value
+        self.kinds.mark(tensor, kind)
         return tensor
 
     def _of_no_numbers(self, form, domain, static, slot):
@@ -224,6 +386,15 @@ class Operands:
         if domain == "bool":
             return tf.reduce_any(leaf, 0)
         return tf.strings.reduce_join(leaf, 0)
+
+
+def _with_sizes(value, sizes):
+    """Returns shapes of which the first entry is a number of samples."""
+    found = []
+    for size in sizes:
+        found.append(value.copy())
+        found[-1][0] = size
+    return found
 
 
 def _is_whole(tensor):
