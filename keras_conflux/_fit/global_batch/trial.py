@@ -27,9 +27,17 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.trial_program import Results
 from keras_conflux._fit.global_batch.trial_program import TrialProgram
+from keras_conflux._fit.global_batch.trial_values import RandomValues
 from keras_conflux._replication.step_context import StepContext
 
-_TRIALS = (((2, 3), 1), ((4, 1), 0.1), ((1, 4), 30), ((3, 2), None))
+_TRIALS = (
+    ((2, 3), 1),
+    ((4, 1), 0.1),
+    ((1, 4), 30),
+    ((3, 2), None),
+    ((1, 2), 1),
+    ((1, 1), 3),
+)
 """Of how many samples the parts are, and how large their numbers."""
 _SMALLEST_INTEGERS = (0, 1)
 """Of which integers one is drawn, or the next. They may be places, or numbers
@@ -143,8 +151,8 @@ def _results(program: TrialProgram) -> list[Results]:
     for smallest in _SMALLEST_INTEGERS:
         try:
             results = [
-                program.results(sizes, scale, smallest)
-                for sizes, scale in _TRIALS
+                program.results(sizes, RandomValues(scale, smallest, seed))
+                for seed, (sizes, scale) in enumerate(_TRIALS)
             ]
         except tf.errors.OpError:  # as of a place that is not there
             continue

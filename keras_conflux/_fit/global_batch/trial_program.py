@@ -168,21 +168,18 @@ class TrialProgram:
         node.attr["shared_name"].s = node.name.encode()
         self._variables[node.name] = found
 
-    def results(
-        self, sizes: tuple[int, int], scale: float | None, smallest: int
-    ) -> Results:
+    def results(self, sizes: tuple[int, int], values: RandomValues) -> Results:
         """Runs it on random samples.
 
         Args:
             sizes: Of how many samples the parts are.
-            scale: See `RandomValues`.
-            smallest: See `RandomValues`.
+            values: Draws the samples.
 
         Raises:
             tf.errors.OpError: As of a place that is not there.
         """
         samples = _Samples(self._sources, self._composites)
-        whole = samples.drawn(RandomValues(scale, smallest), sum(sizes))
+        whole = samples.drawn(values, sum(sizes))
         given = [
             whole,
             *(
@@ -197,12 +194,11 @@ class TrialProgram:
         )
         with tf.compat.v1.Session(graph=self._graph, config=config) as session:
             run: Callable = session.run
-            run(self._made_variables(smallest))
+            run(self._made_variables(values))
             found = [run(self._output, self._fed(each)) for each in given]
         return Results(found[0], found[1:3], found[3:], sizes)
 
-    def _made_variables(self, smallest: int) -> list[Any]:
-        values = RandomValues(1, smallest, seed=1)
+    def _made_variables(self, values: RandomValues) -> list[Any]:
         with self._graph.as_default():
             return [
                 tf.raw_ops.AssignVariableOp(

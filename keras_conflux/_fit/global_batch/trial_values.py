@@ -22,9 +22,7 @@ class RandomValues:
         seed: Of what is drawn.
     """
 
-    def __init__(
-        self, scale: float | None, smallest: int = 0, seed: int = 0
-    ) -> None:
+    def __init__(self, scale: float | None, smallest: int, seed: int) -> None:
         self._scale = scale
         self._smallest = smallest
         self._random = np.random.default_rng(seed)
