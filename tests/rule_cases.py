@@ -1115,6 +1115,11 @@ class Made:
     forms: tuple = ("made",)
 
 
+_CHOSEN = Made(lambda operands, _: operands.chosen_draws())
+of("Shape Size", [case(_CHOSEN)])
+of("ShapeN", [case(L(_CHOSEN, V("real", (N, 3))))])
+
+
 def _variable(operands, before):
     with operands.graph.as_default():
         handle = tf.raw_ops.VarHandleOp(

@@ -156,6 +156,17 @@ class Operands:
             self._made["ragged"] = flat, splits
         return self._made["ragged"]
 
+    def chosen_draws(self):
+        """Returns numbers of which each replica draws how many there are."""
+        if "chosen" not in self._made:
+            with self.graph.as_default():
+                drawn = tf.compat.v1.placeholder(tf.float64, [None, 2])
+            self.kinds.mark(drawn, RANDOM)
+            sizes = range(1, len(self.feeds) + 1)
+            self._feed(drawn, [np.ones((size, 2)) for size in sizes])
+            self._made["chosen"] = drawn
+        return self._made["chosen"]
+
     def _feed(self, tensor, values):
         for feed, value in zip(self.feeds, values, strict=True):
             feed[tensor.name] = value

@@ -80,6 +80,12 @@ def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0]
 
 
+def unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows what gives each entry of its input in its place."""
+    del operation
+    return inputs[0]
+
+
 def _total(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     del operation
     return inputs[0] if len(set(inputs)) == 1 else TOTAL
@@ -229,7 +235,7 @@ _ANY_ROWS = _ROWS | Form.DIVIDED
 RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_OF_NUMBERS.split(), ENTRY_BY_ENTRY),
     **dict.fromkeys(_OF_OTHERS.split(), ENTRY_BY_ENTRY[:1]),
-    **dict.fromkeys(_UNCHANGED.split(), (Rule(_first, _ANYTHING),)),
+    **dict.fromkeys(_UNCHANGED.split(), (Rule(unchanged, _ANYTHING),)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), SUMS + ENTRY_BY_ENTRY),
     **dict.fromkeys(("Mul", "MulNoNan"), _PRODUCTS),
     **dict.fromkeys(("RealDiv", "DivNoNan"), _QUOTIENTS),

@@ -101,7 +101,8 @@ def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0]
 
 
-def _expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis past a new one."""
     kind = inputs[0]
     axis = tf.get_static_value(operation.inputs[1])
     rank = operation.outputs[0].shape.rank
@@ -110,7 +111,8 @@ def _expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis + (kind.axis >= int(axis) % rank))
 
 
-def _squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis past those that are removed."""
     kind = inputs[0]
     sizes = operation.inputs[0].shape
     if sizes.rank is None:
@@ -125,7 +127,8 @@ def _squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis - sum(axis < kind.axis for axis in removed))
 
 
-def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples to the axis along which they come in their order."""
     kind, target = inputs
     output = operation.outputs[0]
     if not output.shape.rank or operation.inputs[0].shape.rank is None:
@@ -204,15 +207,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_unchanged, LINEAR, Form.EQUAL),
     ),
     "ExpandDims": (
-        Rule(_expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
+        Rule(expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
         Rule(_unchanged, LINEAR, Form.EQUAL),
     ),
     "Squeeze": (
-        Rule(_squeeze, _ANY_ROWS | Form.PLACES),
+        Rule(squeeze, _ANY_ROWS | Form.PLACES),
         Rule(_unchanged, LINEAR),
     ),
     "Reshape": (
-        Rule(_reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE),
+        Rule(reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE),
         Rule(_unchanged, LINEAR, Form.EQUAL),
     ),
 }

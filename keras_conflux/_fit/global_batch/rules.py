@@ -40,6 +40,15 @@ _READS = frozenset(
 )
 """Operations with a state that is the same on all replicas while they run."""
 _CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
+_IN_ORDER = frozenset(
+    (
+        elementwise.unchanged,
+        layouts.expand_dims,
+        layouts.reshape,
+        layouts.squeeze,
+    )
+)
+"""Claims about what keeps the entries of its first input, in their order."""
 
 
 def _nothing_said(tensor: tf.Tensor) -> Kind | None:
@@ -110,3 +119,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **control_flow.RULES,
 }
 """By the type of an operation, what is known of its outputs."""
+
+
+def sources_of_entries(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs whose entries become those of an output in order.
+
+    Each entry is made of the entries in its place. What is not known to do so
+    has no such inputs.
+    """
+    claims = {each.claim for each in RULES.get(operation.type, ())}
+    if elementwise.entry_by_entry in claims:
+        return list(operation.inputs)
+    return [] if claims.isdisjoint(_IN_ORDER) else [operation.inputs[0]]
