@@ -483,6 +483,7 @@ of(
         for value in {shape, (), shape[1:]}
     ],
 )
+of("Rank", [*alone("real", SOME_SHAPES), case(_PLACES)])
 _END = V("digit", (), ("count", "total", "derived"))
 of("Range", [case(K(0), _END, K(1)), case(K(1), _END, K(1))])
 of("Range", [case(K(0), _END, K(2))])
@@ -719,6 +720,19 @@ of(
     ],
 )
 of(
+    "DynamicStitch ParallelDynamicStitch",
+    [
+        case(L(K([0, 1]), K(replaced)), L(S(*shape), K([1] * len(replaced))))
+        for shape in ((N, 3), (2, N))
+        for replaced in ([0], [1], [0, 1])
+    ]
+    + [
+        case(L(K([0, 1]), K([2, 3])), L(S(N, 3), S(N, 3))),
+        case(L(K([1, 0])), L(S(N, 3))),
+        case(L(K([[1], [0]])), L(V("real", (2, 1), ("rows", "equal")))),
+    ],
+)
+of(
     "Transpose",
     [
         case(V("real", shape), K(order))
@@ -800,6 +814,18 @@ of(
         for s in ((N,), (N, 3))
     ]
     + [case(V("real", (N, 3)), V("int", (N, 3)), K(3), aligned=True)],
+)
+
+_PLACE = V("int", (N, 1))
+of(
+    "ScatterNd",
+    [
+        case(_PLACE, V("real", (N,)), K([3]), aligned=True),
+        case(V("int", (N, 2)), V("real", (N, 2)), K([3, 3, 2]), aligned=True),
+        case(V("int", (2, N, 1)), V("real", (2, N)), K([3]), aligned=True),
+        case(V("int", (2, N)), V("real", (2,)), K([3, 3]), aligned=True),
+        case(_PLACE, V("bool", (N,)), K([3]), aligned=True),
+    ],
 )
 
 # Products.

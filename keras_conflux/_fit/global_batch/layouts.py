@@ -4,7 +4,9 @@ import math
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch.constants import static_value
 from keras_conflux._fit.global_batch.elementwise import SUMS
+from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Block
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Form
@@ -45,6 +47,26 @@ def _joined_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     place = sum(size for size in sizes if size is not None)
     kind = inputs[found[0]]
     return kind.at(place + kind.axis)
+
+
+def _stitched_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a shape of which some entries are replaced, as by ones."""
+    count = len(inputs) // 2
+    origins: dict[int, tuple[int, int]] = {}
+    for i in range(count):
+        places = static_value(operation.inputs[i])
+        if places is None or places.ndim > 1:
+            return None
+        origins.update({n: (i, k) for k, n in enumerate(places.flat)})
+    of_samples = [
+        place
+        for place, (i, k) in origins.items()
+        if inputs[count + i].role is Role.SHAPE and inputs[count + i].axis == k
+    ]
+    if not of_samples:
+        return EQUAL
+    regular = all(kind.regular for kind in inputs)
+    return shape(int(of_samples[0]), regular) if len(of_samples) == 1 else None
 
 
 def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -201,6 +223,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_concat, _ROWS, ..., Form.EQUAL),
         Rule(_joined_sizes, Form.SHAPE | Form.EQUAL, ..., Form.EQUAL),
         Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
+    ),
+    **dict.fromkeys(
+        ("DynamicStitch", "ParallelDynamicStitch"),
+        (Rule(_stitched_sizes, Form.SHAPE | Form.EQUAL, ...),),
     ),
     "Transpose": (
         Rule(_transpose, _ANY_ROWS, Form.EQUAL),

@@ -39,6 +39,21 @@ def _grouped_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return TOTAL
 
 
+def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `scatter_nd(places, rows, shape)`, as a confusion matrix does.
+
+    What samples put at the same place is added up.
+    """
+    places, values, _ = inputs
+    tensor = operation.inputs[0]
+    if tensor.shape.rank is None or places.axis >= tensor.shape.rank - 1:
+        return None
+    is_number = not operation.outputs[0].dtype.is_bool
+    is_aligned = is_number and places.axis == values.axis
+    is_aligned &= places.entries is values.entries
+    return TOTAL if is_aligned else None
+
+
 _ROWS = Form.ROWS | Form.JOINED
 RULES: dict[str, tuple[Rule, ...]] = {
     "Tile": (
@@ -52,4 +67,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "UnsortedSegmentSum": (
         Rule(_grouped_sum, Form.ROWS, Form.ROWS, Form.EQUAL),
     ),
+    "ScatterNd": (Rule(_scattered_sum, Form.ROWS, Form.ROWS, Form.EQUAL),),
 }

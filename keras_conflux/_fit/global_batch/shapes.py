@@ -44,6 +44,11 @@ def _of_no_samples(tensor: tf.Tensor, kind: Kind) -> Kind:
     return RANDOM if is_open else EQUAL
 
 
+def _rank_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return EQUAL
+
+
 def _rows_of(sizes: Kind) -> Kind:
     """Returns the kind of rows that are as many as a shape says."""
     return Kind(Role.ROWS, sizes.axis, sizes.entries)
@@ -118,6 +123,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         (Rule(_shape_of, _ROWS_AND_PLACES | LINEAR | SAME, ...),),
     ),
     "Size": (Rule(_size_of, _ROWS_AND_PLACES | LINEAR | Form.RANDOM),),
+    "Rank": (Rule(_rank_of, ~Form.OPAQUE),),
     "Fill": (
         Rule(_filled, Form.SHAPE, SAME),
         Rule(_filled_with_a_statistic, Form.SHAPE, _STATISTIC | Form.COUNT),
