@@ -191,7 +191,8 @@ _STRINGS = (
 )
 _TWO = (
     "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex EluGrad "
-    "Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac InvGrad "
+    "Equal FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac "
+    "InvGrad RandomGammaGrad "
     "LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum "
     "Minimum Mod NextAfter NotEqual Polygamma Pow ReciprocalGrad Relu6Grad "
     "ReluGrad RightShift RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad "
@@ -388,6 +389,7 @@ of("Max Min EuclideanNorm Prod", reduced("real", SOME_SHAPES))
 of("Max Prod", reduced("int", SOME_SHAPES))
 of("All Any", reduced("bool", SOME_SHAPES))
 of("Prod", [case(S(*shape), K([0]), keep_dims=False) for shape in SOME_SHAPES])
+of("ReduceJoin", reduced("string", SOME_SHAPES))
 of("L2Loss", alone("real"))
 _ALONG = [
     case(x, K(axis))
@@ -467,6 +469,8 @@ _BIASES = [
     for shape in ((N, 3), (N, 2, 3), (2, N, 3))
 ]
 of("BiasAdd BiasAddV1", _BIASES)
+of("BiasAddGrad", [case(each.slots[0]) for each in _BIASES])
+of("BiasAddGrad", [case(V("real", (N, 3, 2, 2)), data_format="NCHW")])
 
 # Shapes.
 
@@ -567,6 +571,59 @@ for _shape in ((N, 3), (2, N), (N, 2, 3), (2, N, 3)):
                 case(V("real", _shape), K(_zero), K(_size)),
             ],
         )
+        of(
+            "Slice",
+            [
+                case(
+                    V("real", _shape), K(begin), S(*tuple(sizes)), aligned=True
+                )
+                for begin, sizes in (
+                    (_zero, _shape),
+                    (
+                        [int(i == _axis) for i in range(_rank)],
+                        [
+                            n - 1 if n and i == _axis else n
+                            for i, n in enumerate(_shape)
+                        ],
+                    ),
+                )
+            ],
+        )
+        _given = S(*_shape), K(_zero), K(_zero)
+        for _step, _masks, _taken in (
+            (_one, {}, _shape),
+            (_back, {}, _shape),
+            (_one, {"new_axis_mask": _bit}, None),
+            (_one, {"shrink_axis_mask": _bit}, None),
+        ):
+            _rows = list(_shape)
+            if "new_axis_mask" in _masks:
+                _rows.insert(_axis, 1)
+            elif _masks:
+                del _rows[_axis]
+            if N in _rows:
+                of(
+                    "StridedSliceGrad",
+                    [
+                        case(
+                            *_given,
+                            K(_step),
+                            V("real", tuple(_rows)),
+                            aligned=True,
+                            begin_mask=_all,
+                            end_mask=_all,
+                            **_masks,
+                        )
+                    ],
+                )
+of(
+    "Slice",
+    [
+        case(S(*shape), K([begin]), K([size]))
+        for shape in ((N, 3), (2, N), (2, N, 3))
+        for begin, size in ((0, 1), (1, 1), (0, -1), (1, -1), (0, 2))
+    ],
+)
 for _begin, _end, _step, _masks in (
     (0, 1, 1, {"shrink_axis_mask": 1}),
     (1, 2, 1, {"shrink_axis_mask": 1}),
@@ -716,6 +773,9 @@ of(
         case(L(V("real", (N, 2), ROW_FORMS)), K(0)),
         case(L(S(N, 3), K([3])), K(0)),
         case(L(K([3]), S(2, N)), K(0)),
+        case(L(K([3]), V("int", (1,), ("count", "total"))), K(0)),
+        case(L(V("int", (1,), ("count",)), K([3, 2])), K(0)),
+        case(L(V("int", (2,), ("count",)), K([3, 2])), K(0)),
         case(L(S(2, N), S(2, N)), K(0)),
     ],
 )
@@ -733,7 +793,16 @@ of(
     ],
 )
 of(
-    "Transpose",
+    "BroadcastArgs",
+    [
+        case(*slots)
+        for shape in ((N, 3), (2, N))
+        for other in ([], [1], [1, 1], [3, 1, 1], [2, 1], [1, 3])
+        for slots in ((S(*shape), K(other)), (K(other), S(*shape)))
+    ],
+)
+of(
+    "Transpose ConjugateTranspose",
     [
         case(V("real", shape), K(order))
         for shape in ALL_SHAPES[1:6]
@@ -779,6 +848,13 @@ of(
     ],
 )
 of(
+    "Reshape",
+    [
+        case(V("real", (N,)), V("int", (1,), ("count",)), aligned=True),
+        case(V("int", (1, N)), V("int", (1,), ("count",)), aligned=True),
+    ],
+)
+of(
     "Tile",
     [
         case(V("real", shape), K(times))
@@ -802,6 +878,26 @@ of("Pad", [case(V("real", shape), K(pads)) for shape, pads in _PADS])
 of(
     "MirrorPad",
     [case(V("real", s), K(pads), mode="SYMMETRIC") for s, pads in _PADS],
+)
+of(
+    "MirrorPadGrad",
+    [
+        case(
+            V("real", tuple(n and 4 for n in s), ("rows", "mixed", "divided")),
+            K(pads),
+            mode="SYMMETRIC",
+        )
+        for s, pads in _PADS
+    ],
+)
+of(
+    "DenseBincount",
+    [
+        case(V("int", s), K(3), weighting, aligned=True, binary_output=binary)
+        for s in ((N,), (N, 2))
+        for weighting in (V("real", s), K([], "float64"))
+        for binary in (False, True)
+    ],
 )
 of(
     "PadV2",
@@ -984,6 +1080,44 @@ of(
         )
     ],
 )
+_SIZES = K([2, 2, 4, 2])
+of(
+    "Conv2DBackpropFilter",
+    [case(_IMAGES, _SIZES, V("real", (N, 3, 3, 2)), aligned=True, **_CONV)],
+)
+of(
+    "DepthwiseConv2dNativeBackpropFilter",
+    [case(_IMAGES, _SIZES, V("real", (N, 3, 3, 8)), aligned=True, **_CONV)],
+)
+of(
+    "Conv3DBackpropFilterV2",
+    [
+        case(
+            _VOLUME,
+            K([2, 2, 2, 3, 2]),
+            V("real", (N, 1, 1, 1, 2)),
+            aligned=True,
+            **_CONV3,
+        )
+    ],
+)
+of(
+    "ResizeBicubicGrad ResizeBilinearGrad",
+    [case(V("real32", (N, 2, 2, 4), ROW_FORMS), _IMAGES, aligned=True)],
+)
+of("ResizeNearestNeighborGrad", [case(_IMAGES, K([2, 2]))])
+of("LRNGrad", [case(*[_IMAGES32] * 3, aligned=True)])
+of(
+    "AvgPool3DGrad",
+    [
+        case(
+            S(N, 2, 2, 2, 3),
+            V("real32", (N, 1, 1, 1, 3)),
+            aligned=True,
+            **_POOL3,
+        )
+    ],
+)
 of(
     "AvgPoolGrad",
     [case(S(N, 4, 4, 4), V("real", (N, 2, 2, 4)), aligned=True, **_POOL)],
@@ -1093,6 +1227,21 @@ of(
     "InTopKV2",
     [case(V("real32", (N, 3)), V("int", (N,)), K(1), aligned=True)],
 )
+of(
+    "Cross",
+    [
+        case(*[V("real", s, ROW_FORMS)] * 2, aligned=True)
+        for s in ((N, 3), (2, N, 3), (3, N))
+    ],
+)
+_SORTED = K([[0.2, 0.4, 0.6]], "float64")
+of(
+    "LowerBound UpperBound",
+    [
+        case(_SORTED, V("unit", (1, N))),
+        case(*[V("unit", (N, 3), ROW_FORMS)] * 2, aligned=True),
+    ],
+)
 _COLORS = [V("unit", s, ROW_FORMS) for s in ((N, 3), (2, N, 3), (2, 3, N))]
 _COLORS32 = [V("unit32", s, ROW_FORMS) for s in ((N, 2, 2, 3), (2, N, 2, 3))]
 of("RGBToHSV HSVToRGB", [case(x) for x in _COLORS])
@@ -1111,6 +1260,20 @@ of(
     [
         case(V("real", s, ROW_FORMS), K([2, 2]), Tcomplex="complex128")
         for s in _WAVES
+    ],
+)
+of(
+    "RFFT3D",
+    [
+        case(V("real", s, ROW_FORMS), K([2, 2, 2]), Tcomplex="complex128")
+        for s in ((N, 2, 2, 2), (2, N, 2, 2))
+    ],
+)
+of(
+    "IRFFT3D",
+    [
+        case(V("complex", s, ROW_FORMS), K([2, 2, 2]), Treal="float64")
+        for s in ((N, 2, 2, 2), (2, N, 2, 2))
     ],
 )
 of(
@@ -1212,6 +1375,8 @@ of(
     ],
 )
 
+
+of("StringSplitV2", [case(V("string", (N,)), K(" ", "string"))])
 
 # Random numbers.
 

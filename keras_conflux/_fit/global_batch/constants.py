@@ -11,6 +11,7 @@ _ARITHMETIC = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "FloorMod": np.mod,
+    "InvertPermutation": np.argsort,
 }
 
 

@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.rule import LINEAR
 from keras_conflux._fit.global_batch.rule import Rule
 from keras_conflux._fit.global_batch.shapes import TILED
@@ -54,6 +55,25 @@ def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return TOTAL if is_aligned else None
 
 
+def _counted(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows how often each number occurs, of all samples or in each."""
+    numbers, _, weights = inputs
+    rank = operation.inputs[0].shape.rank
+    is_binary = operation.get_attr("binary_output")
+    of_rows = [kind for kind in inputs if kind.role is Role.ROWS]
+    if weights.role is not Role.ROWS and (
+        operation.inputs[2].shape.num_elements() != 0
+    ):
+        return None
+    if any(
+        kind.axis or kind.entries is not numbers.entries for kind in of_rows
+    ):
+        return None
+    if rank == 2:
+        return numbers
+    return TOTAL if rank == 1 and not is_binary else None
+
+
 _ROWS = Form.ROWS | Form.JOINED
 RULES: dict[str, tuple[Rule, ...]] = {
     "Tile": (
@@ -63,6 +83,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "Pad": (Rule(_pad, _ROWS | Form.DIVIDED, Form.EQUAL),),
     "MirrorPad": (Rule(_pad, _ROWS | Form.DIVIDED, Form.EQUAL),),
+    "MirrorPadGrad": (Rule(_pad, _ROWS | Form.DIVIDED, Form.EQUAL),),
+    "DenseBincount": (
+        Rule(_counted, Form.ROWS, Form.EQUAL, Form.ROWS | Form.EQUAL),
+    ),
     "PadV2": (Rule(_pad, _ROWS, Form.EQUAL, Form.EQUAL),),
     "UnsortedSegmentSum": (
         Rule(_grouped_sum, Form.ROWS, Form.ROWS, Form.EQUAL),

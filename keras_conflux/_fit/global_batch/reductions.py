@@ -158,6 +158,15 @@ def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0]
 
 
+def _sum_per_channel(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the gradient by what was added to each sample."""
+    if _biased(operation, inputs) is None:
+        return None
+    return MEAN if inputs[0].divided else TOTAL
+
+
 def _biased_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     found = _biased(operation, inputs)
     return None if found is None else mixed_rows([found], found.axis)
@@ -197,6 +206,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _SUM_OF_PARTS,
     ),
     "Mean": (_EACH, Rule(_mean, _ROWS, Form.EQUAL), _LINEAR, _OF_PARTS),
+    "ReduceJoin": (_EACH,),
     "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
     "L2Loss": (Rule(_sum_of_squares, _ROWS),),
     **dict.fromkeys(("Cumsum", "ReverseV2"), along_axes(1, is_linear=True)),
@@ -220,6 +230,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
         (Rule(_normalized, _ROWS, *[Form.EQUAL] * 4),),
     ),
+    "BiasAddGrad": (Rule(_sum_per_channel, _ANY_ROWS),),
     **dict.fromkeys(
         ("BiasAdd", "BiasAddV1"),
         (

@@ -28,10 +28,8 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.rule import Rule
 
-_COLLECTIVES = frozenset(
-    ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
-)
-_READS = frozenset(
+COLLECTIVES = frozenset(("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce"))
+READS = frozenset(
     (
         *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
         *("LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp"),
@@ -39,7 +37,7 @@ _READS = frozenset(
     )
 )
 """Operations with a state that is the same on all replicas while they run."""
-_CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
+CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
 _IN_ORDER = frozenset(
     (
         elementwise.unchanged,
@@ -69,9 +67,9 @@ def kinds_of_outputs(
     """
     kind = operation.type
     count = len(operation.outputs)
-    if kind in _COLLECTIVES:
+    if kind in COLLECTIVES:
         return [EQUAL] * count
-    if kind in _CODE:
+    if kind in CODE:
         return [OPAQUE] * count
     if kind in control_flow.CALLS:
         return control_flow.of_call(operation, inputs, kinds_of_outputs)
@@ -88,7 +86,7 @@ def kinds_of_outputs(
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
     if operation.type not in control_flow.BRANCHES | control_flow.LOOPS:
-        return not operation.op_def.is_stateful or operation.type in _READS
+        return not operation.op_def.is_stateful or operation.type in READS
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
     bodies = [
