@@ -659,6 +659,17 @@ of(
         for parts in (2, 1)
     ],
 )
+of(
+    "Split",
+    [case(K(0), S(*shape), num_split=2) for shape in ((N, 3), (2, N))],
+)
+of(
+    "SplitV",
+    [
+        case(S(*shape), K([1, size]), K(0), num_split=2)
+        for shape, size in (((N, 3), 1), ((2, N), -1), ((2, N, 3), 2))
+    ],
+)
 _BOTH_ROWS = L(*[V("real", (N, 2), ("rows", "mixed"))] * 2)
 of(
     "SplitV",
@@ -889,6 +900,10 @@ of(
         )
         for s, pads in _PADS
     ],
+)
+of(
+    "HistogramFixedWidth",
+    [case(x, K([0.2, 0.8], "float64"), K(3)) for x in rowwise("unit")],
 )
 of(
     "DenseBincount",
@@ -1226,6 +1241,38 @@ of(
 of(
     "InTopKV2",
     [case(V("real32", (N, 3)), V("int", (N,)), K(1), aligned=True)],
+)
+_SHIFTS = K(np.arange(16).reshape(2, 2, 4) % 3, "float64")
+of(
+    "Dilation2DBackpropInput Dilation2DBackpropFilter",
+    [
+        case(
+            _IMAGES,
+            _SHIFTS,
+            V("real", (N, 3, 3, 4)),
+            rates=[1] * 4,
+            aligned=True,
+            **_CONV,
+        )
+    ],
+)
+of(
+    "DrawBoundingBoxesV2",
+    [
+        case(
+            V("unit32", (N, 6, 6, 3), ROW_FORMS),
+            V("unit32", (N, 2, 4), ROW_FORMS),
+            K(np.eye(3), "float32"),
+            aligned=True,
+        )
+    ],
+)
+of(
+    "Fingerprint",
+    [
+        case(x, K("farmhash64", "string"))
+        for x in rowwise("int", [(N, 3), (2, N)], ROW_FORMS)
+    ],
 )
 of(
     "Cross",

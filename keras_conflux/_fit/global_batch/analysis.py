@@ -25,7 +25,10 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
 
-READ = ("AssignVariableOp", "Placeholder", "ReadVariableOp")
+READ = (
+    *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
+    "ReadVariableOp",
+)
 """Operations whose kinds depend on the whole graph, beside `CHANGES`."""
 CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
 """What optimizers change a variable with, in place."""

@@ -74,6 +74,12 @@ def _counted(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return TOTAL if rank == 1 and not is_binary else None
 
 
+def _histogram(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows how many numbers lie in each of some intervals."""
+    del operation, inputs
+    return TOTAL
+
+
 _ROWS = Form.ROWS | Form.JOINED
 RULES: dict[str, tuple[Rule, ...]] = {
     "Tile": (
@@ -84,6 +90,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Pad": (Rule(_pad, _ROWS | Form.DIVIDED, Form.EQUAL),),
     "MirrorPad": (Rule(_pad, _ROWS | Form.DIVIDED, Form.EQUAL),),
     "MirrorPadGrad": (Rule(_pad, _ROWS | Form.DIVIDED, Form.EQUAL),),
+    "HistogramFixedWidth": (Rule(_histogram, _ROWS, Form.EQUAL, Form.EQUAL),),
     "DenseBincount": (
         Rule(_counted, Form.ROWS, Form.EQUAL, Form.ROWS | Form.EQUAL),
     ),

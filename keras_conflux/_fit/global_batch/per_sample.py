@@ -154,6 +154,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         (Rule(_first_axis, _ROWS, _ROWS),),
     ),
     "ResizeNearestNeighborGrad": (Rule(_first_axis, _ROWS, Form.EQUAL),),
+    "Dilation2DBackpropInput": (Rule(_first_axis, _ROWS, Form.EQUAL, _ROWS),),
+    "DrawBoundingBoxesV2": (Rule(_first_axis, _ROWS, _ROWS, Form.EQUAL),),
+    "Fingerprint": (Rule(_first_axis, _ROWS, Form.EQUAL),),
     "Cross": (Rule(_crossed, _ROWS, _ROWS),),
     **dict.fromkeys(
         ("LowerBound", "UpperBound"),

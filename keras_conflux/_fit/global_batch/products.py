@@ -168,5 +168,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
         (Rule(_sum_of_filters, _ANY_ROWS, Form.EQUAL, _ANY_ROWS),),
     ),
+    "Dilation2DBackpropFilter": (
+        Rule(_sum_of_filters, _ROWS, Form.EQUAL, _ANY_ROWS),
+    ),
     "Einsum": (Rule(_einsum, _ANY_ROWS | SAME, ...),),
 }

@@ -125,7 +125,7 @@ def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis - (kind.axis > axis))
 
 
-def _split(values: int, axis: int) -> tuple[Rule, Rule]:
+def _split(values: int, axis: int) -> tuple[Rule, ...]:
     """Makes the rules of a split.
 
     Args:
@@ -147,11 +147,31 @@ def _split(values: int, axis: int) -> tuple[Rule, Rule]:
         return None
 
     accepts = [Form.EQUAL] * (max(values, axis) + 1)
+
+    def claim_of_sizes(
+        operation: tf.Operation, inputs: list[Kind]
+    ) -> list[Kind] | None:
+        lengths = [x.shape.num_elements() for x in operation.outputs]
+        found, begin = [], 0
+        for length in lengths:
+            if length is None:
+                return None
+            place = inputs[values].axis - begin
+            is_here = 0 <= place < length
+            regular = inputs[values].regular
+            found.append(shape(place, regular) if is_here else EQUAL)
+            begin += length
+        return found
+
     rules = []
-    for forms, each in ((_ANY_ROWS, claim), (LINEAR, _unchanged)):
+    for forms, each in (
+        (_ANY_ROWS, claim),
+        (LINEAR, _unchanged),
+        (Form.SHAPE, claim_of_sizes),
+    ):
         accepts[values] = forms
         rules.append(Rule(each, *accepts))
-    return rules[0], rules[1]
+    return tuple(rules)
 
 
 def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
@@ -301,7 +321,7 @@ def _slice_to_a_shape(
 ) -> Kind | None:
     """Follows what is taken of each sample, if the shape says how much."""
     kind, _, sizes = inputs
-    begin = tf.get_static_value(operation.inputs[1], partial=True)
+    begin = static_value(operation.inputs[1])
     if begin is None or kind.axis != sizes.axis or begin[kind.axis] != 0:
         return None
     return kind if kind.entries is Entries.ONE and sizes.regular else None
