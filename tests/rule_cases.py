@@ -164,7 +164,7 @@ _ARGUMENTS = {
     **dict.fromkeys(["IsNan", "IsInf", "IsFinite"], "holes"),
     "Equal": "int",
     "NotEqual": "int",
-    "UnicodeScript": "bits",
+    "UnicodeScript": "letter",
 }
 _ATTRIBUTES = {
     "ApproximateEqual": {"tolerance": 0.2},
@@ -240,6 +240,7 @@ of(
         for x in rowwise("unit32", forms=FEW)
     ],
 )
+_NO_COUNTS = tuple(form for form in STATISTICS if form != "count")
 _WORD = V("string", (), ("equal", "derived", "random"))
 of("RegexFullMatch", [case(x, _WORD) for x in rowwise("string")])
 of("RegexReplace", [case(x, _WORD, _WORD) for x in rowwise("string")])
@@ -259,7 +260,7 @@ of("DecodeBase64", alone("base64", SOME_SHAPES))
 of(
     "Substr",
     [
-        case(x, V("int", (), STATISTICS), V("int", (), STATISTICS))
+        case(x, V("zero", (), _NO_COUNTS), V("int", (), STATISTICS))
         for x in rowwise("number")
     ]
     + [case(*[V("int", (N, 3), FEW)] * 0, V("number", (N, 3)), K(0), K(1))],

@@ -64,6 +64,7 @@ DOMAINS = {
     "holes": _with_holes,
     "key": lambda rng, s: rng.integers(0, 99, size=s, dtype="uint64"),
     "long": lambda rng, shape: rng.integers(0, 3, size=shape, dtype="int64"),
+    "letter": lambda rng, s: rng.choice([65, 945, 1073, 1488], s).astype("i4"),
     "bits": lambda rng, shape: rng.integers(1, 9, size=shape, dtype="int32"),
     "bool": lambda rng, shape: rng.integers(0, 2, size=shape) > 0,
     "string": lambda rng, shape: rng.choice(_WORDS, size=shape).astype(object),
