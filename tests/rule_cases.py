@@ -200,7 +200,8 @@ _STRINGS = (
 )
 _TWO = (
     "ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex EluGrad "
-    "Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac InvGrad "
+    "Equal FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac "
+    "InvGrad RandomGammaGrad "
     "LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum "
     "Minimum Mod NextAfter NotEqual Polygamma Pow ReciprocalGrad Relu6Grad "
     "ReluGrad RightShift RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad "
@@ -248,6 +249,7 @@ of(
         for x in rowwise("unit32", forms=FEW)
     ],
 )
+_NO_COUNTS = tuple(form for form in STATISTICS if form != "count")
 _WORD = V("string", (), ("equal", "derived", "random"))
 of("RegexFullMatch", [case(x, _WORD) for x in rowwise("string")])
 of("RegexReplace", [case(x, _WORD, _WORD) for x in rowwise("string")])
@@ -267,8 +269,8 @@ of("DecodeBase64", alone("base64", SOME_SHAPES))
 of(
     "Substr",
     [
-        case(x, V("int", (), STATISTICS), V("int", (), STATISTICS))
-        for x in rowwise("text")
+        case(x, V("zero", (), _NO_COUNTS), V("int", (), STATISTICS))
+        for x in rowwise("number")
     ]
     + [case(*[V("int", (N, 3), FEW)] * 0, V("number", (N, 3)), K(0), K(1))],
 )
@@ -401,6 +403,7 @@ of("Max Min EuclideanNorm Prod", reduced("real", SOME_SHAPES))
 of("Max Prod", reduced("int", SOME_SHAPES))
 of("All Any", reduced("bool", SOME_SHAPES))
 of("Prod", [case(S(*shape), K([0]), keep_dims=False) for shape in SOME_SHAPES])
+of("ReduceJoin", reduced("string", SOME_SHAPES))
 of("L2Loss", alone("real"))
 _ALONG = [
     case(x, K(axis))
@@ -482,6 +485,8 @@ _BIASES = [
     for shape in ((N, 3), (N, 2, 3), (2, N, 3))
 ]
 of("BiasAdd BiasAddV1", _BIASES)
+of("BiasAddGrad", [case(each.slots[0]) for each in _BIASES])
+of("BiasAddGrad", [case(V("real", (N, 3, 2, 2)), data_format="NCHW")])
 
 # Shapes.
 
@@ -498,6 +503,7 @@ of(
         for value in {shape, (), shape[1:]}
     ],
 )
+of("Rank", [*alone("real", SOME_SHAPES), case(_PLACES)])
 _END = V("digit", (), ("count", "total", "derived"))
 of("Range", [case(K(0), _END, K(1)), case(K(1), _END, K(1))])
 of("Range", [case(K(0), _END, K(2))])
@@ -581,6 +587,59 @@ for _shape in ((N, 3), (2, N), (N, 2, 3), (2, N, 3)):
                 case(V("real", _shape), K(_zero), K(_size)),
             ],
         )
+        of(
+            "Slice",
+            [
+                case(
+                    V("real", _shape), K(begin), S(*tuple(sizes)), aligned=True
+                )
+                for begin, sizes in (
+                    (_zero, _shape),
+                    (
+                        [int(i == _axis) for i in range(_rank)],
+                        [
+                            n - 1 if n and i == _axis else n
+                            for i, n in enumerate(_shape)
+                        ],
+                    ),
+                )
+            ],
+        )
+        _given = S(*_shape), K(_zero), K(_zero)
+        for _step, _masks, _taken in (
+            (_one, {}, _shape),
+            (_back, {}, _shape),
+            (_one, {"new_axis_mask": _bit}, None),
+            (_one, {"shrink_axis_mask": _bit}, None),
+        ):
+            _rows = list(_shape)
+            if "new_axis_mask" in _masks:
+                _rows.insert(_axis, 1)
+            elif _masks:
+                del _rows[_axis]
+            if N in _rows:
+                of(
+                    "StridedSliceGrad",
+                    [
+                        case(
+                            *_given,
+                            K(_step),
+                            V("real", tuple(_rows)),
+                            aligned=True,
+                            begin_mask=_all,
+                            end_mask=_all,
+                            **_masks,
+                        )
+                    ],
+                )
+of(
+    "Slice",
+    [
+        case(S(*shape), K([begin]), K([size]))
+        for shape in ((N, 3), (2, N), (2, N, 3))
+        for begin, size in ((0, 1), (1, 1), (0, -1), (1, -1), (0, 2))
+    ],
+)
 for _begin, _end, _step, _masks in (
     (0, 1, 1, {"shrink_axis_mask": 1}),
     (1, 2, 1, {"shrink_axis_mask": 1}),
@@ -614,6 +673,17 @@ of(
         for shape in ((N, 2), (2, N), (2, N, 2))
         for axis in range(len(shape))
         for parts in (2, 1)
+    ],
+)
+of(
+    "Split",
+    [case(K(0), S(*shape), num_split=2) for shape in ((N, 3), (2, N))],
+)
+of(
+    "SplitV",
+    [
+        case(S(*shape), K([1, size]), K(0), num_split=2)
+        for shape, size in (((N, 3), 1), ((2, N), -1), ((2, N, 3), 2))
     ],
 )
 _BOTH_ROWS = L(*[V("real", (N, 2), ("rows", "mixed"))] * 2)
@@ -731,11 +801,36 @@ of(
         case(L(V("real", (N, 2), ROW_FORMS)), K(0)),
         case(L(S(N, 3), K([3])), K(0)),
         case(L(K([3]), S(2, N)), K(0)),
+        case(L(K([3]), V("int", (1,), ("count", "total"))), K(0)),
+        case(L(V("int", (1,), ("count",)), K([3, 2])), K(0)),
+        case(L(V("int", (2,), ("count",)), K([3, 2])), K(0)),
         case(L(S(2, N), S(2, N)), K(0)),
     ],
 )
 of(
-    "Transpose",
+    "DynamicStitch ParallelDynamicStitch",
+    [
+        case(L(K([0, 1]), K(replaced)), L(S(*shape), K([1] * len(replaced))))
+        for shape in ((N, 3), (2, N))
+        for replaced in ([0], [1], [0, 1])
+    ]
+    + [
+        case(L(K([0, 1]), K([2, 3])), L(S(N, 3), S(N, 3))),
+        case(L(K([1, 0])), L(S(N, 3))),
+        case(L(K([[1], [0]])), L(V("real", (2, 1), ("rows", "equal")))),
+    ],
+)
+of(
+    "BroadcastArgs",
+    [
+        case(*slots)
+        for shape in ((N, 3), (2, N))
+        for other in ([], [1], [1, 1], [3, 1, 1], [2, 1], [1, 3])
+        for slots in ((S(*shape), K(other)), (K(other), S(*shape)))
+    ],
+)
+of(
+    "Transpose ConjugateTranspose",
     [
         case(V("real", shape), K(order))
         for shape in ALL_SHAPES[1:6]
@@ -781,6 +876,13 @@ of(
     ],
 )
 of(
+    "Reshape",
+    [
+        case(V("real", (N,)), V("int", (1,), ("count",)), aligned=True),
+        case(V("int", (1, N)), V("int", (1,), ("count",)), aligned=True),
+    ],
+)
+of(
     "Tile",
     [
         case(V("real", shape), K(times))
@@ -806,6 +908,30 @@ of(
     [case(V("real", s), K(pads), mode="SYMMETRIC") for s, pads in _PADS],
 )
 of(
+    "MirrorPadGrad",
+    [
+        case(
+            V("real", tuple(n and 4 for n in s), ("rows", "mixed", "divided")),
+            K(pads),
+            mode="SYMMETRIC",
+        )
+        for s, pads in _PADS
+    ],
+)
+of(
+    "HistogramFixedWidth",
+    [case(x, K([0.2, 0.8], "float64"), K(3)) for x in rowwise("unit")],
+)
+of(
+    "DenseBincount",
+    [
+        case(V("int", s), K(3), weighting, aligned=True, binary_output=binary)
+        for s in ((N,), (N, 2))
+        for weighting in (V("real", s), K([], "float64"))
+        for binary in (False, True)
+    ],
+)
+of(
     "PadV2",
     [case(V("real", s, ROW_FORMS), K(pads), _NUMBER) for s, pads in _PADS],
 )
@@ -816,6 +942,18 @@ of(
         for s in ((N,), (N, 3))
     ]
     + [case(V("real", (N, 3)), V("int", (N, 3)), K(3), aligned=True)],
+)
+
+_PLACE = V("int", (N, 1))
+of(
+    "ScatterNd",
+    [
+        case(_PLACE, V("real", (N,)), K([3]), aligned=True),
+        case(V("int", (N, 2)), V("real", (N, 2)), K([3, 3, 2]), aligned=True),
+        case(V("int", (2, N, 1)), V("real", (2, N)), K([3]), aligned=True),
+        case(V("int", (2, N)), V("real", (2,)), K([3, 3]), aligned=True),
+        case(_PLACE, V("bool", (N,)), K([3]), aligned=True),
+    ],
 )
 
 # Products.
@@ -974,6 +1112,44 @@ of(
         )
     ],
 )
+_SIZES = K([2, 2, 4, 2])
+of(
+    "Conv2DBackpropFilter",
+    [case(_IMAGES, _SIZES, V("real", (N, 3, 3, 2)), aligned=True, **_CONV)],
+)
+of(
+    "DepthwiseConv2dNativeBackpropFilter",
+    [case(_IMAGES, _SIZES, V("real", (N, 3, 3, 8)), aligned=True, **_CONV)],
+)
+of(
+    "Conv3DBackpropFilterV2",
+    [
+        case(
+            _VOLUME,
+            K([2, 2, 2, 3, 2]),
+            V("real", (N, 1, 1, 1, 2)),
+            aligned=True,
+            **_CONV3,
+        )
+    ],
+)
+of(
+    "ResizeBicubicGrad ResizeBilinearGrad",
+    [case(V("real32", (N, 2, 2, 4), ROW_FORMS), _IMAGES, aligned=True)],
+)
+of("ResizeNearestNeighborGrad", [case(_IMAGES, K([2, 2]))])
+of("LRNGrad", [case(*[_IMAGES32] * 3, aligned=True)])
+of(
+    "AvgPool3DGrad",
+    [
+        case(
+            S(N, 2, 2, 2, 3),
+            V("real32", (N, 1, 1, 1, 3)),
+            aligned=True,
+            **_POOL3,
+        )
+    ],
+)
 of(
     "AvgPoolGrad",
     [case(S(N, 4, 4, 4), V("real", (N, 2, 2, 4)), aligned=True, **_POOL)],
@@ -1087,6 +1263,53 @@ of(
     "InTopKV2",
     [case(V("real32", (N, 3)), V("int", (N,)), K(1), aligned=True)],
 )
+_SHIFTS = K(np.arange(16).reshape(2, 2, 4) % 3, "float64")
+of(
+    "Dilation2DBackpropInput Dilation2DBackpropFilter",
+    [
+        case(
+            _IMAGES,
+            _SHIFTS,
+            V("real", (N, 3, 3, 4)),
+            rates=[1] * 4,
+            aligned=True,
+            **_CONV,
+        )
+    ],
+)
+of(
+    "DrawBoundingBoxesV2",
+    [
+        case(
+            V("unit32", (N, 6, 6, 3), ROW_FORMS),
+            V("unit32", (N, 2, 4), ROW_FORMS),
+            K(np.eye(3), "float32"),
+            aligned=True,
+        )
+    ],
+)
+of(
+    "Fingerprint",
+    [
+        case(x, K("farmhash64", "string"))
+        for x in rowwise("int", [(N, 3), (2, N)], ROW_FORMS)
+    ],
+)
+of(
+    "Cross",
+    [
+        case(*[V("real", s, ROW_FORMS)] * 2, aligned=True)
+        for s in ((N, 3), (2, N, 3), (3, N))
+    ],
+)
+_SORTED = K([[0.2, 0.4, 0.6]], "float64")
+of(
+    "LowerBound UpperBound",
+    [
+        case(_SORTED, V("unit", (1, N))),
+        case(*[V("unit", (N, 3), ROW_FORMS)] * 2, aligned=True),
+    ],
+)
 _COLORS = [V("unit", s, ROW_FORMS) for s in ((N, 3), (2, N, 3), (2, 3, N))]
 _COLORS32 = [V("unit32", s, ROW_FORMS) for s in ((N, 2, 2, 3), (2, N, 2, 3))]
 of("RGBToHSV HSVToRGB", [case(x) for x in _COLORS])
@@ -1105,6 +1328,20 @@ of(
     [
         case(V("real", s, ROW_FORMS), _LENGTHS, Tcomplex="complex128")
         for s in _WAVES
+    ],
+)
+of(
+    "RFFT3D",
+    [
+        case(V("real", s, ROW_FORMS), K([2, 2, 2]), Tcomplex="complex128")
+        for s in ((N, 2, 2, 2), (2, N, 2, 2))
+    ],
+)
+of(
+    "IRFFT3D",
+    [
+        case(V("complex", s, ROW_FORMS), K([2, 2, 2]), Treal="float64")
+        for s in ((N, 2, 2, 2), (2, N, 2, 2))
     ],
 )
 of(
@@ -1133,6 +1370,11 @@ class Made:
 
     make: Any
     forms: tuple = ("made",)
+
+
+_CHOSEN = Made(lambda operands, _: operands.chosen_draws())
+of("Shape Size", [case(_CHOSEN)])
+of("ShapeN", [case(L(_CHOSEN, V("real", (N, 3))))])
 
 
 def _variable(operands, before):
@@ -1202,6 +1444,8 @@ of(
     ],
 )
 
+
+of("StringSplitV2", [case(V("string", (N,)), K(" ", "string"))])
 
 # Random numbers.
 

@@ -82,6 +82,7 @@ DOMAINS = {
     "holes": _with_holes,
     "key": lambda rng, s: rng.integers(0, 99, size=s, dtype="uint64"),
     "long": lambda rng, shape: rng.integers(0, 3, size=shape, dtype="int64"),
+    "letter": lambda rng, s: rng.choice([65, 945, 1073, 1488], s).astype("i4"),
     "bits": lambda rng, shape: rng.integers(1, 9, size=shape, dtype="int32"),
     "bool": lambda rng, shape: rng.integers(0, 2, size=shape) > 0,
     "string": lambda rng, shape: rng.choice(_WORDS, size=shape).astype(object),
@@ -179,6 +180,17 @@ class Operands:
             self._feed(splits, [ends[a : b + 1] - ends[a] for a, b in spans])
             self._made["ragged"] = flat, splits
         return self._made["ragged"]
+
+    def chosen_draws(self):
+        """Returns numbers of which each replica draws how many there are."""
+        if "chosen" not in self._made:
+            with self.graph.as_default():
+                drawn = tf.compat.v1.placeholder(tf.float64, [None, 2])
+            self.kinds.mark(drawn, RANDOM)
+            sizes = range(1, len(self.feeds) + 1)
+            self._feed(drawn, [np.ones((size, 2)) for size in sizes])
+            self._made["chosen"] = drawn
+        return self._made["chosen"]
 
     def _feed(self, tensor, values):
         for feed, value in zip(self.feeds, values, strict=True):

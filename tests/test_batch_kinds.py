@@ -244,6 +244,14 @@ def _loop_to_a_count(o):
     )[1]
 
 
+def _recurrent(o):
+    x = o.real()
+    start = tf.zeros(tf.shape(x), x.dtype)
+    return tf.while_loop(
+        lambda i, _: i < 3, lambda i, z: (i + 1, tf.tanh(z + x)), (0, start)
+    )[1]
+
+
 def _map(o):
     return tf.map_fn(lambda row: row * 2 + tf.reduce_sum(row), o.real())
 
@@ -617,3 +625,9 @@ PROGRAMS = st.lists(
 @given(PROGRAMS)
 def test_kinds_of_drawn_programs(program):
     check(program)
+
+
+def test_what_a_loop_makes_of_zeros_is_rows():
+    (*_, kind) = check([("recurrent", [0])])
+    assert kind.role is Role.ROWS
+    assert not kind.is_tangled

@@ -28,7 +28,12 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
 
-_CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
+READ = (
+    *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
+    "ReadVariableOp",
+)
+"""Operations whose kinds depend on the whole graph, beside `CHANGES`."""
+CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
 """What optimizers change a variable with, in place."""
 
 
@@ -271,7 +276,7 @@ class _Graph:
             handle = self._outermost(operation.inputs[0])
             self.writes.setdefault(id(handle), []).append(operation.inputs[1])
             self._changed.discard(id(handle))
-        elif kind.startswith(_CHANGES):
+        elif kind.startswith(CHANGES):
             self._changed.add(id(self._outermost(operation.inputs[0])))
         inputs = [self.of(tensor) for tensor in operation.inputs]
         return rules.kinds_of_outputs(operation, inputs, self._all.marked)

@@ -5,12 +5,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+
+def _slice(value: Any, begin: Any, size: Any) -> Any:
+    ends = [None if n < 0 else b + n for b, n in zip(begin, size, strict=True)]
+    return value[tuple(map(slice, begin, ends))]
+
+
 _ARITHMETIC = {
     "Add": np.add,
     "AddV2": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "FloorMod": np.mod,
+    "InvertPermutation": np.argsort,
+    "Reshape": np.reshape,
+    "Slice": _slice,
 }
 
 

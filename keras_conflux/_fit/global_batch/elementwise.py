@@ -80,6 +80,12 @@ def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0]
 
 
+def unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows what gives each entry of its input in its place."""
+    del operation
+    return inputs[0]
+
+
 def _total(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     del operation
     return inputs[0] if len(set(inputs)) == 1 else TOTAL
@@ -202,15 +208,16 @@ _OF_NUMBERS = (
     "BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Conj "
     "Cos Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint "
     "Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv "
-    "FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac Imag "
-    "Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less "
-    "LessEqual Lgamma Log Log1p LogicalAnd LogicalOr Maximum Minimum Mod "
-    "Ndtri NextAfter NotEqual OnesLike Polygamma Pow Real Reciprocal "
-    "ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad ReluGrad "
-    "RightShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad "
-    "Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt "
-    "SqrtGrad Square SquaredDifference StringJoin Substr Tan Tanh TanhGrad "
-    "TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta"
+    "FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma IgammaGradA "
+    "Igammac Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad "
+    "LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalOr Maximum "
+    "Minimum Mod Ndtri NextAfter NotEqual OnesLike Polygamma Pow "
+    "RandomGammaGrad Real Reciprocal ReciprocalGrad RegexFullMatch "
+    "RegexReplace Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt "
+    "RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus "
+    "SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square "
+    "SquaredDifference StringJoin Substr Tan Tanh TanhGrad TruncateDiv "
+    "TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta"
 )
 _OF_OTHERS = (
     "DecodeBase64 EncodeBase64 Invert LogicalNot PopulationCount "
@@ -229,7 +236,7 @@ _ANY_ROWS = _ROWS | Form.DIVIDED
 RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_OF_NUMBERS.split(), ENTRY_BY_ENTRY),
     **dict.fromkeys(_OF_OTHERS.split(), ENTRY_BY_ENTRY[:1]),
-    **dict.fromkeys(_UNCHANGED.split(), (Rule(_first, _ANYTHING),)),
+    **dict.fromkeys(_UNCHANGED.split(), (Rule(unchanged, _ANYTHING),)),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), SUMS + ENTRY_BY_ENTRY),
     **dict.fromkeys(("Mul", "MulNoNan"), _PRODUCTS),
     **dict.fromkeys(("RealDiv", "DivNoNan"), _QUOTIENTS),

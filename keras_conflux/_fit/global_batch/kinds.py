@@ -149,18 +149,15 @@ _FORMS = {
 }
 
 
-def rows(axis: int, regular: bool = True, mixed: bool = False) -> Kind:
+def rows(axis: int, regular: bool = True) -> Kind:
     """Returns the kind of a tensor with one entry per sample.
 
     Args:
         axis: That of the samples.
         regular: Whether each sample has one entry. If not, each has some.
-        mixed: Whether the values are DERIVED.
     """
-    if mixed and not regular:
-        return DERIVED
     entries = Entries.ONE if regular else Entries.VARYING
-    return Kind(Role.ROWS, axis, entries, mixed)
+    return Kind(Role.ROWS, axis, entries)
 
 
 def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:

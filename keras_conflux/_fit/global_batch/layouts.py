@@ -4,7 +4,9 @@ import math
 
 import tensorflow as tf
 
+from keras_conflux._fit.global_batch.constants import static_value
 from keras_conflux._fit.global_batch.elementwise import SUMS
+from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Block
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Form
@@ -33,18 +35,63 @@ def _packed(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return combined(inputs, old + (old >= operation.get_attr("axis") % rank))
 
 
+def _as_shape(tensor: tf.Tensor, kind: Kind) -> Kind | None:
+    """Returns the kind of a shape, which `[n]` is, too."""
+    if kind.role is Role.COUNT and tensor.shape.as_list() == [1]:
+        return shape(0)
+    return kind if kind.role is Role.SHAPE else None
+
+
 def _joined_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `[*shape, 3]`."""
-    found = [i for i, kind in enumerate(inputs) if kind.role is Role.SHAPE]
+    found = [i for i, kind in enumerate(inputs) if kind != EQUAL]
     if len(found) != 1:
         return None
+    kind = _as_shape(operation.inputs[found[0]], inputs[found[0]])
     before = operation.inputs[: found[0]]
     sizes = [tensor.shape.num_elements() for tensor in before]
-    if None in sizes:
+    if kind is None or None in sizes:
         return None
     place = sum(size for size in sizes if size is not None)
-    kind = inputs[found[0]]
     return kind.at(place + kind.axis)
+
+
+def _broadcast_sizes(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the shape of what is broadcast to the samples."""
+    ranks = [tensor.shape.num_elements() for tensor in operation.inputs]
+    (rank, kind, other), *more = [
+        (ranks[i], inputs[i], 1 - i)
+        for i in (0, 1)
+        if inputs[i].role is Role.SHAPE
+    ]
+    sizes = static_value(operation.inputs[other])
+    if more or rank is None or sizes is None:
+        return None
+    before_end = rank - kind.axis
+    is_one = before_end > len(sizes) or sizes[-before_end] == 1
+    return kind.at(max(rank, len(sizes)) - before_end) if is_one else None
+
+
+def _stitched_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a shape of which some entries are replaced, as by ones."""
+    count = len(inputs) // 2
+    origins: dict[int, tuple[int, int]] = {}
+    for i in range(count):
+        places = static_value(operation.inputs[i])
+        if places is None or places.ndim > 1:
+            return None
+        origins.update({n: (i, k) for k, n in enumerate(places.flat)})
+    of_samples = [
+        place
+        for place, (i, k) in origins.items()
+        if inputs[count + i].role is Role.SHAPE and inputs[count + i].axis == k
+    ]
+    if not of_samples:
+        return EQUAL
+    regular = all(kind.regular for kind in inputs)
+    return shape(int(of_samples[0]), regular) if len(of_samples) == 1 else None
 
 
 def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -89,7 +136,7 @@ def _joined_numbers(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    order = tf.get_static_value(operation.inputs[1])
+    order = static_value(operation.inputs[1])
     if order is None:
         return None
     return inputs[0].at(list(order).index(inputs[0].axis))
@@ -101,7 +148,8 @@ def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0]
 
 
-def _expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis past a new one."""
     kind = inputs[0]
     axis = tf.get_static_value(operation.inputs[1])
     rank = operation.outputs[0].shape.rank
@@ -110,7 +158,8 @@ def _expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis + (kind.axis >= int(axis) % rank))
 
 
-def _squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis past those that are removed."""
     kind = inputs[0]
     sizes = operation.inputs[0].shape
     if sizes.rank is None:
@@ -125,10 +174,14 @@ def _squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis - sum(axis < kind.axis for axis in removed))
 
 
-def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+def reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples to the axis along which they come in their order."""
     kind, target = inputs
     output = operation.outputs[0]
     if not output.shape.rank or operation.inputs[0].shape.rank is None:
+        return None
+    sizes_given = _as_shape(operation.inputs[1], target)
+    if target != EQUAL and sizes_given is None:
         return None
     axis = _axis_after_reshape(operation, kind.axis)
     if axis is None:
@@ -136,8 +189,8 @@ def _reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     if kind.blocks > 1 and not _keeps_rows_apart(operation):
         return None
     moved = kind.at(axis).with_entries(_entries_after(operation, kind))
-    if target.role is Role.SHAPE:
-        return moved if target.axis == axis else None
+    if sizes_given is not None:
+        return moved if sizes_given.axis == axis else None
     growing = [i for i, size in enumerate(output.shape) if size is None]
     sizes = tf.get_static_value(operation.inputs[1], partial=True)
     is_rest = sizes is not None and sizes[axis] == -1
@@ -196,23 +249,40 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "ConcatV2": (
         Rule(_concat, _ROWS, ..., Form.EQUAL),
-        Rule(_joined_sizes, Form.SHAPE | Form.EQUAL, ..., Form.EQUAL),
+        Rule(
+            _joined_sizes,
+            Form.SHAPE | Form.COUNT | Form.EQUAL,
+            ...,
+            Form.EQUAL,
+        ),
         Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
+    ),
+    **dict.fromkeys(
+        ("DynamicStitch", "ParallelDynamicStitch"),
+        (Rule(_stitched_sizes, Form.SHAPE | Form.EQUAL, ...),),
+    ),
+    "BroadcastArgs": (
+        Rule(_broadcast_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),
+        Rule(_broadcast_sizes, Form.EQUAL, Form.SHAPE),
     ),
     "Transpose": (
         Rule(_transpose, _ANY_ROWS, Form.EQUAL),
         Rule(_unchanged, LINEAR, Form.EQUAL),
     ),
+    "ConjugateTranspose": (
+        Rule(_transpose, _ANY_ROWS, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
     "ExpandDims": (
-        Rule(_expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
+        Rule(expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
         Rule(_unchanged, LINEAR, Form.EQUAL),
     ),
     "Squeeze": (
-        Rule(_squeeze, _ANY_ROWS | Form.PLACES),
+        Rule(squeeze, _ANY_ROWS | Form.PLACES),
         Rule(_unchanged, LINEAR),
     ),
     "Reshape": (
-        Rule(_reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE),
+        Rule(reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE | Form.COUNT),
         Rule(_unchanged, LINEAR, Form.EQUAL),
     ),
 }

@@ -85,6 +85,20 @@ def _last_axes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0]
 
 
+def _crossed(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows products of vectors of three numbers."""
+    rank = operation.inputs[0].shape.rank
+    if rank is None or inputs[0].axis >= rank - 1:
+        return None
+    return _of_one_axis(inputs)
+
+
+def _searched(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the places of each sample's number among sorted ones."""
+    del operation
+    return inputs[1] if inputs[1].axis == 1 else None
+
+
 _AXES_OF_ONE = {
     "AdjustContrastv2": 3,
     "AdjustHue": 1,
@@ -101,6 +115,8 @@ _AXES_OF_ONE = {
     "IFFT3D": 3,
     "RFFT2D": 2,
     "IRFFT2D": 2,
+    "RFFT3D": 3,
+    "IRFFT3D": 3,
 }
 _ROWS = Form.ROWS | Form.JOINED
 _ALONE = (
@@ -113,7 +129,7 @@ _BACKWARDS = (
     "Conv2DBackpropInput Conv3DBackpropInputV2 "
     "DepthwiseConv2dNativeBackpropInput"
 )
-_OF_OUTPUTS = "MaxPoolGrad MaxPool3DGrad"
+_OF_OUTPUTS = "LRNGrad MaxPoolGrad MaxPool3DGrad"
 _MATRICES = (
     "Cholesky Eig LogMatrixDeterminant MatrixDeterminant "
     "MatrixInverse MatrixLogarithm MatrixSquareRoot Qr "
@@ -129,7 +145,26 @@ RULES: dict[str, tuple[Rule, ...]] = {
         (Rule(_of_sizes, Form.SHAPE, SAME, Form.ROWS),),
     ),
     **dict.fromkeys(_OF_OUTPUTS.split(), (Rule(_first_axis, *[_ROWS] * 3),)),
-    "AvgPoolGrad": (Rule(_of_sizes, Form.SHAPE, Form.ROWS),),
+    **dict.fromkeys(
+        ("AvgPoolGrad", "AvgPool3DGrad"),
+        (Rule(_of_sizes, Form.SHAPE, Form.ROWS),),
+    ),
+    **dict.fromkeys(
+        ("ResizeBicubicGrad", "ResizeBilinearGrad"),
+        (Rule(_first_axis, _ROWS, _ROWS),),
+    ),
+    "ResizeNearestNeighborGrad": (Rule(_first_axis, _ROWS, Form.EQUAL),),
+    "Dilation2DBackpropInput": (Rule(_first_axis, _ROWS, Form.EQUAL, _ROWS),),
+    "DrawBoundingBoxesV2": (Rule(_first_axis, _ROWS, _ROWS, Form.EQUAL),),
+    "Fingerprint": (Rule(_first_axis, _ROWS, Form.EQUAL),),
+    "Cross": (Rule(_crossed, _ROWS, _ROWS),),
+    **dict.fromkeys(
+        ("LowerBound", "UpperBound"),
+        (
+            Rule(_searched, Form.EQUAL, _ROWS),
+            Rule(_first_axis, _ROWS, _ROWS),
+        ),
+    ),
     "ImageProjectiveTransformV3": (
         Rule(_first_axis, _ROWS, _ROWS, Form.EQUAL, SAME),
     ),
@@ -169,6 +204,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "AdjustSaturation",
             "RFFT2D",
             "IRFFT2D",
+            "RFFT3D",
+            "IRFFT3D",
         ),
         (Rule(_last_axes, _ROWS, Form.EQUAL),),
     ),

@@ -96,6 +96,19 @@ def _added_up(inputs: list[Kind]) -> Kind | None:
     return MEAN if divided else TOTAL
 
 
+def _sum_of_filters(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the gradient of a convolution by its filters.
+
+    Of no images, which a part may have where each sample has some, TensorFlow
+    does not always make zeros.
+    """
+    del operation
+    images, _, slopes = inputs
+    if images.axis or slopes.axis or not images.regular:
+        return None
+    return _added_up([images, slopes])
+
+
 def _beside_statistics(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
@@ -147,5 +160,16 @@ _PRODUCT = (
 RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _PRODUCT),
     "BatchMatMul": _PRODUCT,
+    **dict.fromkeys(
+        (
+            "Conv2DBackpropFilter",
+            "Conv3DBackpropFilterV2",
+            "DepthwiseConv2dNativeBackpropFilter",
+        ),
+        (Rule(_sum_of_filters, _ANY_ROWS, Form.EQUAL, _ANY_ROWS),),
+    ),
+    "Dilation2DBackpropFilter": (
+        Rule(_sum_of_filters, _ROWS, Form.EQUAL, _ANY_ROWS),
+    ),
     "Einsum": (Rule(_einsum, _ANY_ROWS | SAME, ...),),
 }

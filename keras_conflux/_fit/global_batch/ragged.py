@@ -4,11 +4,13 @@ A ragged tensor of samples is two tensors: the values of all samples, one after
 another, and the places where those of each sample begin.
 """
 
+import dataclasses
 from collections.abc import Iterable
 
 import tensorflow as tf
 
 from keras_conflux._fit.global_batch.kinds import BEGINNINGS
+from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -48,8 +50,20 @@ def _to_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind_of_filled(values, beginnings)
 
 
+def _split_strings(
+    operation: tf.Operation, inputs: list[Kind]
+) -> list[Kind] | None:
+    """Follows the words of each string, in a sparse tensor."""
+    del operation
+    if inputs[0].axis or inputs[0].entries is not Entries.ONE:
+        return None
+    words = inputs[0].with_entries(Entries.VARYING)
+    return [dataclasses.replace(words, places=True), words, DERIVED]
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "RaggedTensorToTensor": (
         Rule(_to_tensor, Form.EQUAL, Form.ROWS, Form.EQUAL, Form.OPAQUE, ...),
-    )
+    ),
+    "StringSplitV2": (Rule(_split_strings, Form.ROWS, Form.EQUAL),),
 }

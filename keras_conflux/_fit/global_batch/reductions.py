@@ -76,6 +76,13 @@ def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return None if _does_round(operation) else inputs[0]
 
 
+def _entries_of_sums(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Moves or adds up entries of which each is a sum or a mean."""
+    return inputs[0] if operation.inputs[0].shape.rank else None
+
+
 def _number_of_entries(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
@@ -90,11 +97,12 @@ def _sum_of_squares(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return TOTAL
 
 
-def along_axes(position: int) -> tuple[Rule, ...]:
+def along_axes(position: int, is_linear: bool = False) -> tuple[Rule, ...]:
     """Makes the rules of an operation that mixes the entries of some axes.
 
     Args:
         position: Of the input that lists them.
+        is_linear: Whether it makes of each entry a sum of others, or takes one.
     """
 
     def others(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -103,10 +111,12 @@ def along_axes(position: int) -> tuple[Rule, ...]:
             return None
         return inputs[0]
 
-    return (
+    rules = (
         Rule(others, _ROWS, Form.EQUAL, ...),
         Rule(_same_shape, _ANY_ROWS, Form.EQUAL, ...),
     )
+    sums = (Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...),)
+    return rules + sums if is_linear else rules
 
 
 def _last_axis(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -148,6 +158,15 @@ def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0]
 
 
+def _sum_per_channel(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the gradient by what was added to each sample."""
+    if _biased(operation, inputs) is None:
+        return None
+    return MEAN if inputs[0].divided else TOTAL
+
+
 def _biased_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     found = _biased(operation, inputs)
     return None if found is None else mixed_rows([found], found.axis)
@@ -187,12 +206,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _SUM_OF_PARTS,
     ),
     "Mean": (_EACH, Rule(_mean, _ROWS, Form.EQUAL), _LINEAR, _OF_PARTS),
+    "ReduceJoin": (_EACH,),
     "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
     "L2Loss": (Rule(_sum_of_squares, _ROWS),),
-    **dict.fromkeys(
-        ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along_axes(1)
-    ),
-    "Roll": along_axes(2),
+    **dict.fromkeys(("Cumsum", "ReverseV2"), along_axes(1, is_linear=True)),
+    **dict.fromkeys(("Cumprod", "CumulativeLogsumexp"), along_axes(1)),
+    "Roll": along_axes(2, is_linear=True),
     **dict.fromkeys(
         ("Softmax", "LogSoftmax", "FFT", "IFFT"),
         (Rule(_last_axis, _ROWS), Rule(_same_shape, _ANY_ROWS)),
@@ -211,6 +230,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
         (Rule(_normalized, _ROWS, *[Form.EQUAL] * 4),),
     ),
+    "BiasAddGrad": (Rule(_sum_per_channel, _ANY_ROWS),),
     **dict.fromkeys(
         ("BiasAdd", "BiasAddV1"),
         (

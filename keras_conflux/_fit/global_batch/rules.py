@@ -28,10 +28,8 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.rule import Rule
 
-_COLLECTIVES = frozenset(
-    ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
-)
-_READS = frozenset(
+COLLECTIVES = frozenset(("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce"))
+READS = frozenset(
     (
         *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
         *("LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp"),
@@ -39,7 +37,16 @@ _READS = frozenset(
     )
 )
 """Operations with a state that is the same on all replicas while they run."""
-_CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
+CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
+_IN_ORDER = frozenset(
+    (
+        elementwise.unchanged,
+        layouts.expand_dims,
+        layouts.reshape,
+        layouts.squeeze,
+    )
+)
+"""Claims about what keeps the entries of its first input, in their order."""
 
 
 def _nothing_said(tensor: tf.Tensor) -> Kind | None:
@@ -60,9 +67,9 @@ def kinds_of_outputs(
     """
     kind = operation.type
     count = len(operation.outputs)
-    if kind in _COLLECTIVES:
+    if kind in COLLECTIVES:
         return [EQUAL] * count
-    if kind in _CODE:
+    if kind in CODE:
         return [OPAQUE] * count
     if kind in control_flow.CALLS:
         return control_flow.of_call(operation, inputs, kinds_of_outputs)
@@ -79,7 +86,7 @@ def kinds_of_outputs(
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
     if operation.type not in control_flow.BRANCHES | control_flow.LOOPS:
-        return not operation.op_def.is_stateful or operation.type in _READS
+        return not operation.op_def.is_stateful or operation.type in READS
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
     bodies = [
@@ -110,3 +117,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **control_flow.RULES,
 }
 """By the type of an operation, what is known of its outputs."""
+
+
+def sources_of_entries(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs whose entries become those of an output in order.
+
+    Each entry is made of the entries in its place. What is not known to do so
+    has no such inputs.
+    """
+    claims = {each.claim for each in RULES.get(operation.type, ())}
+    if elementwise.entry_by_entry in claims:
+        return list(operation.inputs)
+    return [] if claims.isdisjoint(_IN_ORDER) else [operation.inputs[0]]

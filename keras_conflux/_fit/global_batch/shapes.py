@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_conflux._fit.global_batch.constants import static_value
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import RANDOM
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -23,16 +24,29 @@ _STATISTIC = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.DERIVED
 
 
 def _shape_of(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
-    del operation
     return [
-        shape(kind.axis, kind.regular) if kind.role is Role.ROWS else EQUAL
-        for kind in inputs
+        shape(kind.axis, kind.regular)
+        if kind.role is Role.ROWS
+        else _of_no_samples(tensor, kind)
+        for tensor, kind in zip(operation.inputs, inputs, strict=True)
     ]
 
 
 def _size_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
-    return count(inputs[0].regular) if inputs[0].role is Role.ROWS else EQUAL
+    if inputs[0].role is Role.ROWS:
+        return count(inputs[0].regular)
+    return _of_no_samples(operation.inputs[0], inputs[0])
+
+
+def _of_no_samples(tensor: tf.Tensor, kind: Kind) -> Kind:
+    """Returns the kind of a size, which may itself depend on what is drawn."""
+    is_open = kind == RANDOM and not tensor.shape.is_fully_defined()
+    return RANDOM if is_open else EQUAL
+
+
+def _rank_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return EQUAL
 
 
 def _rows_of(sizes: Kind) -> Kind:
@@ -109,6 +123,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         (Rule(_shape_of, _ROWS_AND_PLACES | LINEAR | SAME, ...),),
     ),
     "Size": (Rule(_size_of, _ROWS_AND_PLACES | LINEAR | Form.RANDOM),),
+    "Rank": (Rule(_rank_of, ~Form.OPAQUE),),
     "Fill": (
         Rule(_filled, Form.SHAPE, SAME),
         Rule(_filled_with_a_statistic, Form.SHAPE, _STATISTIC | Form.COUNT),

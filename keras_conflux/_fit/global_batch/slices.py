@@ -54,10 +54,21 @@ def _slice_of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the samples' axis through `x[:, 0, ..., tf.newaxis]`."""
-    kind = inputs[0]
+    return _sliced(operation, inputs[0], operation.inputs[0].shape.rank)
+
+
+def _sliced(
+    operation: tf.Operation, kind: Kind, rank: int | None
+) -> Kind | None:
+    """Returns the kind of a slice.
+
+    Args:
+        operation: Which says what is taken.
+        kind: Of the rows of which it is.
+        rank: Theirs.
+    """
     attribute = operation.get_attr
     step = tf.get_static_value(operation.inputs[3])
-    rank = operation.inputs[0].shape.rank
     keys = operation.inputs[1].shape.num_elements()
     if rank is None or keys is None:
         return None
@@ -87,6 +98,14 @@ def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(target + kind.axis - source)
 
 
+def _slice_grad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows rows to where they were taken from."""
+    sizes, *_, values = inputs
+    rank = operation.inputs[0].shape.num_elements()
+    found = _sliced(operation, values.at(sizes.axis), rank)
+    return values.at(sizes.axis) if found == values else None
+
+
 def _unpacked_shape(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
     kind = inputs[0]
     return [
@@ -106,7 +125,7 @@ def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis - (kind.axis > axis))
 
 
-def _split(values: int, axis: int) -> tuple[Rule, Rule]:
+def _split(values: int, axis: int) -> tuple[Rule, ...]:
     """Makes the rules of a split.
 
     Args:
@@ -128,11 +147,31 @@ def _split(values: int, axis: int) -> tuple[Rule, Rule]:
         return None
 
     accepts = [Form.EQUAL] * (max(values, axis) + 1)
+
+    def claim_of_sizes(
+        operation: tf.Operation, inputs: list[Kind]
+    ) -> list[Kind] | None:
+        lengths = [x.shape.num_elements() for x in operation.outputs]
+        found, begin = [], 0
+        for length in lengths:
+            if length is None:
+                return None
+            place = inputs[values].axis - begin
+            is_here = 0 <= place < length
+            regular = inputs[values].regular
+            found.append(shape(place, regular) if is_here else EQUAL)
+            begin += length
+        return found
+
     rules = []
-    for forms, each in ((_ANY_ROWS, claim), (LINEAR, _unchanged)):
+    for forms, each in (
+        (_ANY_ROWS, claim),
+        (LINEAR, _unchanged),
+        (Form.SHAPE, claim_of_sizes),
+    ):
         accepts[values] = forms
         rules.append(Rule(each, *accepts))
-    return rules[0], rules[1]
+    return tuple(rules)
 
 
 def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
@@ -277,6 +316,27 @@ def _slice(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind if whole else None
 
 
+def _slice_to_a_shape(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows what is taken of each sample, if the shape says how much."""
+    kind, _, sizes = inputs
+    begin = static_value(operation.inputs[1])
+    if begin is None or kind.axis != sizes.axis or begin[kind.axis] != 0:
+        return None
+    return kind if kind.entries is Entries.ONE and sizes.regular else None
+
+
+def _slice_of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `slice(shape, begin, size)`."""
+    begin, size = (static_value(each) for each in operation.inputs[1:])
+    if begin is None or size is None:
+        return None
+    place = inputs[0].axis - int(begin[0])
+    is_taken = place >= 0 and (size[0] == -1 or place < size[0])
+    return shape(place, inputs[0].regular) if is_taken else EQUAL
+
+
 def _gather_from_variable(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
@@ -295,6 +355,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_slice_of_rows, _ANY_ROWS, *_THREE_EQUAL),
         Rule(_slice_of_shape, Form.SHAPE, *_THREE_EQUAL),
         Rule(_unchanged, LINEAR, *_THREE_EQUAL),
+    ),
+    "StridedSliceGrad": (
+        Rule(_slice_grad, Form.SHAPE, *_THREE_EQUAL, _ANY_ROWS),
     ),
     "Unpack": (
         Rule(_unpack, _ANY_ROWS),
@@ -322,6 +385,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "Where": (Rule(_where, Form.ROWS),),
     "Slice": (
         Rule(_slice, _ANY_ROWS, Form.EQUAL, Form.EQUAL),
+        Rule(_slice_to_a_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
+        Rule(_slice_of_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
         Rule(_unchanged, LINEAR, Form.EQUAL, Form.EQUAL),
     ),
 }

@@ -8,20 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.rules import sources_of_entries
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._fit.numerics.graph_ancestry import is_constant
 from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 
-_LAYOUTS = ("Cast", "EnsureShape", "ExpandDims", "Identity", "Reshape")
-"""What keeps the entries of its first input, in their order."""
-_ENTRYWISE = (
-    "Abs Add AddV2 BitwiseAnd BitwiseOr BitwiseXor Equal FloorDiv FloorMod "
-    "Greater GreaterEqual LeftShift Less LessEqual LogicalAnd LogicalNot "
-    "LogicalOr Maximum Minimum Mod Mul Neg NotEqual RightShift SelectV2 Sub"
-)
-"""What makes one entry of one entry each of its inputs."""
 _DISTINCT = {
     "Unique": 0,
     "UniqueV2": 0,
@@ -189,11 +182,9 @@ def _origin(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
         if id(each) in seen or _is_equal_number(each, context):
             continue
         seen.add(id(each))
-        if each.op.type in _LAYOUTS:
-            waiting.append(each.op.inputs[0])
-        elif each.op.type in _ENTRYWISE.split():
-            waiting.extend(each.op.inputs)
-        else:
+        sources = sources_of_entries(each.op)
+        waiting.extend(sources)
+        if not sources:
             ends[id(each)] = each
     return ends.popitem()[1] if len(ends) == 1 else tensor
 
