@@ -389,7 +389,8 @@ for _reason, _names, _mutants in _RIGHT:
 
 _NOT_YET = (
     "AvgPoolGrad BatchMatMulV2 BiasAdd Bitcast Cast Cholesky Conv3D Cumprod "
-    "CumulativeLogsumexp DebugIdentityV3 DepthwiseConv2dNative Dilation2D Eig "
+    "CumulativeLogsumexp DebugIdentityV3 DepthwiseConv2dNative Dilation2D "
+    "DynamicStitch Eig ParallelDynamicStitch SplitV "
     "EnsureShape ExpandDims ExtractVolumePatches FFT2D "
     "FakeQuantWithMinMaxVarsPerChannel FusedBatchNorm FusedBatchNormV3 "
     "GatherV2 IFFT IFFT3D IRFFT2D IdentityN InTopKV2 LRN LogSoftmax "

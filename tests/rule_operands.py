@@ -88,7 +88,6 @@ DOMAINS = {
     "string": lambda rng, shape: rng.choice(_WORDS, size=shape).astype(object),
     "number": lambda rng, s: rng.choice(["1", "2.5", "-3"], s).astype(object),
     "text": lambda rng, s: rng.choice(_WORDS * 40, s).astype(object),
-    "letter": lambda rng, s: rng.choice(_LETTERS, s),
     "base64": lambda rng, s: rng.choice(["YQ", "Yg", "Yw"], s).astype(object),
     "complex": _complex,
     "complex64": lambda rng, shape: _complex(rng, shape).astype("complex64"),
