@@ -1,11 +1,9 @@
 """Keras 3 models on several devices, with the result of one."""
 
-from keras_conflux._callbacks.throughput import Throughput
 from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
-from keras_conflux._common import xla_flags as _xla_flags
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ConfluxWarning
@@ -33,8 +31,14 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices
 from keras_conflux._devices.device import list_devices
 from keras_conflux._devices.visibility import claim
+from keras_conflux._extensions import installation as _installation
+from keras_conflux._extensions.resume.checkpoint_files import Checkpoint
+from keras_conflux._extensions.resume.checkpoint_files import checkpoints
+from keras_conflux._extensions.resume.own_loops import load
+from keras_conflux._extensions.resume.own_loops import save
+from keras_conflux._extensions.resume.resume import Resume
+from keras_conflux._extensions.throughput.throughput import Throughput
 from keras_conflux._fit import keras_patches as _keras_patches
-from keras_conflux._program_cache import setup as _program_cache
 from keras_conflux._replication.batch_norm import synchronize_batch_norm
 from keras_conflux._replication.diagnostics import Statistics
 from keras_conflux._replication.diagnostics import assert_finite
@@ -46,12 +50,6 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.synchronization import assert_in_sync
 from keras_conflux._replication.synchronization import in_sync
 from keras_conflux._replication.synchronization import synchronize
-from keras_conflux._resume import fit as _resumable_fit
-from keras_conflux._resume.checkpoint_files import Checkpoint
-from keras_conflux._resume.checkpoint_files import checkpoints
-from keras_conflux._resume.own_loops import load
-from keras_conflux._resume.own_loops import save
-from keras_conflux._resume.resume import Resume
 
 __all__ = [
     "Checkpoint",
@@ -105,10 +103,8 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_xla_flags.choose_products()
-_program_cache.enable(__version__)
 _keras_patches.install()
-_resumable_fit.install()
+_installation.install(__version__)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 
-from keras_conflux.cli.__main__ import main
+from keras_conflux.tools.cli.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

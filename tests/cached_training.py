@@ -20,7 +20,7 @@ import tensorflow as tf
 import keras_conflux as kc
 from keras_conflux._common import xla_flags
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._program_cache import setup
+from keras_conflux._extensions.program_cache import setup
 
 
 class Lines(logging.Handler):

@@ -19,11 +19,11 @@ from keras import layers
 from models import assert_same_training
 
 import keras_conflux as kc
-from keras_conflux._attention import cudnn
-from keras_conflux._attention import dispatch
-from keras_conflux._attention import limits
-from keras_conflux._attention import masks
-from keras_conflux._attention.shapes import CompiledShapes
+from keras_conflux._extensions.kernels import cudnn
+from keras_conflux._extensions.kernels import dispatch
+from keras_conflux._extensions.kernels import limits
+from keras_conflux._extensions.kernels import masks
+from keras_conflux._extensions.kernels.shapes import CompiledShapes
 from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._replication import step_context

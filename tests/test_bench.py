@@ -21,8 +21,8 @@ from conftest import ON_GPU
 
 from keras_conflux._common import xla_flags
 from keras_conflux._common.version_numbers import numbers
+from keras_conflux._extensions.program_cache import flags
 from keras_conflux._fit import slow_input
-from keras_conflux._program_cache import flags
 from keras_conflux.bench import __main__ as bench
 from keras_conflux.bench import attention
 from keras_conflux.bench import measured

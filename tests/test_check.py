@@ -25,29 +25,29 @@ from test_run import wait_until
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._extensions.resume import model_state
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._resume import model_state
-from keras_conflux.checks import collectives
-from keras_conflux.checks import compiled
-from keras_conflux.checks import compute
-from keras_conflux.checks import disk
-from keras_conflux.checks import equal
-from keras_conflux.checks import faster
-from keras_conflux.checks import nvidia
-from keras_conflux.checks import processes
-from keras_conflux.checks import resume
-from keras_conflux.checks import versions
-from keras_conflux.checks.__main__ import parse
-from keras_conflux.checks.table import CHECKS
-from keras_conflux.checks.table import Wrong
-from keras_conflux.cli import check
-from keras_conflux.cli import check_report
-from keras_conflux.cli import check_runner
-from keras_conflux.cli import env
-from keras_conflux.cli.__main__ import main
-from keras_conflux.cli.check_runner import CheckRunner
-from keras_conflux.cli.check_runner import Result
+from keras_conflux.tools.checks import collectives
+from keras_conflux.tools.checks import compiled
+from keras_conflux.tools.checks import compute
+from keras_conflux.tools.checks import disk
+from keras_conflux.tools.checks import equal
+from keras_conflux.tools.checks import faster
+from keras_conflux.tools.checks import nvidia
+from keras_conflux.tools.checks import processes
+from keras_conflux.tools.checks import resume
+from keras_conflux.tools.checks import versions
+from keras_conflux.tools.checks.__main__ import parse
+from keras_conflux.tools.checks.table import CHECKS
+from keras_conflux.tools.checks.table import Wrong
+from keras_conflux.tools.cli import check
+from keras_conflux.tools.cli import check_report
+from keras_conflux.tools.cli import check_runner
+from keras_conflux.tools.cli import env
+from keras_conflux.tools.cli.__main__ import main
+from keras_conflux.tools.cli.check_runner import CheckRunner
+from keras_conflux.tools.cli.check_runner import Result
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 SOME = min(2, MANY)
@@ -460,7 +460,7 @@ def test_a_fault_in_the_process_of_a_check(monkeypatch, capsys):
     fault = """
 import sys
 import tensorflow as tf
-from keras_conflux.checks.__main__ import main
+from keras_conflux.tools.checks.__main__ import main
 right = tf.linalg.matmul
 tf.linalg.matmul = lambda a, b: right(a, b) + 1
 sys.exit(main(sys.argv[1:]))

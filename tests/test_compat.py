@@ -15,6 +15,8 @@ from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
+from keras_conflux._extensions.kernels import patches as kernels
+from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._fit.keras_patches import PATCHES
 
 PACKAGE = pathlib.Path(kc.__file__).parent
@@ -85,9 +87,13 @@ def test_the_range_is_that_of_the_installation():
 
 def test_each_patch_point_is_patched_once():
     listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
-    points = [point for point, _ in PATCHES]
-    assert len(points) == len(set(points))
-    assert set(points) == set(listed)
+    tables = [PATCHES, kernels.PATCHES, optimizers.PATCHES]
+    found = set()
+    for table in tables:
+        points = [point for point, _ in table]
+        assert len(points) == len(set(points))
+        found |= set(points)
+    assert found == set(listed)
 
 
 def names_and_strings(path: pathlib.Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -80,16 +81,14 @@ def test_imports_point_downwards():
 
 
 # Each folder imports from itself and from those before it.
-FLOORS = [
+CORE = [
     "_common",
     "_compat",
-    "_program_cache",
     "_cluster",
     "_devices",
     "_communication.transports",
     "_communication",
     "_replication",
-    "_attention",
     "_data",
     "_custom_loops",
     "_fit.input",
@@ -97,19 +96,30 @@ FLOORS = [
     "_fit.numerics",
     "_fit.execution",
     "_fit",
-    "_callbacks",
-    "_resume",
+]
+EXTENSIONS = [
+    "_extensions.kernels",
+    "_extensions.optimizers",
+    "_extensions.program_cache",
+    "_extensions.throughput",
+    "_extensions.resume",
+]
+FLOORS = [
+    *CORE,
+    *EXTENSIONS,
+    "_extensions",
     "",  # the package's own __init__
     "bench",
-    "checks",
-    "cli",
+    "tools",
+    "tools.checks",
+    "tools.cli",
 ]
 
 
 def folder(module: str) -> str:
     """Returns a module's folder, as `FLOORS` names it."""
     if module == "keras_conflux.__main__":
-        return "cli"  # its other name
+        return "tools.cli"  # its other name
     parts = module.split(".")[1:]
     is_folder = (PACKAGE / "/".join(parts)).is_dir()
     return ".".join(parts if is_folder else parts[:-1])
@@ -125,6 +135,42 @@ def test_folders_import_from_those_below():
         assert lower <= upper, f"{name} imports {other}"
 
 
+def test_extensions_are_strangers():
+    for name, imports in modules().items():
+        if folder(name) in EXTENSIONS:
+            others = {folder(each) for each in imports} - {folder(name)}
+            assert not others & set(EXTENSIONS), name
+
+
+def test_the_core_needs_no_extension():
+    """Replicas compute what one device does, by what the core does alone."""
+    program = """
+import keras, numpy as np, sys
+from keras_conflux._fit.execution import program_maker
+from keras_conflux._fit.input import epoch_observer
+import tensorflow as tf
+import keras_conflux as kc
+assert len(program_maker._makers) == len(epoch_observer._observers) == 1
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 2,
+)
+x = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
+found = []
+for devices in (None, 2):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    if devices:
+        kc.replicate(model, devices)
+    model.fit(x, x[:, :3], batch_size=8, epochs=2, verbose=0)
+    found.append(model.get_weights()[0])
+np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
+"""
+    environment = {**os.environ, "CONFLUX_EXTENSIONS": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
 def test_input_and_numerics_of_fit_are_strangers():
     for name, imports in modules().items():
         if folder(name) in ("_fit.input", "_fit.numerics", "_fit.global_batch"):
@@ -135,7 +181,7 @@ def test_input_and_numerics_of_fit_are_strangers():
 
 def test_the_namespace_is_the_public_names():
     public = {name for name in vars(kc) if not name.startswith("_")}
-    on_top = {"bench", "checks", "cli"}  # where a test has imported them
+    on_top = {"bench", "tools"}  # where a test has imported them
     assert public - on_top == set(kc.__all__)
     assert set(dir(kc)) == set(kc.__all__)
 

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_conflux._common import plain_values
-from keras_conflux._common import stored_arrays
+from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume import stored_arrays
 
 
 def and_back(value):

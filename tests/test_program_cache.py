@@ -20,18 +20,20 @@ import types
 import pytest
 import tensorflow as tf
 
-from keras_conflux._fit.execution.cached_program import CachedProgram
-from keras_conflux._program_cache import cache as program_cache
-from keras_conflux._program_cache import environment
-from keras_conflux._program_cache import flags
-from keras_conflux._program_cache import folders
-from keras_conflux._program_cache import gpus
-from keras_conflux._program_cache import setup
-from keras_conflux._program_cache import store
-from keras_conflux._program_cache.cache import ProgramCache
-from keras_conflux._program_cache.exchange_folder import ExchangeFolder
-from keras_conflux._program_cache.store import Store
-from keras_conflux._program_cache.unavailable import CacheUnavailable
+from keras_conflux._extensions.program_cache import cache as program_cache
+from keras_conflux._extensions.program_cache import environment
+from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import folders
+from keras_conflux._extensions.program_cache import gpus
+from keras_conflux._extensions.program_cache import setup
+from keras_conflux._extensions.program_cache import store
+from keras_conflux._extensions.program_cache.cache import ProgramCache
+from keras_conflux._extensions.program_cache.cached_program import CachedProgram
+from keras_conflux._extensions.program_cache.exchange_folder import (
+    ExchangeFolder,
+)
+from keras_conflux._extensions.program_cache.store import Store
+from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 
 SCRIPT = pathlib.Path(__file__).parent / "cached_training.py"
 

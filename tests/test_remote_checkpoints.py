@@ -18,8 +18,8 @@ from test_resume import linear
 from upath import UPath
 
 import keras_conflux as kc
-from keras_conflux._resume import fit as resumed_fit
-from keras_conflux._resume import storage
+from keras_conflux._extensions.resume import fit as resumed_fit
+from keras_conflux._extensions.resume import storage
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 FILES = {"model.weights.h5", "state.npz", "state.json"}

@@ -11,8 +11,8 @@ from test_resume import Kill
 from test_resume import Killed
 
 import keras_conflux as kc
+from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._fit.input.reshuffled_arrays import reshuffling
-from keras_conflux._resume import fit as resumed_fit
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 COUNT, SIZE = 22, 4  # the last batch has two samples

@@ -30,14 +30,14 @@ from tensorflow.python.eager import context
 
 import keras_conflux as kc
 from keras_conflux._cluster import processes
-from keras_conflux._fit.input import sketches
-from keras_conflux._resume import checkpoint_files
-from keras_conflux._resume import fingerprint
-from keras_conflux._resume import fit as resumed_fit
-from keras_conflux._resume import own_files
-from keras_conflux._resume import storage
-from keras_conflux._resume.checkpoint_files import Saved
-from keras_conflux._resume.signals import Preemption
+from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import fingerprint
+from keras_conflux._extensions.resume import fit as resumed_fit
+from keras_conflux._extensions.resume import own_files
+from keras_conflux._extensions.resume import sketches
+from keras_conflux._extensions.resume import storage
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.signals import Preemption
 
 EPOCHS = 3
 

@@ -13,7 +13,7 @@ from test_resume import Killed
 from test_resume import linear
 
 import keras_conflux as kc
-from keras_conflux._resume.callback_state import CallbackStates
+from keras_conflux._extensions.resume.callback_state import CallbackStates
 
 
 def resumed(folder, make, after=STEPS + 3, epochs=2):

@@ -17,9 +17,9 @@ from test_resume import Killed
 from test_resume import unseeded
 
 import keras_conflux as kc
-from keras_conflux._fit.input import py_dataset_state
-from keras_conflux._resume import fit as resumed_fit
-from keras_conflux._resume import varying_data
+from keras_conflux._extensions.resume import fit as resumed_fit
+from keras_conflux._extensions.resume import py_dataset_state
+from keras_conflux._extensions.resume import varying_data
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 SAMPLES = tf.data.Dataset.from_tensor_slices((X, Y))

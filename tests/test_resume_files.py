@@ -10,7 +10,7 @@ from test_resume import linear
 from test_resume import newest
 
 import keras_conflux as kc
-from keras_conflux._resume import fit as resumed_fit
+from keras_conflux._extensions.resume import fit as resumed_fit
 
 
 def log(folder, **options):
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_the_first_format(tmp_path, monkeypatch):
 
     with monkeypatch.context() as former:
         former.setattr(
-            "keras_conflux._resume.callback_files.CallbackFiles.written",
+            "keras_conflux._extensions.resume.callback_files.CallbackFiles.written",
             written,
         )
         killed(tmp_path, after=STEPS + 3, every=STEPS - 1)

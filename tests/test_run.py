@@ -14,9 +14,9 @@ import tomllib
 import pytest
 
 import keras_conflux
-from keras_conflux.cli import gpus
-from keras_conflux.cli import output
-from keras_conflux.cli.__main__ import main
+from keras_conflux.tools.cli import gpus
+from keras_conflux.tools.cli import output
+from keras_conflux.tools.cli.__main__ import main
 
 PACKAGE = pathlib.Path(keras_conflux.__file__).parent
 

@@ -9,7 +9,7 @@ from keras import optimizers
 
 import keras_conflux as kc
 from keras_conflux._compat import keras_models
-from keras_conflux._fit.numerics import shared_updates
+from keras_conflux._extensions.optimizers import shared_updates
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype("float32")

@@ -7,8 +7,12 @@ for all others.
 
 import functools
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+import keras
+
+from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
 
 
@@ -33,3 +37,13 @@ def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
     is_property = isinstance(found, property)
     new = property(dispatcher) if is_property else dispatcher
     setattr(owner, point.attribute, new)
+
+
+def patch_all(
+    table: Iterable[tuple[PrivateName, Callable[..., Any]]],
+) -> None:
+    """Patches each point of a table that this version of Keras has."""
+    version = numbers(keras.__version__)
+    for point, replacement in table:
+        if point.is_in(version):
+            patch(point, replacement)

@@ -6,24 +6,19 @@ before unless a replicated model, or a replica, is concerned.
 
 import functools
 
-import keras
-
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
+from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._fit import side_effects
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import reshuffled_arrays
-from keras_conflux._fit.numerics import attention
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import called_functions
-from keras_conflux._fit.numerics import dense_products
-from keras_conflux._fit.numerics import gelu
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import layer_outputs
 from keras_conflux._fit.numerics import layer_state
@@ -35,10 +30,8 @@ from keras_conflux._fit.numerics import merged_values
 from keras_conflux._fit.numerics import mixed_metrics
 from keras_conflux._fit.numerics import optimizer_writes
 from keras_conflux._fit.numerics import random_draws
-from keras_conflux._fit.numerics import shared_updates
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
-from keras_conflux._fit.numerics import weight_decay
 from keras_conflux._replication import keras_distribution
 
 PATCHES = (
@@ -54,10 +47,6 @@ PATCHES = (
     (Patched.SUM_GRADIENTS, gradients.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
-    (Patched.VARIABLE_KEY, optimizer_writes.key),
-    (Patched.DECAY_WEIGHTS, weight_decay.decay),
-    (Patched.UPDATE_VARIABLES, shared_updates.update),
-    (Patched.OPTIMIZER_ASSIGN, optimizer_writes.write),
     (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.add),
     (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.add),
     (Patched.OPTIMIZER_INIT, variables.make_distributed),
@@ -93,11 +82,6 @@ PATCHES = (
     (Patched.CATEGORICAL, random_draws.categorical),
     (Patched.DROPOUT, random_draws.dropout),
     (Patched.SHUFFLE, random_draws.shuffle),
-    # Layers.
-    (Patched.ATTENTION, attention.dot_product_attention),
-    (Patched.GELU, gelu.gelu),
-    (Patched.EINSUM, dense_products.einsum),
-    (Patched.EINSUM_DENSE_CALL, dense_products.einsum_dense),
     # The trainer.
     (Patched.TRAINER_INIT, variables.make_distributed),
     (Patched.COMPILE, trainer.compile),
@@ -153,7 +137,4 @@ def install() -> None:
     patch(private_tensorflow_names.MERGE_CALL, merged_values.merge_call)
     for point in keras_models.updates_of_counting_metrics():
         patch(point, mixed_metrics.update)
-    version = numbers(keras.__version__)
-    for point, replacement in PATCHES:
-        if point.is_in(version):
-            patch(point, replacement)
+    patch_all(PATCHES)

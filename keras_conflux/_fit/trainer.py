@@ -26,8 +26,7 @@ from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.first_process import led
 from keras_conflux._fit.input import epoch_iterator
-from keras_conflux._fit.input import input_position
-from keras_conflux._fit.input import iterator_history
+from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
@@ -237,8 +236,7 @@ def make_iterator(
         with reshuffling(plan.reshuffles):
             original(iterator, default_strategy(), *args, **kwargs)
         epoch_iterator.attach(iterator, plan)
-    iterator_history.follow(iterator)
-    input_position.attach_next(iterator)
+    current_observer().made(iterator)
 
 
 def _is_outdated(function: Any, model: keras.Model) -> bool:

@@ -39,8 +39,8 @@ class StepContext:
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None
-    """Tells the shapes that tensors will have where XLA compiles the step,
-    which is traced for any number of samples."""
+    """The shapes that the leaves of the shard will have where XLA compiles the
+    step, which is traced for any number of samples."""
     optimizing: bool = False
     """Whether an optimizer is applying gradients."""
     accumulating: bool = False

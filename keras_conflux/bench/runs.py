@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 
 from keras_conflux._common import xla_flags
-from keras_conflux._program_cache import flags
+from keras_conflux._extensions.program_cache import flags
 
 _PEERS = {"keras_jax": "jax", "pytorch": "torch"}
 """The modules that need not have what this package imports, by what they need.

@@ -11,7 +11,6 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from keras_conflux._attention.shapes import CompiledShapes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
@@ -136,8 +135,7 @@ class _ModelStep:
             self.name,
             warned=self._warned,
             in_xla=compiled is not None,
-            compiled_shapes=compiled
-            and CompiledShapes(trees.present(shard), compiled.shapes),
+            compiled_shapes=compiled and compiled.shapes,
             rank=compiled and compiled.rank,
             batch_fraction=fraction,
             place=place,

@@ -15,7 +15,9 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.shared_trace import SharedTrace
-from keras_conflux._fit.execution.cached_program import CachedProgram
+from keras_conflux._fit.execution import program_maker
+from keras_conflux._fit.execution.program_maker import Program
+from keras_conflux._fit.execution.program_maker import Purpose
 from keras_conflux._fit.execution.replica_step import InXla
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
@@ -49,7 +51,7 @@ class XlaProgram:
         several = strategy.communicator.size > 1
         self._ranks = strategy.ranks if several else None
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
-        self._traced = TracedPrograms[CachedProgram](step.tracing)
+        self._traced = TracedPrograms[Program](step.tracing)
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
@@ -68,18 +70,20 @@ class XlaProgram:
         ]
         return program(tf.constant(stack.count), shards)
 
-    def _program_for(self, stack: StackedBatch, limit: int) -> CachedProgram:
+    def _program_for(self, stack: StackedBatch, limit: int) -> Program:
         key = stack.signature, limit, stack.shape
         communicator, specs = self._communicator, stack.specs
         shapes = [shape for shape, _ in stack.shape]
 
-        def trace() -> CachedProgram:
-            return CachedProgram(
-                lambda: self._trace(specs, limit, shapes),
+        def trace() -> Program:
+            purpose = Purpose(
                 f"{self._step.identity} {key} on {communicator.size} devices",
                 self._strategy.devices[0].kind,
                 self._watchdog,
                 is_alone=not communicator.spans_processes,
+            )
+            return program_maker.make(
+                lambda: self._trace(specs, limit, shapes), purpose
             )
 
         return self._traced.get(key, trace)

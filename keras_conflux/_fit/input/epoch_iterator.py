@@ -26,18 +26,17 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_iterators
-from keras_conflux._fit.input import iterator_history
 from keras_conflux._fit.input import local_source
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.end_of_data import EndOfData
 from keras_conflux._fit.input.end_of_data import not_the_end
+from keras_conflux._fit.input.epoch_observer import Epoch
+from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
-from keras_conflux._fit.input.input_position import InputPosition
-from keras_conflux._fit.input.input_position import position_of
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 from keras_conflux._fit.input.steps_per_execution import PrefetchBudget
@@ -66,15 +65,11 @@ def enumerate_step_groups(
 ) -> Iterator[tuple[int, int, Any]]:
     """Yields `(first step, last step, step group)` for an epoch."""
     groups = _step_groups.get(iterator)
-    position = position_of(iterator)
     number = iterator.num_batches
-    steps = iterator_history.noting_draws(original, iterator)
-    if position is not None:
-        steps = position.steps(steps)
-        number = number and number - position.skipped
+    epoch = current_observer().begins(iterator, original(iterator))
     if groups is None:
-        return steps
-    drawing = groups.of_epoch(steps, number, position)
+        return epoch.steps
+    drawing = groups.of_epoch(epoch, number and number - epoch.skipped)
     plan = current_plan()
     if plan is not None:
         plan.drawing.append(drawing)
@@ -150,25 +145,22 @@ class StepGroups:
         self._epoch = _Epoch()
 
     def of_epoch(
-        self,
-        steps: Generator[tuple],
-        number: int | None,
-        position: InputPosition | None = None,
+        self, observed: Epoch, number: int | None
     ) -> Generator[tuple[int, int, StepGroup], None, None]:
         """Yields `(first step, last step, step group)` for an epoch.
 
         Args:
-            steps: Keras' own enumeration. It keeps count of the steps, so it
-                is advanced only when their batches are there to be run.
+            observed: Keras' own enumeration. It keeps count of the steps, so
+                it is advanced only when their batches are there to be run.
             number: How many batches the epoch has, if it is known; so many
                 are drawn, for a generator may go on without an end.
-            position: Is told which batches are trained, if somebody asks.
         """
         # Keras, too, takes 0 for unknown, and its executions are of whole size.
         requested = self._steps.requested
         left = -(-number // requested) * requested if number else sys.maxsize
         following = source = None
-        epoch = self._epoch = _Epoch(position is not None)
+        steps, note_batch = observed.steps, observed.note_batch
+        epoch = self._epoch = _Epoch(note_batch is not None)
         # The first batches of an epoch are waited for.
         ending = self._plan.is_ending()
         maximum = requested if ending else self._steps.grown(requested)
@@ -195,8 +187,8 @@ class StepGroups:
                 if requested == 1:
                     for _ in range(drawn.count - 1):
                         last = next(steps)[1]
-                if position is not None:
-                    position.note_batch(last, drawn.last)
+                if note_batch is not None:
+                    note_batch(last, drawn.last)
                 began = time.monotonic()
                 yield (
                     first,

@@ -1,0 +1,29 @@
+"""Puts the extensions in place, each behind what the core offers for it."""
+
+import os
+
+from keras_conflux._common import xla_flags
+from keras_conflux._extensions.kernels import patches as kernels
+from keras_conflux._extensions.optimizers import patches as optimizers
+from keras_conflux._extensions.program_cache import cached_program
+from keras_conflux._extensions.program_cache import setup
+from keras_conflux._extensions.resume import fit as resume
+
+VARIABLE = "CONFLUX_EXTENSIONS"
+"""An environment variable, which is 0 to do without them."""
+
+
+def install(version: str) -> None:
+    """Puts all of them in place, unless the environment forbids it.
+
+    Args:
+        version: Of this package.
+    """
+    if os.environ.get(VARIABLE) == "0":
+        return
+    xla_flags.choose_products()
+    setup.enable(version)
+    cached_program.install()
+    kernels.install()
+    optimizers.install()
+    resume.install()

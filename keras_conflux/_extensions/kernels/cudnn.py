@@ -1,0 +1,251 @@
+"""cuDNN's attention, as XLA calls it on NVIDIA GPUs.
+
+XLA knows the kernel as a custom call with a configuration of its own, whose
+fields are those of XLA's `CudnnfMHABackendConfig`. The results of the call have
+the shape `(B, N, T, H)` and a layout in which they lie as `(B, T, N, H)`, so
+that no tensor has to be transposed in memory. Layouts can be given in StableHLO
+only, which is why the call is a small module.
+"""
+
+import json
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_xla
+from keras_conflux._extensions.kernels.kernel import Form
+from keras_conflux._replication.step_context import StepContext
+
+MIN_CAPABILITY = (8, 0)
+"""The compute capability of the oldest GPUs that cuDNN has a kernel for."""
+_PLATFORM = "CUDA"
+_TYPES = {
+    tf.bfloat16: ("bf16", "BF16"),
+    tf.float16: ("f16", "F16"),
+    tf.float32: ("f32", "F32"),
+}
+"""The names of dtypes in StableHLO and in the configuration."""
+
+_Result = tuple[tuple[int | None, ...], tf.DType]
+
+
+class Cudnn:
+    """cuDNN's kernel, inside of XLA. See `Kernel`."""
+
+    def obstacle(self, context: StepContext) -> str | None:
+        """See `Kernel`."""
+        if not context.in_xla:
+            return "the step is not compiled by XLA"
+        if not tensorflow_xla.has_module_calls():
+            return "TensorFlow is older than 2.21"
+        strategy: Any = tf.distribute.get_strategy()
+        capability = strategy.communicator.compute_capability
+        if capability is None:
+            return "not all devices are CUDA GPUs"
+        if capability < MIN_CAPABILITY:
+            major, minor = capability
+            return f"a GPU has the compute capability {major}.{minor}"
+        if tensorflow_internals.is_deterministic():
+            return "operations are to be deterministic"
+        return None
+
+    def forward(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        bias: tf.Tensor | None,
+        form: Form,
+        with_statistics: bool,
+    ) -> list[tf.Tensor]:
+        """See `Kernel`."""
+        batch, length, heads, _ = queries.shape
+        results = [_heads_first(queries)]
+        if with_statistics:
+            results.append(((batch, heads, length), tf.float32))
+        operands = [queries, keys, values, *_present(bias)]
+        products = {
+            "bmm1_dot_dimension_numbers": _product(3, 3),
+            "bmm2_dot_dimension_numbers": _product(3, 1, 1, 2),
+        }
+        config = _config(queries, keys, form, products)
+        return _call(_target(bias), operands, results, config)
+
+    def backward(
+        self,
+        queries: tf.Tensor,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        bias: tf.Tensor | None,
+        form: Form,
+        output: tf.Tensor,
+        statistics: tf.Tensor,
+        upstream: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """See `Kernel`."""
+        results = [_heads_first(each) for each in (queries, keys, values)]
+        operands = [queries, keys, values, statistics, upstream]
+        operands += [*_present(bias), output]
+        products = {
+            "bmm1_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
+            "bmm1_grad_gemm2_dot_dimension_numbers": _product(3, 1, 1, 2),
+            "bmm2_grad_gemm1_dot_dimension_numbers": _product(2, 1, 1, 2),
+            "bmm2_grad_gemm2_dot_dimension_numbers": _product(3, 3),
+        }
+        config = _config(queries, keys, form, products)
+        return _call(_target(bias) + "Backward", operands, results, config)
+
+
+def _present(bias: tf.Tensor | None) -> list[tf.Tensor]:
+    return [] if bias is None else [bias]
+
+
+def _target(bias: tf.Tensor | None) -> str:
+    return "__cudnn$fmha" + ("Softmax" if bias is None else "ScaleBiasSoftmax")
+
+
+def _heads_first(tensor: tf.Tensor) -> _Result:
+    """Returns the shape that cuDNN's result for `(B, T, N, H)` has."""
+    batch, length, heads, size = tensor.shape
+    return (batch, heads, length, size), tensor.dtype
+
+
+def _product(
+    left: int, right: int, left_heads: int = 2, right_heads: int = 2
+) -> dict[str, list[str]]:
+    """Describes a product of two tensors, for each sample and head.
+
+    Args:
+        left: The axis that is summed over, in the first.
+        right: The same in the second.
+        left_heads: The axis of the heads in the first. Scores have theirs at
+            1, tensors of queries, keys and values at 2.
+        right_heads: The same in the second.
+    """
+    return {
+        "lhs_contracting_dimensions": [str(left)],
+        "rhs_contracting_dimensions": [str(right)],
+        "lhs_batch_dimensions": ["0", str(left_heads)],
+        "rhs_batch_dimensions": ["0", str(right_heads)],
+    }
+
+
+def _config(
+    queries: tf.Tensor, keys: tf.Tensor, form: Form, products: dict[str, Any]
+) -> str:
+    """Returns XLA's configuration of the call, as JSON."""
+    batch, length, heads, _ = queries.shape
+    scores = {
+        "element_type": _TYPES[queries.dtype][1],
+        "dimensions": [str(n) for n in (batch, heads, length, keys.shape[1])],
+        "tuple_shapes": [],
+        "layout": {
+            "minor_to_major": ["3", "2", "1", "0"],
+            "tiles": [],
+            "element_size_in_bits": "0",
+            "memory_space": "0",
+            "index_primitive_type": "PRIMITIVE_TYPE_INVALID",
+            "pointer_primitive_type": "PRIMITIVE_TYPE_INVALID",
+            "dynamic_shape_metadata_prefix_bytes": "0",
+        },
+        "is_dynamic_dimension": [False] * 4,
+    }
+    attention = {
+        "algorithm": {
+            "algo_id": "0",
+            "math_type": "TENSOR_OP_MATH",
+            "tuning_knobs": {"17": "1", "24": "0"},
+            "is_cudnn_frontend": True,
+            "workspace_size": "0",
+        },
+        "fmha_scale": form.scale,
+        "intermediate_tensor_shape": scores,
+        "is_flash_attention": True,
+        "mask_type": "CAUSAL" if form.is_causal else "NO_MASK",
+        "dropout_rate": 0.0,
+        "seed": "0",
+        "sliding_window_length": 0,
+        "max_seg_per_batch": 1,
+        "is_paged_attention": False,
+        **products,
+    }
+    return json.dumps({"cudnn_fmha_backend_config": attention})
+
+
+def _call(
+    target: str,
+    operands: list[tf.Tensor],
+    results: list[_Result],
+    config: str,
+) -> list[tf.Tensor]:
+    """Calls cuDNN, and gives results of rank 4 the shape `(B, T, N, H)`."""
+    shapes = [
+        [shape[axis] for axis in (0, 2, 1, 3)] if len(shape) == 4 else [*shape]
+        for shape, _ in results
+    ]
+    return tensorflow_xla.module_call(
+        _module(target, operands, results, config),
+        operands,
+        shapes,
+        [dtype for _, dtype in results],
+        _PLATFORM,
+    )
+
+
+def _module(
+    target: str,
+    operands: list[tf.Tensor],
+    results: list[_Result],
+    config: str,
+) -> str:
+    """Returns the call as a StableHLO module."""
+    inputs = [_type(tensor.shape, tensor.dtype) for tensor in operands]
+    input_layouts = [_row_major(len(tensor.shape)) for tensor in operands]
+    raw = [_type(*result) for result in results]
+    layouts = [
+        "dense<[3, 1, 2, 0]> : tensor<4xindex>"
+        if len(shape) == 4
+        else _row_major(len(shape))
+        for shape, _ in results
+    ]
+    lines, names, outputs = [], [], []
+    for position, (shape, dtype) in enumerate(results):
+        names.append(f"%raw#{position}")
+        outputs.append(raw[position])
+        if len(shape) == 4:
+            names[-1] = f"%out{position}"
+            outputs[-1] = _type([shape[axis] for axis in (0, 2, 1, 3)], dtype)
+            lines.append(
+                f"    {names[-1]} = stablehlo.transpose %raw#{position}, "
+                f"dims = [0, 2, 1, 3] : ({raw[position]}) -> {outputs[-1]}"
+            )
+    raw.append("tensor<0xui8>")  # the workspace, whose size XLA finds out
+    layouts.append("dense<0> : tensor<1xindex>")
+    given = ", ".join(f"%in{i}: {each}" for i, each in enumerate(inputs))
+    passed = ", ".join(f"%in{i}" for i in range(len(inputs)))
+    quoted = config.replace('"', "\\22")
+    return "\n".join(
+        [
+            "module @attention {",
+            f"  func.func public @main({given}) -> ({', '.join(outputs)}) {{",
+            f'    %raw:{len(raw)} = "stablehlo.custom_call"({passed}) <{{',
+            f'      call_target_name = "{target}", has_side_effect = false,',
+            f'      backend_config = "{quoted}", api_version = 2 : i32,',
+            f"      operand_layouts = [{', '.join(input_layouts)}],",
+            f"      result_layouts = [{', '.join(layouts)}]",
+            f"    }}> : ({', '.join(inputs)}) -> ({', '.join(raw)})",
+            *lines,
+            f"    return {', '.join(names)} : {', '.join(outputs)}",
+            "  }",
+            "}",
+        ]
+    )
+
+
+def _type(shape: Any, dtype: tf.DType) -> str:
+    return f"tensor<{'x'.join(map(str, [*shape, _TYPES[dtype][0]]))}>"
+
+
+def _row_major(rank: int) -> str:
+    return f"dense<{[*range(rank)][::-1]}> : tensor<{rank}xindex>"

@@ -1,0 +1,100 @@
+"""Decides which attentions of a replica a fused kernel computes."""
+
+import logging
+import math
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._extensions.kernels import masks
+from keras_conflux._extensions.kernels.cudnn import Cudnn
+from keras_conflux._extensions.kernels.fused import Fused
+from keras_conflux._extensions.kernels.kernel import Form
+from keras_conflux._extensions.kernels.kernel import Kernel
+from keras_conflux._extensions.kernels.limits import Request
+from keras_conflux._extensions.kernels.shapes import CompiledShapes
+from keras_conflux._replication.step_context import StepContext
+
+_log = logging.getLogger("keras_conflux")
+_said: set[str] = set()
+
+_shapes: Any = weakref.WeakKeyDictionary()
+"""By the graph of a step, the shapes for which XLA compiles it."""
+kernel: Kernel = Cudnn()
+"""What computes fused attention."""
+
+
+def fused(
+    composed: Callable[..., Any],
+    context: StepContext,
+    request: Request,
+    note: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], None],
+) -> tf.Tensor | None:
+    """Returns fused attention, or `None` where Keras' own is to be used.
+
+    Args:
+        composed: Keras' own, which takes the fields of a `Request`.
+        context: Of the step that a replica is tracing.
+        request: What is asked for.
+        note: Called with what is computed, and from what.
+    """
+    shape_of = _shape_of(context)
+    obstacle = kernel.obstacle(context) or request.obstacle(shape_of)
+    if obstacle is not None:
+        _say(f"{context.name}: attention is not fused, because {obstacle}.")
+        return None
+    inputs = request.query, request.key, request.value
+    shapes = [*map(shape_of, inputs)]
+    _say(f"{context.name}: attention is fused for queries {shapes[0]}.")
+    mask = None
+    if request.mask is not None:
+        given = tf.ensure_shape(request.mask, shape_of(request.mask))
+        lengths = shapes[0][1], shapes[1][1]
+        mask = masks.Mask.of(given, request.is_causal, *lengths)
+    is_causal = request.is_causal and mask is None
+    scale = request.scale
+    if scale is None:
+        scale = 1 / math.sqrt(shapes[0][3])
+
+    def keras_own(query: Any, key: Any, value: Any) -> Any:
+        return composed(
+            query,
+            key,
+            value,
+            mask=request.mask,
+            scale=request.scale,
+            is_causal=request.is_causal,
+        )
+
+    attention = Fused(
+        kernel,
+        Form(float(scale), is_causal),
+        shapes,
+        mask,
+        keras_own,
+        tensorflow_tracing.is_recorded(inputs),
+        note,
+    )
+    return attention(*inputs)
+
+
+def _shape_of(context: StepContext) -> Callable[[tf.Tensor], tf.TensorShape]:
+    """Returns what tells the shapes that tensors of a step will have."""
+    if context.compiled_shapes is None:
+        return lambda tensor: tensor.shape
+    if context.graph not in _shapes:
+        leaves = trees.present(context.shard)
+        _shapes[context.graph] = CompiledShapes(leaves, context.compiled_shapes)
+    return _shapes[context.graph].of
+
+
+def _say(message: str) -> None:
+    """Logs a message the first time."""
+    if message not in _said:
+        _said.add(message)
+        _log.debug(message)

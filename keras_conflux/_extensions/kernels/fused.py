@@ -1,0 +1,145 @@
+"""Attention by a fused kernel, with its gradients.
+
+A kernel needs known shapes. Only it sees them: what goes back to the program
+has the shape that it is traced for.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._extensions.kernels.kernel import Form
+from keras_conflux._extensions.kernels.kernel import Kernel
+from keras_conflux._extensions.kernels.masks import Mask
+
+_Tensors = Sequence[tf.Tensor]
+_WithGradient = tuple[Any, Callable[..., list[tf.Tensor]]]
+_custom_gradient: Any = tf.custom_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """Attention of queries `(B, T, N, H)` to keys and values `(B, S, K, H)`."""
+
+    kernel: Kernel
+    form: Form
+    shapes: Sequence[tf.TensorShape]
+    """Those of queries, keys and values where the kernel computes."""
+    mask: Mask | None
+    composed: Callable[..., tf.Tensor]
+    """Computes the same from queries, keys and values."""
+    is_recorded: bool
+    """Whether a gradient tape may ask for gradients."""
+    note: Callable[[_Tensors, _Tensors], None]
+    """Called with what has been computed, and from what."""
+
+    def __call__(
+        self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the output, `(B, T, N, H)`."""
+
+        @_custom_gradient
+        def attention(*inputs: tf.Tensor) -> _WithGradient:
+            known = self._forward(inputs, self.is_recorded)
+
+            def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+                if self.is_recorded:
+                    return self._gradients(inputs, known, upstream)
+                # Somebody asks who is no tape.
+                recorded = self._forward(inputs, with_statistics=True)
+                return self._gradients(inputs, recorded, upstream)
+
+            (output,) = _opened(known[:1], inputs[:1])
+            self.note([output], inputs)
+            return output, gradient
+
+        return attention(queries, keys, values)
+
+    def _forward(
+        self, inputs: _Tensors, with_statistics: bool
+    ) -> list[tf.Tensor]:
+        """Returns the output and, if asked for, the statistics."""
+        queries, keys, values = self._of_known_shapes(inputs)
+        bias = None if self.mask is None else self.mask.bias(queries.dtype)
+        found = self.kernel.forward(
+            queries, keys, values, bias, self.form, with_statistics
+        )
+        if self.mask is not None:
+            found[0] = self.mask.with_means(found[0], values)
+        return found
+
+    def _gradients(
+        self, inputs: _Tensors, known: _Tensors, upstream: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of queries, keys and values.
+
+        The gradients of these gradients are those of the composed form.
+        """
+
+        @_custom_gradient
+        def gradients(*given: tf.Tensor) -> _WithGradient:
+            *inputs, upstream = given
+            found = self._backward(inputs, known, upstream)
+            found = _opened(found, inputs)
+            self.note(found, given)
+            return found, lambda *seconds: _gradients_of(
+                self._composed_gradients, given, seconds
+            )
+
+        return gradients(*inputs, upstream)
+
+    def _backward(
+        self, inputs: _Tensors, known: _Tensors, upstream: tf.Tensor
+    ) -> list[tf.Tensor]:
+        queries, keys, values = self._of_known_shapes(inputs)
+        output, statistics = known
+        upstream = tf.ensure_shape(upstream, output.shape)
+        if self.mask is None:
+            bias, shown = None, upstream
+        else:
+            bias = self.mask.bias(queries.dtype)
+            shown = self.mask.shown(upstream)
+        found = self.kernel.backward(
+            queries, keys, values, bias, self.form, output, statistics, shown
+        )
+        if self.mask is not None:
+            found[2] += self.mask.gradient_of_means(upstream, values)
+        return found
+
+    def _composed_gradients(self, *given: tf.Tensor) -> list[tf.Tensor]:
+        *inputs, upstream = given
+        return _gradients_of(
+            lambda *inputs: [self.composed(*inputs)], inputs, [upstream]
+        )
+
+    def _of_known_shapes(self, inputs: _Tensors) -> list[tf.Tensor]:
+        return [
+            tf.ensure_shape(tensor, shape)
+            for tensor, shape in zip(inputs, self.shapes, strict=True)
+        ]
+
+
+def _opened(tensors: _Tensors, like: _Tensors) -> list[tf.Tensor]:
+    """Returns tensors of the shapes that others are traced with."""
+    # To XLA, a slice of all entries is nothing. A reshape of a tensor of known
+    # size would have a known shape.
+    return [
+        tensor
+        if other.shape.is_fully_defined()
+        else tf.slice(tensor, [0] * len(other.shape), tf.shape(other))
+        for tensor, other in zip(tensors, like, strict=True)
+    ]
+
+
+def _gradients_of(
+    function: Callable[..., list[tf.Tensor]],
+    inputs: _Tensors,
+    upstream: _Tensors,
+) -> list[tf.Tensor]:
+    """Returns the gradients of what a function computes of inputs."""
+    # `tf.gradients` wants tensors of the graph that is being traced.
+    copies = [tf.identity(each) for each in inputs]
+    return tf.gradients(function(*copies), copies, [*upstream])

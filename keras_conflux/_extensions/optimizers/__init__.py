@@ -1,0 +1,1 @@
+"""Updates of optimizers that are traced once, for many variables."""

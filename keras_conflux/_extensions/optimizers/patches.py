@@ -1,0 +1,21 @@
+"""What optimizers of Keras do in fewer operations."""
+
+from keras_conflux._compat.patching import patch_all
+from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._extensions.optimizers import shared_updates
+from keras_conflux._extensions.optimizers import tensors
+from keras_conflux._extensions.optimizers import weight_decay
+
+PATCHES = (
+    (Patched.DECAY_WEIGHTS, weight_decay.decay),
+    (Patched.UPDATE_VARIABLES, shared_updates.update),
+    (Patched.VARIABLE_KEY, tensors.key),
+    (Patched.OPTIMIZER_ASSIGN, tensors.write),
+    (Patched.OPTIMIZER_ASSIGN_ADD, tensors.write),
+    (Patched.OPTIMIZER_ASSIGN_SUB, tensors.write),
+)
+
+
+def install() -> None:
+    """Puts the replacements in place. Called once, at import."""
+    patch_all(PATCHES)

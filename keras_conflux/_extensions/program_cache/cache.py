@@ -1,0 +1,165 @@
+"""Stores what XLA compiles, and gives TensorFlow what is stored."""
+
+import contextlib
+import hashlib
+import logging
+import pathlib
+import time
+from collections.abc import Iterator
+from collections.abc import MutableMapping
+
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import store
+from keras_conflux._extensions.program_cache.exchange_folder import (
+    ExchangeFolder,
+)
+from keras_conflux._extensions.program_cache.store import Store
+
+_FILES_OF_A_PROGRAM = 32
+"""How many files of one program are kept: those of all replicas, and those of
+what the program was before its code was changed."""
+
+_log = logging.getLogger("keras_conflux")
+
+
+class ProgramCache:
+    """What XLA has compiled, in this process and in earlier ones.
+
+    Args:
+        kind: The kind of the devices that programs are kept for.
+        root: The folder of all stores.
+        here: The store for all that programs depend on here.
+        exchange: Where TensorFlow looks.
+        environ: The environment variables, which have flags for TensorFlow.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        root: pathlib.Path,
+        here: Store,
+        exchange: ExchangeFolder,
+        environ: MutableMapping[str, str],
+    ) -> None:
+        self.kind = kind
+        self.root = root
+        self._store = here
+        self._exchange = exchange
+        self._environ = environ
+
+    def __str__(self) -> str:
+        size = store.size(self.root) / 2**20
+        return f"on, {size:.0f} MiB in {_shortened(self.root)}"
+
+    @contextlib.contextmanager
+    def serving(self, program: str, name: str) -> Iterator[bool]:
+        """Makes TensorFlow find what is stored, and stores what it compiles.
+
+        Yields whether any executable of the program is stored.
+
+        Args:
+            program: What is the same whenever the same program is run.
+            name: What the log calls it.
+
+        Raises:
+            CacheUnavailable: If TensorFlow could not write what it compiles.
+                It would make that an error of the step.
+        """
+        self._exchange.assert_usable()
+        programs, autotuning = _kinds(program)
+        folders = {
+            programs: self._exchange.programs,
+            autotuning: self._exchange.autotuning,
+        }
+        stored = {kind: self._store.files(kind) for kind in folders}
+        # What lies there now was compiled without this package.
+        others = {
+            kind: set(self._exchange.written(folder))
+            for kind, folder in folders.items()
+        }
+        for kind, folder in folders.items():
+            self._exchange.link(folder, stored[kind])
+        began = time.monotonic()
+        try:
+            yield bool(stored[programs])
+            seconds = time.monotonic() - began
+            written = self._exchange.written(self._exchange.programs)
+            compiled = len(set(written) - others[programs])
+            self._report(name, bool(stored[programs]), compiled, seconds)
+            if not compiled:
+                self._store.mark_used(programs)
+        finally:
+            flags.remove(self._environ)  # XLA has read them by now
+            for kind, folder in folders.items():
+                self._exchange.unlink(folder, stored[kind])
+                self._keep(kind, folder, others[kind])
+            self._store.keep_newest(programs, _FILES_OF_A_PROGRAM)
+            store.prune(self.root)
+
+    def cannot_take(self, error: Exception) -> bool:
+        """Whether TensorFlow failed because it could not write to a file."""
+        return str(self._exchange.folder) in str(error)
+
+    def forget(self, program: str) -> None:
+        """Deletes all that is stored of a program, which cannot be loaded.
+
+        Results of autotuning, which may be the reason, go with it.
+
+        Args:
+            program: See `serving`.
+        """
+        for kind in _kinds(program):
+            self._store.remove(kind)
+
+    def _keep(
+        self, kind: str, folder: pathlib.Path, others: set[pathlib.Path]
+    ) -> None:
+        for file in set(self._exchange.written(folder)) - others:
+            try:
+                self._store.add(kind, file)
+                file.unlink()
+            except OSError as error:
+                _log.warning(
+                    "What XLA has compiled could not be kept for the next "
+                    "start in %s: %s",
+                    self._store.folder,
+                    error.strerror or error,
+                )
+                return
+
+    def _report(
+        self, name: str, found: bool, compiled: int, seconds: float
+    ) -> None:
+        if compiled:
+            several = "s" if compiled > 1 else ""
+            what = f"XLA has compiled {compiled} program{several}, kept in"
+        elif found:
+            what = "what XLA compiled in an earlier start was loaded from"
+        else:
+            what = "TensorFlow has kept nothing that XLA has compiled in"
+        _log.info(
+            "%s: %s %s; its first execution took %.1f s",
+            name,
+            what,
+            self._store.folder,
+            seconds,
+        )
+
+
+def _shortened(path: pathlib.Path) -> str:
+    """Returns a path without the name of the user, if it is in the home."""
+    with contextlib.suppress(RuntimeError, ValueError):
+        return f"~/{path.relative_to(pathlib.Path.home())}"
+    return str(path)
+
+
+def _kinds(program: str) -> tuple[str, str]:
+    """Returns what a program and results of autotuning are stored under.
+
+    Neither may be used by a program that has to be deterministic unless it was
+    compiled so, and XLA's keys do not tell.
+    """
+    suffix = "-deterministic" if tensorflow_internals.is_deterministic() else ""
+    digest = hashlib.sha256(program.encode()).hexdigest()[:16]
+    return f"programs{suffix}/{digest}", f"autotuning{suffix}"

@@ -1,0 +1,118 @@
+"""A program whose first call loads from disk what XLA has compiled before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common import xla_flags
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import error_texts
+from keras_conflux._compat.repeatable_names import repeatable_names
+from keras_conflux._extensions.program_cache import setup
+from keras_conflux._extensions.program_cache.cache import ProgramCache
+from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._fit.execution import program_maker
+from keras_conflux._fit.execution.program_maker import Purpose
+from keras_conflux._fit.execution.traced_program import TracedProgram
+
+
+def install() -> None:
+    """Has the programs of replicas made here. Called once, at import."""
+    program_maker.make_by(CachedProgram)
+
+
+class CachedProgram:
+    """Traces a program of all replicas that XLA compiles, and calls it.
+
+    Args:
+        trace: Traces it.
+        purpose: What it is for.
+    """
+
+    def __init__(
+        self, trace: Callable[[], TracedProgram], purpose: Purpose
+    ) -> None:
+        self._trace = trace
+        self._identity = purpose.identity
+        self._watchdog = purpose.watchdog
+        self._is_alone = purpose.is_alone
+        self._cache = setup.current(purpose.kind)
+        self._program = self._traced()
+        # XLA has read them when TensorFlow made the devices.
+        xla_flags.remove_products()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns what the program returns, or raises what it raises."""
+        if self._cache is None:
+            return self._program(*arguments)
+        try:
+            return self._first_call(self._cache, arguments)
+        finally:
+            self._cache = None
+
+    def is_stale(self) -> bool:
+        """Whether it reads variables that have been replaced since."""
+        return self._program.is_stale()
+
+    def _traced(self) -> TracedProgram:
+        if self._cache is None:
+            return self._trace()
+        with repeatable_names(self._identity):
+            return self._trace()
+
+    def _first_call(self, cache: ProgramCache, arguments: Any) -> Any:
+        """Calls the program, and again if what is stored cannot be loaded.
+
+        Whatever fails while something is loaded may be due to that; to XLA a
+        damaged program is an error of the step. A program of XLA's that fails
+        has changed nothing, so it can be called again unless other replicas
+        have ended.
+        """
+        ended = self._watchdog.counts()
+        is_stored = False
+        try:
+            with cache.serving(self._identity, self._watchdog.name) as stored:
+                is_stored = stored
+                return self._program(*arguments)
+        except CacheUnavailable as unavailable:
+            raise _nowhere_to_write(str(unavailable)) from unavailable
+        except tf.errors.OpError as error:
+            if cache.cannot_take(error) and not is_stored:
+                raise _nowhere_to_write(error_texts.reason_of(error)) from error
+            if not is_stored or _comes_from_the_program(error):
+                raise
+            cache.forget(self._identity)
+            name, reason = self._watchdog.name, error_texts.reason_of(error)
+            if not self._is_alone or self._watchdog.counts() != ended:
+                # `fit` would take some errors for the end of the data.
+                raise tf.errors.InternalError(
+                    None,
+                    None,
+                    f"{name}: what XLA compiled in an earlier start cannot be "
+                    "loaded, and was deleted. Start the program again. "
+                    f"{reason}",
+                ) from error
+        warn(
+            f"{name}: what XLA compiled in an earlier start cannot be loaded, "
+            f"and was deleted. It is compiled again. {reason}"
+        )
+        # A function that has failed once fails for good, so it is another one.
+        self._program = self._traced()
+        return self._first_call(cache, arguments)
+
+
+def _comes_from_the_program(error: tf.errors.OpError) -> bool:
+    """Whether it would be raised without anything that is stored, too."""
+    is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    return is_of_memory or error_texts.is_of_operations(error)
+
+
+def _nowhere_to_write(reason: str) -> tf.errors.OpError:
+    return tf.errors.UnimplementedError(
+        None,
+        None,
+        f"XLA has to write what it compiles to a file, and cannot: {reason}. "
+        "Make room there, set TMPDIR to another folder, or set "
+        "KERAS_CONFLUX_CACHE=0 to write nothing",
+    )

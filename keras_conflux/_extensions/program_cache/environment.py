@@ -1,0 +1,138 @@
+"""What a compiled program depends on besides what it computes.
+
+XLA's own keys hold the program and the shapes. They do not hold the versions of
+TensorFlow, CUDA and the driver, the model of the GPUs, or flags. A change of
+any of them has to lead to another folder, as the old programs may be wrong,
+slow, or impossible to load.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+
+DESCRIPTION = "environment.json"
+"""The file that says what the programs in a folder were compiled for."""
+
+_SETTINGS = (
+    "CUDNN_",
+    "NVIDIA_TF32_",
+    "TF_CUDNN_",
+    "TF_DETERMINISTIC_",
+    "TF_DISABLE_",
+    "TF_ENABLE_",
+    "TF_XLA_",
+    "XLA_",
+)
+"""Beginnings of environment variables that change what is compiled."""
+
+_LIBRARIES = "libcudnn.so.*", "libcublas.so.*", "libcudart.so.*", "libnccl.so.*"
+_LIBRARY_FOLDERS = (
+    f"{sys.prefix}/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/cuda/lib64",
+)
+
+
+def facts(
+    environ: Mapping[str, str], version: str, hardware: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns all that is known of it, as a JSON document has it.
+
+    Args:
+        environ: The environment variables, without those of this package's
+            making.
+        version: The version of this package.
+        hardware: The GPUs and their driver.
+
+    Raises:
+        CacheUnavailable: If the version of cuDNN cannot be found.
+    """
+    return {
+        "keras-conflux": version,
+        "TensorFlow": [tf.version.VERSION, tf.version.GIT_VERSION],
+        **hardware,
+        # Parts of a GPU are told from a whole one by their names only.
+        "part of a GPU": [
+            name
+            for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            if name.startswith("MIG")
+        ],
+        "libraries": _libraries(environ) if "GPU" in hardware else [],
+        "settings": {
+            name: environ[name]
+            for name in sorted(environ)
+            if name.startswith(_SETTINGS)
+        },
+    }
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """Returns a short name that is another one if any fact changes."""
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def folder_name(facts: Mapping[str, Any]) -> str:
+    """Returns the name of the folder for what depends on these facts."""
+    return f"xla-{digest(facts)}"
+
+
+def describe(folder: pathlib.Path, facts: Mapping[str, Any]) -> None:
+    """Writes down what the programs in a folder were compiled for.
+
+    Raises:
+        CacheUnavailable: If nothing can be written there.
+    """
+    path = folder / DESCRIPTION
+    try:
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            json.dump(facts, file, indent=1)
+    except OSError as error:
+        raise CacheUnavailable(f"{path}: {error.strerror}") from error
+
+
+def remove_description(folder: pathlib.Path) -> None:
+    """Deletes what `describe` has written, and nothing else.
+
+    Raises:
+        OSError: If it cannot be deleted.
+    """
+    path = folder / DESCRIPTION
+    if path.is_symlink() or not path.is_file():
+        return
+    with contextlib.suppress(ValueError):  # others have written it
+        if folder_name(json.loads(path.read_text())) == folder.name:
+            path.unlink()
+
+
+def _libraries(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of CUDA's packages and files, which have versions."""
+    found = {
+        path.name
+        for folder in sys.path
+        for path in pathlib.Path(folder or ".").glob("nvidia_*.dist-info")
+    }
+    given = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    for folder in (*filter(None, given), *_LIBRARY_FOLDERS):
+        for pattern in _LIBRARIES:
+            found |= {
+                str(path.resolve())
+                for path in pathlib.Path(folder).glob(pattern)
+            }
+    if not any("cudnn" in name for name in found):
+        raise CacheUnavailable(
+            "no installed cuDNN was found, and programs depend on its version"
+        )
+    # Which compiler of CUDA's is found first depends on this link.
+    return [*sorted(found), os.path.realpath("/usr/local/cuda")]

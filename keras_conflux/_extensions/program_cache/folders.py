@@ -1,0 +1,95 @@
+"""Where programs are kept, and whether a folder is safe for it."""
+
+import os
+import pathlib
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+
+from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+
+VARIABLE = "KERAS_CONFLUX_CACHE"
+"""The environment variable that names where the folder of programs is made;
+`0` keeps nothing."""
+_OWN = "keras_conflux"
+"""What the folder of programs is called. Nothing outside of it is touched."""
+MINIMUM_FREE = 2**30
+"""How many bytes must be free. A program takes tens of megabytes."""
+
+
+def chosen(environ: Mapping[str, str]) -> pathlib.Path:
+    """Returns the folder of programs, which is in one that the user names.
+
+    Args:
+        environ: The environment variables.
+
+    Raises:
+        CacheUnavailable: If the user wants none, or has no home.
+    """
+    given = environ.get(VARIABLE)
+    if given == "0":
+        raise CacheUnavailable(f"{VARIABLE} is 0", is_expected=True)
+    try:
+        if given:
+            return pathlib.Path(given).expanduser().absolute() / _OWN
+        shared = pathlib.Path(environ.get("XDG_CACHE_HOME", ""))
+        if not shared.is_absolute():  # as the specification demands
+            shared = pathlib.Path.home() / ".cache"
+        return shared / _OWN
+    except RuntimeError as error:
+        raise CacheUnavailable(f"{error}") from error
+
+
+def make_private(folder: pathlib.Path, may_be_link: bool = False) -> None:
+    """Makes a folder that only this user can write to, unless it is there.
+
+    What lies there is run as code, so whoever can write there can do what this
+    user can.
+
+    Args:
+        folder: Where.
+        may_be_link: Whether a link to such a folder will do, as where the user
+            has named it.
+
+    Raises:
+        CacheUnavailable: If it cannot be made, or others could write there.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.stat(follow_symlinks=may_be_link)
+    except OSError as error:
+        raise CacheUnavailable(f"{folder}: {error.strerror}") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise CacheUnavailable(
+            f"{folder} is a link, and files are kept in a folder only"
+        )
+    if found.st_uid != os.geteuid():
+        raise CacheUnavailable(
+            f"{folder} belongs to user {found.st_uid}, and this process runs "
+            f"as {os.geteuid()}"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CacheUnavailable(
+            f"others may write to {folder}; type `chmod go-w {folder}`"
+        )
+
+
+def assert_room(folder: pathlib.Path, needed: int = MINIMUM_FREE) -> None:
+    """Raises unless files can be written to a folder.
+
+    Raises:
+        CacheUnavailable: If they cannot.
+    """
+    try:
+        free = shutil.disk_usage(folder).free
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**16))
+    except OSError as error:
+        raise CacheUnavailable(f"{folder}: {error.strerror}") from error
+    if free < needed:
+        raise CacheUnavailable(
+            f"{folder} has {free // 2**20} MiB free, and "
+            f"{needed // 2**20} are needed"
+        )

@@ -1,0 +1,122 @@
+"""Turns the cache on when the package is imported, where it is safe."""
+
+import logging
+import os
+from collections.abc import Mapping
+from collections.abc import MutableMapping
+
+import tensorflow as tf
+
+from keras_conflux._common import xla_flags
+from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.program_cache import environment
+from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import folders
+from keras_conflux._extensions.program_cache import gpus
+from keras_conflux._extensions.program_cache.cache import ProgramCache
+from keras_conflux._extensions.program_cache.exchange_folder import (
+    ExchangeFolder,
+)
+from keras_conflux._extensions.program_cache.store import Store
+from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+
+_log = logging.getLogger("keras_conflux")
+_cache: ProgramCache | None = None
+_why_off = "keras_conflux has not been imported"
+
+
+def current(kind: str) -> ProgramCache | None:
+    """Returns the cache of this process, if there is one.
+
+    Args:
+        kind: The kind of the devices that a program runs on.
+    """
+    return _cache if _cache and _cache.kind == kind else None
+
+
+def describe() -> str:
+    """Says whether programs are kept, and where or why not."""
+    return f"off: {_why_off}" if _cache is None else str(_cache)
+
+
+def enable(
+    version: str,
+    environ: MutableMapping[str, str] = os.environ,
+    hardware: Mapping[str, str] | None = None,
+) -> None:
+    """Keeps what XLA compiles, unless something speaks against it.
+
+    TensorFlow must not have been asked for devices, and is not asked here.
+
+    Args:
+        version: That of this package.
+        environ: The environment variables.
+        hardware: What programs are compiled for, with the key `"GPU"` or
+            `"CPU"`; by default the GPUs of this machine. TensorFlow logs pages
+            for each program that is loaded on a CPU, so CPUs are for tests.
+    """
+    global _cache, _why_off
+    flags.remove(environ)  # those of a parent process
+    try:
+        _cache = _made(version, environ, hardware)
+    except CacheUnavailable as unavailable:
+        _cache, _why_off = None, str(unavailable)
+        level = logging.DEBUG if unavailable.is_expected else logging.WARNING
+        _log.log(
+            level,
+            "What XLA compiles is not kept for the next start: %s. To choose "
+            "another folder, set %s; 0 keeps nothing and does not warn.",
+            unavailable,
+            folders.VARIABLE,
+        )
+
+
+def _made(
+    version: str,
+    environ: MutableMapping[str, str],
+    hardware: Mapping[str, str] | None,
+) -> ProgramCache:
+    root = folders.chosen(environ)
+    if hardware is None:
+        hardware = _gpus(environ)
+    _assert_tensorflow_fits()
+    flags.assert_free(environ)
+    facts = environment.facts(environ, version, hardware)
+    here = root / environment.folder_name(facts)
+    if environ.get(folders.VARIABLE):
+        folders.make_private(root.parent, may_be_link=True)
+    for folder in (root, here):
+        folders.make_private(folder)
+    folders.assert_room(here)
+    environment.describe(here, facts)
+    exchange = ExchangeFolder()
+    kind = "GPU" if "GPU" in hardware else "CPU"
+    flags.set_programs(environ, exchange.programs, kind)
+    flags.set_autotuning(environ, exchange.autotuning)
+    return ProgramCache(kind, root, Store(here), exchange, environ)
+
+
+def _gpus(environ: Mapping[str, str]) -> dict[str, str]:
+    if not tf.test.is_built_with_cuda():
+        raise CacheUnavailable(
+            "this TensorFlow is built for CPUs", is_expected=True
+        )
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        raise CacheUnavailable(
+            "CUDA_VISIBLE_DEVICES hides all GPUs", is_expected=True
+        )
+    return gpus.describe()
+
+
+def _assert_tensorflow_fits() -> None:
+    if numbers(tf.__version__)[:2] not in xla_flags.KNOWN_TENSORFLOW:
+        raise CacheUnavailable(
+            f"the flags of TensorFlow {tf.__version__} are not known",
+            is_expected=True,
+        )
+    if tensorflow_internals.has_listed_devices():
+        raise CacheUnavailable(
+            "TensorFlow was asked for devices before keras_conflux was "
+            "imported, and has read its flags"
+        )

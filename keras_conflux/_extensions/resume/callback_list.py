@@ -1,0 +1,80 @@
+"""The callbacks of a `fit` that can be resumed."""
+
+from typing import Any
+
+import keras
+
+from keras_conflux._compat import keras_callbacks
+from keras_conflux._extensions.resume.callback_files import CallbackFiles
+from keras_conflux._extensions.resume.resumable_fit import ResumableFit
+
+
+class ResumableCallbacks(keras.callbacks.CallbackList):
+    """Tells a `ResumableFit` what happens, before or after all callbacks.
+
+    Args:
+        callbacks: Those of the user, and those that Keras adds.
+        model: Callbacks get it when the training begins, as they do in `fit`.
+        params: What `fit` tells callbacks, but the number of steps.
+        files: Those that the callbacks write.
+    """
+
+    def __init__(
+        self,
+        callbacks: list[Any],
+        model: keras.Model,
+        params: dict[str, Any],
+        files: CallbackFiles,
+    ) -> None:
+        super().__init__(callbacks, add_history=True)
+        self._trained = model
+        self._told = params
+        self._files = files
+        self.training: ResumableFit | None = None
+        """Set before `fit` begins."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores, or begins."""
+        assert self.training is not None
+        self.set_model(self._trained)
+        self.set_params({**self._told, "steps": self.training.steps_per_epoch})
+        self._files.note()
+        super().on_train_begin(logs)
+        self._files.note()
+        self.training.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restores what callbacks and Keras have set anew."""
+        super().on_epoch_begin(epoch, logs)
+        assert self.training is not None
+        self.training.begin_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        assert self.training is not None
+        keras_callbacks.flush_callbacks(self)
+        self.training.before_step(batch)
+        super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts the steps."""
+        super().on_train_batch_end(batch, logs)
+        assert self.training is not None
+        self.training.after_step(batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes the files that callbacks begin."""
+        super().on_test_begin(logs)
+        self._files.note()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        super().on_epoch_end(epoch, logs)
+        assert self.training is not None
+        self.training.end_epoch(epoch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends the program, if that is due."""
+        super().on_train_end(logs)
+        assert self.training is not None
+        self.training.end()

@@ -1,0 +1,281 @@
+"""The folders of checkpoints, as they are read: damaged ones are noticed.
+
+Nothing here needs TensorFlow, so `conflux resume` is quick.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_conflux._extensions.resume.stored_arrays import Arrays
+from keras_conflux._extensions.resume.stored_arrays import with_special_dtypes
+
+WEIGHTS = "model.weights.h5"
+ARRAYS = "state.npz"
+STATE = "state.json"
+FORMAT = 2
+"""1 had the files of callbacks by their absolute paths."""
+_URL = re.compile(r"[a-zA-Z][\w+.:-]+:/")
+_NAME = re.compile(r"step-(\d{12})-(\d{6})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A folder in which a training was saved, as `checkpoints` lists them.
+
+    Example:
+        ```python
+        whole = [each for each in kc.checkpoints("runs/a") if not each.damage]
+        ```
+    """
+
+    path: pathlib.Path
+    """The folder; a `upath.UPath` where the directory is a URL."""
+    step: int
+    """How many steps had been done, in all epochs."""
+    epoch: int
+    """The epoch that the training was in, from 0."""
+    size: int
+    """In bytes."""
+    time: float
+    """When it was written, in seconds since 1970."""
+    damage: str | None
+    """What is wrong with it; `None` if it is whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds besides the weights."""
+
+    path: pathlib.Path
+    state: dict[str, Any]
+    arrays: Arrays
+    weights: pathlib.Path | None = None
+    """The file of weights, in the process that reads it."""
+
+    def is_over(self, epochs: int) -> bool:
+        """Whether a training of so many epochs had ended."""
+        return self.state["stopped"] or self.state["epoch"] >= epochs
+
+
+def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns a directory as a path, which is a `upath.UPath` of a URL.
+
+    Args:
+        directory: A path, a URL, or a `upath.UPath`.
+
+    Raises:
+        ImportError: If the URL needs a package that is not installed.
+        ValueError: If there is no such kind of URL, if it names no directory,
+            or if it is a `Path`.
+    """
+    text = str(directory)
+    if not _URL.match(text):
+        return pathlib.Path(directory).absolute()
+    if isinstance(directory, pathlib.PurePath):
+        raise ValueError(
+            "A pathlib.Path cannot hold a URL, as it has one slash only. Give "
+            f"the URL as a string. Received: {directory!r}"
+        )
+    if "::" in text or "://" not in text.rstrip("/"):
+        raise ValueError(
+            "Expected the URL of a directory, such as 'gs://bucket/run'. "
+            f"Received: {text!r}"
+        )
+    try:
+        from upath import UPath
+
+        root: Any = UPath(text.rstrip("/")) if text is directory else directory
+        _ = root.fs  # imports the package of the file system
+    except ImportError as error:
+        raise ImportError(
+            "Checkpoints in a directory that is named by a URL need other "
+            "packages: type `pip install universal-pathlib`, and that of the "
+            f"file system, such as `gcsfs` or `s3fs` ({error}). Received: "
+            f"{text!r}"
+        ) from error
+    return root
+
+
+def is_remote(path: pathlib.Path) -> bool:
+    """Whether a path from `directory_of` is that of a URL."""
+    return not isinstance(path, pathlib.PosixPath)
+
+
+@contextlib.contextmanager
+def os_errors(path: pathlib.Path) -> Iterator[None]:
+    """Raises as `OSError` what the file system of a URL raises of its own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if is_remote(path):
+            text = f"{path}: {type(error).__name__}: {error}"
+            raise OSError(text) from error
+        raise
+
+
+def entries(folder: Any) -> list[pathlib.Path]:
+    """Returns what is in a folder; nothing if there is none.
+
+    Of a URL, nothing is taken from a listing that was kept, and what cannot be
+    listed is not taken for empty.
+
+    Raises:
+        OSError: If it cannot be listed.
+    """
+    if not is_remote(folder):
+        return [*folder.iterdir()] if folder.is_dir() else []
+    with os_errors(folder):
+        folder.fs.invalidate_cache()
+        try:
+            found = folder.fs.ls(folder.path, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    own = folder.path.rstrip("/")
+    paths = [each.rstrip("/") for each in found]
+    return [folder / p.rpartition("/")[2] for p in paths if p != own]
+
+
+def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
+    """Returns the checkpoints in a directory, the newest first.
+
+    All of their bytes are read, and compared with the digests that were taken
+    when they were written.
+
+    Args:
+        directory: Of `keras_conflux.Resume` or `keras_conflux.save`.
+
+    Returns:
+        A list of `Checkpoint`s; empty if there is no such directory.
+
+    Raises:
+        ImportError: If the directory is a URL that needs another package.
+
+    Example:
+        ```python
+        for checkpoint in kc.checkpoints("runs/a"):
+            print(checkpoint.path, checkpoint.step, checkpoint.damage)
+        ```
+    """
+    found = []
+    for path in folders(directory):
+        # A training that writes there may remove it meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found.append(_described(path))
+    return found
+
+
+def _described(path: pathlib.Path) -> Checkpoint:
+    try:
+        read(path)
+        damage = None
+    except Damage as error:
+        damage = str(error)
+    step, epoch = position_of(path)
+    files = [each.stat() for each in entries(path)]
+    if not files:  # it has gone
+        raise FileNotFoundError(path)
+    size = sum(each.st_size for each in files)
+    modified = max((each.st_mtime for each in files), default=0)
+    return Checkpoint(path, step, epoch, size, modified, damage)
+
+
+class Damage(Exception):
+    """What is wrong with a checkpoint."""
+
+
+class Unreadable(Damage):
+    """Why a checkpoint cannot be read now. It may be whole."""
+
+
+def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Returns the folders of checkpoints, the newest first."""
+    root = directory_of(directory)
+    found = named_folders(root)
+    if not is_remote(root):
+        return found
+    # The file with the digests is put last.
+    return [f for f in found if any(e.name == STATE for e in entries(f))]
+
+
+def named_folders(root: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the folders whose names are those of checkpoints."""
+    found = [path for path in entries(root) if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def position_of(folder: pathlib.Path) -> tuple[int, int]:
+    """Returns how many steps had been done, and the epoch, by the name."""
+    matched = _NAME.fullmatch(folder.name)
+    assert matched is not None
+    step, epoch = map(int, matched.groups())
+    return step, epoch
+
+
+def read(path: pathlib.Path) -> Saved:
+    """Returns what a folder holds.
+
+    Raises:
+        Damage: If it is not what was written.
+        ValueError: If a newer version of this package wrote it.
+    """
+    try:
+        with os_errors(path):
+            content = (path / STATE).read_text()
+        outer = json.loads(content)
+        text, digest, files = outer["state"], outer["sha256"], outer["files"]
+        written_in, special = outer["format"], outer["dtypes"]
+        weights = outer.get("weights", WEIGHTS)
+        stored_as = outer.get("arrays", ARRAYS)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _not_read(STATE, error) from error
+    if written_in > FORMAT:
+        raise ValueError(
+            f"{path} is in format {written_in}, of a newer version of "
+            f"keras-conflux; this one reads format {FORMAT}. Install the "
+            "newer version."
+        )
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        raise Damage(f"{STATE} has changed since it was written")
+    for name, expected in files.items():
+        try:
+            found = digest_of(path / name)
+        except OSError as error:
+            raise _not_read(name, error) from error
+        if found != expected:
+            raise Damage(f"{name} has changed since it was written")
+    try:
+        with (
+            os_errors(path),
+            (path / stored_as).open("rb") as file,
+            np.load(file, allow_pickle=False) as stored,
+        ):
+            arrays = with_special_dtypes(dict(stored), special)
+    except OSError as error:
+        raise _not_read(stored_as, error) from error
+    return Saved(path, json.loads(text), arrays, path / weights)
+
+
+def _not_read(name: str, error: Exception) -> Damage:
+    """Returns what is wrong: a disk or rights, unless the file is at fault."""
+    elsewhere = isinstance(error, OSError)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        elsewhere = False
+    kind = Unreadable if elsewhere else Damage
+    return kind(f"{name} cannot be read ({error})")
+
+
+def digest_of(path: pathlib.Path) -> str:
+    """Returns by what a file is known to be as it was written."""
+    with os_errors(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

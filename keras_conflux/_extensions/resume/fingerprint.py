@@ -1,0 +1,236 @@
+"""By what a checkpoint and a training are known to belong together."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import keras_models
+from keras_conflux._extensions.resume import model_state
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+
+
+def of_model(model: keras.Model) -> dict[str, Any]:
+    """Returns what describes a model, and its optimizer if it is built."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = getattr(optimizer, "variables", ())
+    is_built = getattr(optimizer, "built", False)
+    return {
+        "weights": _shapes(model.weights),
+        "optimizer": [
+            type(optimizer).__name__,
+            *_shapes(variables if is_built else ()),
+        ],
+    }
+
+
+def of_data(iterator: Any) -> dict[str, Any]:
+    """Returns what describes data and versions, before the first epoch.
+
+    Args:
+        iterator: Keras' epoch iterator over the data.
+    """
+    return {
+        "data": [
+            "Python" if keras_iterators.has_python_source(iterator) else "",
+            str(keras_iterators.batch_spec(iterator)),
+            iterator.num_batches,
+        ],
+        "steps_per_execution": iterator.steps_per_execution,
+        "versions": [
+            f"Keras {keras.__version__}",
+            f"TensorFlow {tf.__version__}",
+        ],
+    }
+
+
+def assert_as_many_parts(saved: Saved, count: int) -> None:
+    """Raises if the data lay in more or fewer parts.
+
+    Args:
+        saved: The checkpoint.
+        count: How many processes draw a part of their own; 1 if all draw the
+            same batches.
+
+    Raises:
+        ValueError: If there were others.
+    """
+    there = len(saved.state["parts"])
+    if there == count:
+        return
+    texts = [
+        "all processes reading the same data"
+        if each == 1
+        else f'data="local" and {each} processes'
+        for each in (there, count)
+    ]
+    raise ValueError(
+        f"The checkpoint {saved.path} was saved with {texts[0]}; here it is "
+        f"{texts[1]}. Where each process draws a part of its own, only as many "
+        "processes can go on in their parts. Start the training as it was "
+        "started, or pass `Resume` another directory."
+    )
+
+
+def own_part(saved: Saved) -> dict[str, Any]:
+    """Returns what a checkpoint has of the data that this process draws."""
+    parts = saved.state["parts"]
+    return parts[process_index() if len(parts) > 1 else 0]
+
+
+def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
+    """Raises if a checkpoint was saved with other data.
+
+    Args:
+        saved: The checkpoint.
+        here: From `of_data`.
+
+    Raises:
+        ValueError: If it was.
+    """
+    there = own_part(saved)["data"]
+    if there["data"] != here["data"]:
+        name = "data like this: kind, shapes of batches, their number"
+        raise _of_another(saved, name, there["data"], here["data"])
+    steps, step = here["steps_per_execution"], saved.state["step"]
+    if steps != there["steps_per_execution"] and step % steps:
+        raise ValueError(
+            f"The checkpoint {saved.path} was saved before step {step}, with "
+            f"steps_per_execution={there['steps_per_execution']}. With "
+            f"steps_per_execution={steps} no execution begins there. Compile "
+            "the model as before."
+        )
+    if there["versions"] != here["versions"]:
+        warn(
+            f"The checkpoint {saved.path} was saved with "
+            f"{' and '.join(there['versions'])}; here are "
+            f"{' and '.join(here['versions'])}. Results may differ in the "
+            "last digits."
+        )
+
+
+def assert_same_model(saved: Saved, model: keras.Model) -> None:
+    """Raises if a checkpoint was saved of another model or optimizer.
+
+    Args:
+        saved: The checkpoint.
+        model: What it is to be restored into, with all that can be built.
+
+    Raises:
+        ValueError: If it was, or if the model or the optimizer is not built.
+    """
+    there, here = saved.state["fingerprint"], of_model(model)
+    if there["weights"] != here["weights"]:
+        _assert_built(saved, keras_models.layers_are_built(model), "the model")
+        name = "weights of these shapes"
+        raise _of_another(saved, name, there["weights"], here["weights"])
+    (kind, *variables), (kind_here, *variables_here) = (
+        there["optimizer"],
+        here["optimizer"],
+    )
+    # One that no step had used has nothing to restore.
+    if kind != kind_here or (variables and variables != variables_here):
+        if kind == kind_here:
+            _assert_built(saved, model.optimizer.built, "its optimizer")
+        name = "an optimizer with these variables"
+        raise _of_another(saved, name, there["optimizer"], here["optimizer"])
+
+
+def _assert_built(saved: Saved, is_built: bool, what: str) -> None:
+    if not is_built:
+        raise ValueError(
+            f"The checkpoint {saved.path} cannot be restored, because {what} "
+            "has no variables yet. Build both before: call the model on a "
+            "batch, then model.optimizer.build(model.trainable_variables)"
+        )
+
+
+def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
+    return ValueError(
+        f"The checkpoint {saved.path} belongs to another training. It was "
+        f"saved with {name}: {_shortened(there)}; here are "
+        f"{_shortened(here)}. Train with what it was saved with, or use "
+        "another directory."
+    )
+
+
+def name_what_is_not_built(model: keras.Model, strict: bool) -> None:
+    """Warns of optimizers that a checkpoint could not be restored into.
+
+    Args:
+        model: Before its first step.
+        strict: Whether that is an error.
+
+    Raises:
+        ValueError: If `strict`, and there is something to warn of.
+    """
+    unbuilt = model_state.unbuilt_optimizers(model)
+    if unbuilt:
+        _warn_or_raise(
+            "This training cannot be resumed, because a step of the model's "
+            f"own builds these optimizers: {', '.join(unbuilt)}. Before that "
+            "step, the state of a checkpoint cannot be restored into them. For "
+            f"each of them, {model_state.HOW_TO_BUILD}.",
+            strict,
+        )
+
+
+def name_what_varies(what: str, causes: list[str], strict: bool) -> bool:
+    """Warns of data that cannot be drawn a second time.
+
+    Args:
+        what: Which data it is.
+        causes: From `varying_data`.
+        strict: Whether that is an error.
+
+    Returns:
+        Whether there is something to warn of.
+
+    Raises:
+        ValueError: If `strict`, and there is something to warn of.
+    """
+    if causes:
+        _warn_or_raise(
+            "This training cannot be resumed exactly, because its "
+            f"{what} is another each time: {'; '.join(causes)}. Where a seed "
+            "is missing, call keras.utils.set_random_seed(...) before the data "
+            "set is made, or give `shuffle` one.",
+            strict,
+        )
+    return bool(causes)
+
+
+def say_that_data_is_further_on(strict: bool) -> None:
+    """Warns of data that this process has used before.
+
+    Args:
+        strict: Whether that is an error.
+
+    Raises:
+        ValueError: If `strict`.
+    """
+    _warn_or_raise(
+        "This training does not go on exactly where it was, because its data "
+        "or validation data have been shuffled more often in this process than "
+        "when the checkpoint was saved. Make the data set anew, or start the "
+        "program again, and call `fit` before anything else uses the data.",
+        strict,
+    )
+
+
+def _warn_or_raise(message: str, strict: bool) -> None:
+    if strict:
+        raise ValueError(message)
+    warn(message)
+
+
+def _shapes(variables: Any) -> list[str]:
+    return [f"{list(v.shape)} {v.dtype}" for v in variables]
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 500 else f"{text[:500]}... ({len(value)} in all)"

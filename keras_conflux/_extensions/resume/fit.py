@@ -1,0 +1,193 @@
+"""What `fit` does with a `Resume` among its callbacks."""
+
+import inspect
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._compat.patching import patch
+from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._extensions.resume import fingerprint
+from keras_conflux._extensions.resume import from_first_process
+from keras_conflux._extensions.resume.callback_files import CallbackFiles
+from keras_conflux._extensions.resume.callback_list import ResumableCallbacks
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.input_position import Follower
+from keras_conflux._extensions.resume.resumable_fit import ResumableFit
+from keras_conflux._extensions.resume.resume import Resume
+from keras_conflux._extensions.resume.validation_data import ValidationData
+from keras_conflux._extensions.resume.writer import CheckpointWriter
+from keras_conflux._fit import side_effects
+from keras_conflux._fit.input.epoch_observer import observe
+from keras_conflux._replication import data_contract
+
+_log = logging.getLogger("keras_conflux")
+
+
+def install() -> None:
+    """Puts it in front of Keras' `fit`. Called once, at import."""
+    patch(Patched.FIT, fit)
+    observe(Follower())
+
+
+def fit(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Goes on where a `Resume` has left off, if there is one."""
+    try:
+        call = inspect.signature(original).bind(model, *args, **kwargs)
+    except TypeError:  # which Keras raises in its own words
+        return original(model, *args, **kwargs)
+    call.apply_defaults()
+    resume = _resume_among(call.arguments["callbacks"])
+    if resume is None:
+        return original(model, *args, **kwargs)
+    return _resumed(original, model, call, resume)
+
+
+def _resumed(
+    original: Callable[..., Any],
+    model: Any,
+    call: inspect.BoundArguments,
+    resume: Resume,
+) -> Any:
+    """Calls `fit` with callbacks that save and restore the training."""
+    given = call.arguments
+    callbacks = keras.tree.flatten(given["callbacks"])
+    writer = CheckpointWriter(resume.directory, resume.keep)
+    resume.pauses = writer.pauses
+    is_local = process_count() > 1 and data_contract.of(model) == "local"
+    parts = process_count() if is_local else 1
+    with writer.open():
+        writing = callbacks if process_index() == 0 else []
+        with told_to_all("looking at what callbacks write"):
+            files = CallbackFiles(writing, resume.directory)
+        saved = _saved(resume, files, given, parts)
+        given["callbacks"] = ResumableCallbacks(
+            _called_here(callbacks, given["verbose"]),
+            model,
+            {"verbose": given["verbose"], "epochs": given["epochs"]},
+            files,
+        )
+        training = ResumableFit(
+            model,
+            resume,
+            callbacks=_with_state(callbacks, given["callbacks"].callbacks),
+            files=files,
+            saved=saved,
+            parts=parts,
+            writer=writer,
+            epochs=given["epochs"],
+            validation=ValidationData(
+                given["validation_data"], given["validation_steps"]
+            ),
+        )
+        given["callbacks"].training = training
+        with training.running():
+            history = original(*call.args, **call.kwargs)
+        ended_here.add(resume.directory)
+        return history
+
+
+ended_here: set[pathlib.Path] = set()
+"""The directories of trainings that have come to their end in this process."""
+
+
+def _resume_among(callbacks: Any) -> Resume | None:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+        if any(isinstance(each, Resume) for each in callbacks):
+            raise ValueError(
+                "`Resume` needs to see all callbacks. Pass `fit` a list of "
+                "them. Received: a CallbackList"
+            )
+    listed = keras.tree.flatten(callbacks or [])
+    found = [each for each in listed if isinstance(each, Resume)]
+    if not found:
+        return None
+    backup = keras.callbacks.BackupAndRestore
+    others = [each for each in listed if isinstance(each, backup)]
+    if len(found) > 1 or others:
+        names = [type(each).__name__ for each in (*found, *others)]
+        raise ValueError(
+            "One callback restores a training: `Resume` does more than "
+            f"BackupAndRestore, so pass it alone. Received: {names}"
+        )
+    return found[0]
+
+
+def _called_here(callbacks: list[Any], verbose: Any) -> list[Any]:
+    """Returns the callbacks that this process calls, with a progress bar."""
+    if process_index() > 0:
+        return side_effects.of_this_process(callbacks)
+    shown = keras.callbacks.ProgbarLogger
+    if verbose == 0 or any(isinstance(each, shown) for each in callbacks):
+        return callbacks
+    return [*callbacks, shown()]
+
+
+def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
+    """Returns the callbacks whose state belongs to the training.
+
+    They are the same in all processes, whichever a process calls.
+
+    Args:
+        callbacks: Those of the user.
+        called: Those that are called here, with those that Keras has added.
+    """
+    listed = {id(each) for each in callbacks}
+    added = [each for each in called if id(each) not in listed]
+    shown = Resume | keras.callbacks.ProgbarLogger
+    return [
+        each for each in (*callbacks, *added) if not isinstance(each, shown)
+    ]
+
+
+def _saved(
+    resume: Resume, files: CallbackFiles, given: dict[str, Any], parts: int
+) -> Saved | None:
+    """Finds where to go on, and takes back what was written since."""
+    saved = from_first_process.read_newest(resume.directory)
+    resume.resumed_at = None
+    if saved is None:
+        files.begin_anew()
+        return None
+    fingerprint.assert_as_many_parts(saved, parts)
+    epoch, step = saved.state["epoch"], saved.state["step"]
+    over = saved.is_over(given["epochs"])
+    if resume.directory in ended_here and (over or given["initial_epoch"]):
+        raise ValueError(
+            "A training of this process has ended in the directory of this "
+            f"`Resume`, {str(resume.directory)!r}, so this one would go on "
+            f"after its {epoch} epochs, with its optimizer, instead of "
+            "training anew. Give each call of `fit` a directory of its own, "
+            "such as one for each phase or fold."
+        )
+    resume.resumed_at = epoch, step
+    with told_to_all("going on with what callbacks have written"):
+        files.go_on(saved.state["files"], over)
+    given["initial_epoch"] = given["epochs"] if over else epoch
+    if over:
+        ended = "a callback had ended it" if saved.state["stopped"] else "done"
+        _say(
+            f"{resume.directory}: already trained for {epoch} epochs, {ended}. "
+            "To train anew, remove the directory.",
+            given,
+        )
+    else:
+        _say(
+            f"{saved.path}: going on in epoch {epoch + 1}, step {step}.", given
+        )
+    return saved
+
+
+def _say(text: str, given: dict[str, Any]) -> None:
+    _log.info(text)
+    if given["verbose"] and process_index() == 0:
+        print(text)

@@ -1,0 +1,26 @@
+"""What each process knows of itself, told to all."""
+
+from typing import Any
+
+from keras_conflux._cluster.agreement import given_by
+from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.stored_arrays import Arrays
+from keras_conflux._extensions.resume.stored_arrays import from_bytes
+from keras_conflux._extensions.resume.stored_arrays import to_bytes
+
+
+def gathered(what: str, own: Any) -> list[Any]:
+    """Returns what each process has, in their order.
+
+    Args:
+        what: What this is, in words. All must say the same.
+        own: What this process has: plain values.
+    """
+    arrays: Arrays = {}
+    content = to_bytes(plain_values.encode(own, arrays), arrays)
+    lengths = told_by_all(what, len(content))
+    return [
+        plain_values.decode(*from_bytes(given_by(index, content, length)))
+        for index, length in enumerate(lengths)
+    ]

@@ -1,0 +1,65 @@
+"""What the first process has read, given to all."""
+
+import os
+
+from keras_conflux._cluster.agreement import given_by
+from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.checkpoint_files import directory_of
+from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.stored_arrays import from_bytes
+from keras_conflux._extensions.resume.stored_arrays import to_bytes
+
+
+def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
+    """Returns the newest checkpoint that is whole; warns of those that are not.
+
+    Those are renamed, so that they are not kept in place of whole ones.
+    The first process reads it. The others may have no access to its files.
+
+    Raises:
+        ValueError: If a newer version of this package wrote it.
+    """
+    if process_count() == 1:
+        return _newest(directory)
+    with told_to_all("reading a checkpoint"):
+        saved = _newest(directory) if process_index() == 0 else None
+        content = b""
+        if saved is not None:
+            document = str(saved.path), saved.state
+            content = to_bytes(document, saved.arrays)
+        lengths = told_by_all("reading a checkpoint", len(content))
+        content = given_by(0, content, lengths[0])
+    if process_index() == 0 or not content:
+        return saved
+    (path, state), arrays = from_bytes(content)
+    return Saved(directory_of(path), state, arrays)
+
+
+def _newest(directory: str | os.PathLike[str]) -> Saved | None:
+    storage_of(directory_of(directory)).restore_former()
+    passed = set()
+    # Listed again each time: a training that writes there removes old ones.
+    while left := [
+        path
+        for path in checkpoint_files.folders(directory)
+        if path not in passed
+    ]:
+        passed.add(left[0])
+        try:
+            return checkpoint_files.read(left[0])
+        except checkpoint_files.Damage as error:
+            if left[0] not in checkpoint_files.folders(directory):
+                continue
+            said = f"The checkpoint {left[0]} is not used: {error}."
+            if not isinstance(error, checkpoint_files.Unreadable):
+                aside = storage_of(directory_of(directory)).put_aside(left[0])
+                said += f" It can be removed: {aside}."
+            before = "The one before it is used."
+            warn(f"{said} {before if left[1:] else 'There is no other.'}")
+    return None

@@ -1,0 +1,332 @@
+"""Where training stands in its data, and how it gets there again.
+
+What a source yields follows from where the random generators stood when it
+began, from how many iterators were made of it before (a shuffle of tf.data
+takes a seed for each), and from how many batches have been drawn. So its
+batches are drawn once more, and dropped.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Generator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_iterators
+from keras_conflux._extensions.resume import iterator_history
+from keras_conflux._extensions.resume import random_generators
+from keras_conflux._extensions.resume import sketches
+from keras_conflux._extensions.resume.py_dataset_state import PyDatasetState
+from keras_conflux._extensions.resume.validation_data import ValidationData
+from keras_conflux._fit.input.epoch_observer import Epoch
+from keras_conflux._fit.input.epoch_observer import EpochObserver
+
+_log = logging.getLogger("keras_conflux")
+_WHAT_TO_DO = (
+    "Give the training the data that it had, or begin another one in another "
+    "directory; `model.load_weights` reads the `model.weights.h5` of the "
+    "checkpoint."
+)
+
+
+@dataclasses.dataclass
+class Place:
+    """A place in the data, which can be found again.
+
+    Attributes:
+        step: Of the epoch: so many batches of it have been trained.
+        iterators: How many iterators had been made of the data, with the
+            current one.
+        made: All that had been made at this place, from `iterator_history`;
+            `None` in checkpoints that do not have it.
+        begun: Whether that one had been drawn from, and is to be again.
+        drawn: How many batches of it have been trained, in all epochs.
+        drawn_before: Those of former epochs, which share it where
+            `steps_per_epoch` cuts a source into epochs.
+        generators_at_begin: Where random generators stood when it was made.
+        generators: Where they stood at this place.
+        number: How many batches an epoch has, if it is known by now.
+        attributes: Those of a `PyDataset`, or what its `state_dict` returned,
+            when it was made, or now if it has not begun.
+        validation: The state of the validation data.
+        validation_iterators: How many iterators had been made of those when the
+            current one was.
+        last: The sketch of the last batch that has been trained, if it is
+            known. The batch that is drawn again in its place must have it.
+    """
+
+    step: int = 0
+    iterators: int = 0
+    made: list[bool] | None = None
+    begun: bool = False
+    drawn: int = 0
+    drawn_before: int = 0
+    generators_at_begin: Any = None
+    generators: Any = None
+    number: int | None = None
+    attributes: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
+    validation_iterators: int = 0
+    last: np.ndarray | None = None
+
+    def iterators_of(self, dataset: str) -> list[bool]:
+        """Returns all iterators that had been made, from `iterator_history`.
+
+        Args:
+            dataset: `"training"` or `"validation"`.
+        """
+        if dataset == "validation":
+            return [] if self.validation is None else self.validation["made"]
+        return self.made or [False] * self.iterators
+
+
+class InputPosition:
+    """Follows the data of one call of `fit`.
+
+    Args:
+        start: Where to begin, if not at the beginning.
+        validation: The validation data of that call.
+        is_part: Whether other processes draw other parts of the batches. This
+            one may then end before the last step of an epoch.
+    """
+
+    def __init__(
+        self,
+        start: Place | None,
+        validation: ValidationData,
+        is_part: bool = False,
+    ) -> None:
+        self._start = start
+        self.validation = validation
+        self._is_part = is_part
+        self._here = Place()
+        self.iterator: Any = None
+        """Keras' epoch iterator."""
+        self._held = PyDatasetState(None)
+        self.varies = False
+        """Whether the data is known to be another each time."""
+        self._before: tuple[int, Tree] = -1, None
+        self._latest: tuple[int, Tree] = -1, None
+
+    @property
+    def skipped(self) -> int:
+        """How many batches of the next epoch have been trained already."""
+        return 0 if self._start is None else self._start.step
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `steps_per_epoch` cuts the data into epochs."""
+        return self.iterator.steps_per_epoch is not None
+
+    def at(self, step: int) -> Place:
+        """Returns the place before a step of the current epoch.
+
+        Args:
+            step: Of the epoch, from 0. With 0, the former epoch has ended.
+        """
+        here = self._here
+        # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
+        # on; otherwise the next epoch makes one.
+        goes_on = here.begun and keras_iterators.draws_on(self.iterator)
+        begun = goes_on or step > 0
+        return dataclasses.replace(
+            here,
+            step=step,
+            begun=begun,
+            drawn=here.drawn_before + step if step else here.drawn,
+            drawn_before=here.drawn_before if step else here.drawn,
+            generators=random_generators.states(
+                keras_iterators.dataset_of(self.iterator)
+            ),
+            number=self.iterator.num_batches,
+            attributes=here.attributes if begun else self._held.taken(),
+            made=iterator_history.of(keras_iterators.dataset_of(self.iterator)),
+            validation=self.validation.state(),
+            last=self._sketch(step or self._latest[0] + 1) if begun else None,
+        )
+
+    def note_batch(self, step: int, batch: Tree) -> None:
+        """Notes the batch of the last step of an execution, before it."""
+        self._before, self._latest = self._latest, (step, batch)
+
+    def _sketch(self, step: int) -> np.ndarray | None:
+        """Returns that of the batch before a step, if it is known."""
+        for latest, batch in (self._before, self._latest):
+            if batch is not None and latest == step - 1:
+                return sketches.sketch(batch)
+        return None
+
+    def attach(self, iterator: Any) -> None:
+        """Follows an epoch iterator of Keras."""
+        self.iterator = iterator
+        self._held = PyDatasetState(keras_iterators.py_dataset_of(iterator))
+        keras_iterators.count_iterators(iterator, self._note_iterator)
+        _positions[iterator] = self
+
+    def restore(self, over: bool) -> bool:
+        """Brings the data to where it was before the current iterator.
+
+        Args:
+            over: Whether nothing is to be drawn, as training has ended.
+
+        Returns:
+            Whether it is there. A data set that this process has used before
+            may be further on.
+        """
+        start = self._start
+        if start is None:
+            return True
+        keras_iterators.set_learned_number(self.iterator, start.number)
+        if not start.begun:
+            self._held.restore(start.attributes)
+        if start.validation is not None:
+            self.validation.restore(start.validation)
+        self._here.iterators = start.iterators
+        if over or not start.begun:
+            return self._make_iterators(start) or over
+        return self._make_iterators(
+            start, start.iterators - 1, start.validation_iterators
+        )
+
+    def steps(
+        self, enumerated: Iterator[tuple]
+    ) -> Generator[tuple, None, None]:
+        """Yields `(first step, last step, source)` of an epoch from here.
+
+        Args:
+            enumerated: The same of the whole epoch, from Keras.
+        """
+        start = self._start
+        here, skipped = self._here, self.skipped
+        here.drawn_before = here.drawn
+        source = None
+        for first, last, source_now in enumerated:
+            if source is None:
+                source = source_now
+                if start is not None:
+                    self._draw_again(start, source)
+            if first >= skipped:
+                here.drawn = here.drawn_before + last + 1
+                here.begun = True
+                yield first, last, source_now
+
+    def _make_iterators(
+        self,
+        start: Place,
+        count: int | None = None,
+        validation_count: int | None = None,
+    ) -> bool:
+        """Makes as many as there were, or all; returns whether none is more."""
+        dataset = keras_iterators.dataset_of(self.iterator)
+        made = start.iterators_of("training")[:count]
+        validated = start.iterators_of("validation")[:validation_count]
+        return all(
+            [
+                iterator_history.make_again(dataset, made),
+                self.validation.make_iterators(validated),
+            ]
+        )
+
+    def _note_iterator(self) -> None:
+        """Called before an iterator is made of the data."""
+        here, start = self._here, self._start
+        dataset = keras_iterators.dataset_of(self.iterator)
+        here.iterators = len(iterator_history.of(dataset)) + 1
+        here.validation_iterators = self.validation.iterators
+        here.drawn = here.drawn_before = 0
+        if start is not None and start.begun:
+            random_generators.set_states(start.generators_at_begin, dataset)
+            self._held.restore(start.attributes)
+        here.generators_at_begin = random_generators.states(dataset)
+        here.attributes = self._held.taken()
+
+    def _draw_again(self, start: Place, source: Any) -> None:
+        """Draws what has been trained, from an iterator that has just begun."""
+        self._start = None
+        if not start.begun:
+            return
+        began = time.monotonic()
+        batches = itertools.islice(source, start.drawn)
+        count, batch = 0, None
+        for count, batch in enumerate(batches, 1):  # noqa: B007
+            pass
+        had_ended = self._is_part and start.last is None
+        if count < start.drawn and not had_ended:
+            raise ValueError(
+                f"The data ends after {count} batches, and {start.drawn} had "
+                f"been trained when the checkpoint was saved. {_WHAT_TO_DO}"
+            )
+        self._assert_same(start, batch)
+        self._make_iterators(start)
+        self._here.drawn_before = start.drawn_before
+        self._here.begun = True
+        if self.iterator.steps_per_epoch:
+            keras_iterators.add_steps_seen(self.iterator, start.drawn_before)
+        # What Python code of the user's draws, drawing again has drawn again.
+        if not keras_iterators.calls_python(self.iterator):
+            random_generators.set_states(start.generators)
+        _log.info(
+            "Drew %d batches again in %.1f s.",
+            start.drawn,
+            time.monotonic() - began,
+        )
+
+    def _assert_same(self, start: Place, batch: Tree) -> None:
+        """Raises `ValueError` if other samples would be trained from here."""
+        if start.last is None or batch is None or self.varies:
+            return
+        if not sketches.are_alike(start.last, sketches.sketch(batch)):
+            raise ValueError(
+                "The data is another than when the checkpoint was saved: batch "
+                f"{start.drawn}, the last one that had been trained, has other "
+                "samples now. Its files or the program that reads them have "
+                "changed, or it draws random numbers without a seed. "
+                f"{_WHAT_TO_DO}"
+            )
+
+
+_positions: Any = weakref.WeakKeyDictionary()
+"""By Keras' epoch iterators, who follows them."""
+_next: contextvars.ContextVar[list[InputPosition]] = contextvars.ContextVar(
+    "next_position"
+)
+
+
+@contextlib.contextmanager
+def followed_by(position: InputPosition) -> Iterator[None]:
+    """Makes the first epoch iterator that is made here be followed."""
+    token = _next.set([position])
+    try:
+        yield
+    finally:
+        _next.reset(token)
+
+
+class Follower(EpochObserver):
+    """Notes which iterators are made, and where a resumable `fit` stands."""
+
+    def made(self, iterator: Any) -> None:
+        """Follows an epoch iterator, if somebody waits for one."""
+        iterator_history.follow(iterator)
+        waiting = _next.get([])
+        if waiting:
+            waiting.pop().attach(iterator)
+
+    def begins(
+        self, iterator: Any, steps: Generator[tuple, None, None]
+    ) -> Epoch:
+        """Begins where a training has left off."""
+        steps = iterator_history.noting_draws(iterator, steps)
+        position = _positions.get(iterator)
+        if position is None:
+            return Epoch(steps)
+        skipped = position.skipped
+        return Epoch(position.steps(steps), skipped, position.note_batch)

@@ -1,0 +1,71 @@
+"""Which iterators this process has made of a data set.
+
+A shuffle of tf.data takes a seed for each iterator that is made of it, whether
+by this call of `fit`, its validation, a former call or `evaluate`. So what a
+data set yields next follows from all that were made before.
+"""
+
+import functools
+import weakref
+from collections.abc import Generator
+from typing import Any
+
+from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import tensorflow_pipelines
+
+_made: Any = weakref.WeakKeyDictionary()
+"""By data sets: of each iterator, whether it has been drawn from."""
+_latest: Any = weakref.WeakKeyDictionary()
+"""By Keras' epoch iterators: the number of the iterator that each has."""
+
+
+def follow(iterator: Any) -> None:
+    """Notes which iterators an epoch iterator of Keras makes."""
+    note = functools.partial(_note, weakref.ref(iterator))
+    keras_iterators.count_iterators(iterator, note)
+
+
+def of(dataset: Any) -> list[bool]:
+    """Returns of each iterator whether it has been drawn from.
+
+    Args:
+        dataset: A data set; `None` has no iterators.
+    """
+    return [] if dataset is None else list(_made.get(dataset, ()))
+
+
+def noting_draws(
+    iterator: Any, steps: Generator[tuple, None, None]
+) -> Generator[tuple, None, None]:
+    """Yields the steps that Keras enumerates, and notes that there are some."""
+    for first in steps:
+        if iterator in _latest:
+            dataset = keras_iterators.dataset_of(iterator)
+            _made[dataset][_latest[iterator]] = True
+        yield first
+        yield from steps
+
+
+def make_again(dataset: Any, made: list[bool]) -> bool:
+    """Makes those iterators that another process has made, and drops them.
+
+    Args:
+        dataset: Of which they are to be made.
+        made: From `of`, of the other process.
+
+    Returns:
+        Whether the data set is where it was. If there are more iterators here,
+        it is further on.
+    """
+    here = _made.setdefault(dataset, [])
+    further_on = len(here) > len(made)
+    for drawn in made[len(here) :]:
+        tensorflow_pipelines.begin(dataset, drawn)
+        here.append(drawn)
+    return not (further_on and tensorflow_pipelines.has_shuffles(dataset))
+
+
+def _note(iterator: Any) -> None:
+    made = _made.setdefault(keras_iterators.dataset_of(iterator()), [])
+    _latest[iterator()] = len(made)
+    made.append(False)

@@ -1,0 +1,194 @@
+"""The variables of a model: copies of them, and back into them."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_variables
+from keras_conflux._compat import weight_files
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.stored_arrays import Arrays
+from keras_conflux._replication import accumulated
+from keras_conflux._replication import state
+from keras_conflux._replication import synchronization
+from keras_conflux._replication.strategy import is_replicated
+
+_GLOBAL_SEED = "global seed"
+"""The seed behind `keras.random` without a seed, where the program uses it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelState:
+    """Copies, on the host, of all variables of a model."""
+
+    weights: list[weight_files.Entry]
+    """What Keras' file of weights has: weights and the optimizer's state."""
+    arrays: Arrays
+    """All else: metrics, seeds, and what each replica has of a sum."""
+    variables: list[list[Any]]
+    """The path, shape and dtype of all else, in the order of the arrays."""
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "ModelState":
+        """Copies the variables. See `gather` for several processes."""
+        written = weight_files.entries_of(model)
+        others = _beside_weights(model, written)
+        arrays = {
+            f"variable{number}": np.array(variable.numpy())
+            for number, variable in enumerate(others)
+        }
+        shared = keras_variables.present_global_seed()
+        if shared is not None:
+            arrays[_GLOBAL_SEED] = np.array(shared.numpy())
+        return cls(
+            weight_files.copied(written),
+            arrays | _parts(model),
+            _described(others),
+        )
+
+
+def gather(model: keras.Model) -> None:
+    """Gives the first process what it needs to copy all of a model's state.
+
+    All processes call this together.
+    """
+    accumulated.give_to_first(state.stateful_objects(model))
+
+
+def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
+    """Gives the variables of a model the values that were saved.
+
+    All processes call this together. Those that have no files get the weights
+    from the first one.
+
+    Args:
+        model: Built, and compiled if it was.
+        saved: What was saved.
+        has_files: Whether the weights can be read in this process.
+
+    Raises:
+        ValueError: If it is of another model.
+    """
+    _assert_same(saved, model)
+    if has_files and saved.weights is not None:
+        try:
+            with storage_of(saved.weights).file(saved.weights) as file:
+                model.load_weights(file)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{saved.path} was saved of another model: {error} Resume with "
+                "the model that it was saved of, or in another directory."
+            ) from error
+    others = _beside_weights(model, weight_files.entries_of(model))
+    for number, variable in enumerate(others):
+        variable.assign(saved.arrays[f"variable{number}"])
+    if _GLOBAL_SEED in saved.arrays:
+        # A program that has not used it yet makes it here.
+        generator = keras_variables.global_seed_generator()
+        generator.state.assign(saved.arrays[_GLOBAL_SEED])
+    if process_count() > 1:
+        synchronization.synchronize(model)
+    for number, sums in enumerate(_sums(model)):
+        names = [f"part{number}.{index}" for index in range(len(sums))]
+        # The first replica has the whole sum now. With as many replicas as
+        # there were, each gets its part again, for the last bit's sake.
+        followed = f"part{number}.{len(sums)}" in saved.arrays
+        if not followed and all(name in saved.arrays for name in names):
+            for name, copy in zip(names, sums, strict=True):
+                copy.assign(saved.arrays[name])
+
+
+def _beside_weights(
+    model: keras.Model, written: list[weight_files.Entry]
+) -> list[keras.Variable]:
+    """Returns the variables that Keras' file of weights does not have."""
+    optimizer = getattr(model, "optimizer", None)
+    known = {id(value) for entry in written for value in entry.values.values()}
+    known |= {id(v) for v in getattr(optimizer, "variables", ())}
+    shared = keras_variables.present_global_seed()
+    return [
+        variable
+        for variable in state.variables_of(model)
+        if id(variable) not in known and variable is not shared
+    ]
+
+
+def _described(variables: list[keras.Variable]) -> list[list[Any]]:
+    return [[v.path, list(v.shape), str(v.dtype)] for v in variables]
+
+
+def _assert_same(saved: Saved, model: keras.Model) -> None:
+    here = _described(_beside_weights(model, weight_files.entries_of(model)))
+    there = saved.state["variables"]
+    if [each[1:] for each in there] == [each[1:] for each in here]:
+        return
+    listed = [
+        ", ".join(f"{path} {shape} {dtype}" for path, shape, dtype in each)
+        for each in (_beyond(there, here), _beyond(here, there))
+    ]
+    unbuilt = "".join(
+        f" The optimizer {name} is not built: {HOW_TO_BUILD}."
+        for name in unbuilt_optimizers(model)
+    )
+    raise ValueError(
+        f"{saved.path} was saved of another model, or of one that was compiled "
+        "in another way. Besides the weights and in this order, only the "
+        f"checkpoint has the variables [{listed[0]}], and only the model has "
+        f"[{listed[1]}].{unbuilt}"
+    )
+
+
+HOW_TO_BUILD = (
+    "before training, call its `build` with the variables that it trains, as "
+    "in optimizer.build(part.trainable_variables)"
+)
+
+
+def unbuilt_optimizers(model: keras.Model) -> list[str]:
+    """Returns the names of those that nothing but the model's step builds."""
+    own = getattr(model, "optimizer", None)  # which Keras builds
+    of_keras = {id(each) for each in state.stateful_objects(own)}
+    return sorted(
+        each.name
+        for each in state.stateful_objects(model)
+        if isinstance(each, keras.optimizers.Optimizer)
+        and not each.built
+        and id(each) not in of_keras
+    )
+
+
+def _beyond(some: list[list[Any]], others: list[list[Any]]) -> list[list[Any]]:
+    """Returns those of some variables that others have no counterpart of."""
+    left = [each[1:] for each in others]
+    found = []
+    for each in some:
+        if each[1:] in left:
+            left.remove(each[1:])
+        else:
+            found.append(each)
+    return found
+
+
+def _sums(model: keras.Model) -> list[tuple[Any, ...]]:
+    """Returns the copies of the variables whose values are sums of them."""
+    if process_count() > 1:
+        return []
+    return [
+        state.copies(variable)
+        for variable in state.variables_of(model)
+        if is_replicated(keras_variables.backing(variable))
+        and not state.is_mirrored(variable)
+    ]
+
+
+def _parts(model: keras.Model) -> Arrays:
+    return {
+        f"part{number}.{index}": np.array(copy.numpy())
+        for number, copies in enumerate(_sums(model))
+        for index, copy in enumerate(copies)
+        if len(copies) > 1
+    }

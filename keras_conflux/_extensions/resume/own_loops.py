@@ -1,0 +1,168 @@
+"""Checkpoints of loops of the user's own."""
+
+import os
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.barriers import barrier
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import checkpoint_writing
+from keras_conflux._extensions.resume import fingerprint
+from keras_conflux._extensions.resume import from_first_process
+from keras_conflux._extensions.resume import model_state
+from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume import random_generators
+from keras_conflux._extensions.resume.from_all_processes import gathered
+from keras_conflux._extensions.resume.model_state import ModelState
+from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.stored_arrays import Arrays
+
+
+def save(
+    model: keras.Model,
+    directory: str | os.PathLike[str],
+    *,
+    step: int,
+    state: Any = None,
+    keep: int = 2,
+) -> None:
+    """Writes a checkpoint of a loop of your own, which `load` reads.
+
+    It has all variables of the model, of its optimizer and its metrics, its
+    seeds, and where the random generators of Python, NumPy and TensorFlow
+    stand. It is in place as a whole or not at all, whenever the process is
+    killed. Not to be called inside of a step. Of several processes, the first
+    one writes, and all call this.
+
+    Args:
+        model: A compiled model, or one that has its optimizer as an attribute.
+            Models that are trained together are attributes of one.
+        directory: Where the checkpoints are, of this training alone: a path,
+            or a URL such as `"gs://bucket/run"`.
+        step: How many steps are done. The checkpoint with most is the newest.
+        state: What else the loop needs to go on: numbers, strings, arrays, and
+            lists, tuples and dicts of them.
+        keep: How many checkpoints stay, at least 1.
+
+    Raises:
+        OSError: If it cannot be written.
+        TypeError: If something else is in `state`.
+        ImportError: If the directory is a URL that needs another package.
+        ValueError: If `keep` is below 1, or if there is a checkpoint of a later
+            step.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        kc.save(model, "runs/loop", step=100, state={"best": 0.25})
+        ```
+    """
+    if keep < 1:
+        raise ValueError(
+            f"At least 1 checkpoint is kept. Received: keep={keep}"
+        )
+    arrays: Arrays = {}
+    encoded = plain_values.encode(state, arrays)
+    what = "saving a checkpoint"
+    with told_to_all(what):
+        model_state.gather(model)
+        states = random_generators.states()
+        parts = gathered(what, states) if process_count() > 1 else [states]
+        generators = plain_values.encode(parts, arrays)
+        if process_index() == 0:
+            _assert_newest(directory, step)
+            storage = storage_of(checkpoint_files.directory_of(directory))
+            storage.remove_unfinished()
+            copies = ModelState.of(model)
+            checkpoint_writing.write(
+                storage,
+                (step, 0),
+                copies.weights,
+                {
+                    "loop": encoded,
+                    "generators": generators,
+                    "variables": copies.variables,
+                    "fingerprint": fingerprint.of_model(model),
+                },
+                arrays | copies.arrays,
+                keep,
+            )
+        barrier()
+
+
+def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
+    """Raises `ValueError` if `load` would read another than that of a step."""
+    for newest in checkpoint_files.folders(directory)[:1]:
+        latest, _ = checkpoint_files.position_of(newest)
+        if latest > step:
+            raise ValueError(
+                f"{newest} is of a later step, and `load` would read it. Go on "
+                "from it, remove it, or save to another directory. Received: "
+                f"step={step}"
+            )
+
+
+def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
+    """Gives a model what the newest whole checkpoint of `save` has.
+
+    Of several processes, the first one reads, and all call this.
+
+    Args:
+        model: Like the one that was saved: built, with its optimizer built, and
+            on any devices.
+        directory: Where the checkpoints are.
+
+    Returns:
+        The `state` that was saved; `None` if there is no checkpoint.
+
+    Raises:
+        ImportError: If the directory is a URL that needs another package.
+        ValueError: If the checkpoint is of another model or optimizer, or of
+            `keras_conflux.Resume`, or if the optimizer is not built.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model())
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+        state = kc.load(model, "runs/loop") or {"best": 1.0}
+        ```
+    """
+    saved = from_first_process.read_newest(directory)
+    if saved is None:
+        return None
+    if "loop" not in saved.state:
+        weights = saved.weights or saved.path / checkpoint_files.WEIGHTS
+        raise ValueError(
+            f"{saved.path} was saved by `Resume`, which also restores it: pass "
+            "`fit` the callback. To read its weights alone: "
+            f"model.load_weights({str(weights)!r})"
+        )
+    if "fingerprint" in saved.state:  # former versions wrote none
+        fingerprint.assert_same_model(saved, model)
+    with told_to_all("loading a checkpoint"):
+        model_state.restore(model, saved, process_index() == 0)
+    generators = plain_values.decode(saved.state["generators"], saved.arrays)
+    random_generators.set_states(_own(generators))
+    return plain_values.decode(saved.state["loop"], saved.arrays)
+
+
+def _own(generators: Any) -> dict[str, Any]:
+    """Returns where the random generators of this process stood."""
+    if isinstance(generators, dict):  # former versions wrote the first one's
+        generators = [generators]
+    if len(generators) == process_count():
+        return generators[process_index()]
+    warn(
+        f"The checkpoint was saved by {len(generators)} processes, and here "
+        f"are {process_count()}. The random generators of Python, NumPy and "
+        "TensorFlow go on as those of its first process in all of them. Where "
+        "processes are to draw different numbers, seed them after `load`."
+    )
+    return generators[0]

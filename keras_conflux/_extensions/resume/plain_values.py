@@ -1,0 +1,179 @@
+"""Plain Python values as JSON, and their arrays beside it."""
+
+import collections
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._extensions.resume.stored_arrays import Arrays
+
+_GROUPS = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_MAPPINGS = {
+    kind.__name__: kind
+    for kind in (dict, collections.OrderedDict, collections.Counter)
+}
+_BYTES = {kind.__name__: kind for kind in (bytes, bytearray)}
+_FACTORIES = {
+    kind.__name__: kind
+    for kind in (int, float, str, bool, list, dict, set, collections.Counter)
+}
+"""Of what a `defaultdict` may make its values."""
+
+
+def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
+    """Returns what JSON can hold of a value.
+
+    Args:
+        value: Of Python's and NumPy's numbers, strings, bytes, arrays, tensors,
+            and Python's containers of them, such as lists, dicts and deques.
+        arrays: Gets the arrays, under names that the result refers to.
+        copies: Whether it gets copies of them.
+
+    Raises:
+        TypeError: If something else is in it.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("A masked array is no plain value.")
+    if isinstance(value, np.ndarray | np.generic | tf.Tensor):
+        return _encoded_array(value, arrays, copies)
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind in _BYTES.values():
+        return {kind.__name__: value.decode("latin-1")}
+    if kind in _GROUPS.values():
+        items = [encode(each, arrays, copies) for each in value]
+        ordered = kind in (list, tuple)
+        return {kind.__name__: items if ordered else sorted(items, key=str)}
+    if kind is collections.deque:
+        return {"deque": [encode(list(value), arrays, copies), value.maxlen]}
+    if kind in _MAPPINGS.values():
+        return {kind.__name__: _encoded_items(value, arrays, copies)}
+    if kind is collections.defaultdict:
+        factory = getattr(value.default_factory, "__name__", "")
+        if value.default_factory in _FACTORIES.values():
+            items = _encoded_items(value, arrays, copies)
+            return {"defaultdict": [factory, items]}
+    raise TypeError(f"A {kind.__name__} is no plain value.")
+
+
+def _encoded_array(value: Any, arrays: Arrays, copies: bool) -> dict[str, str]:
+    array = np.array(value) if copies else np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError("An array of objects is no plain value.")
+    name = f"value{len(arrays)}"
+    arrays[name] = array
+    if isinstance(value, np.ndarray):
+        return {"array": name}
+    is_tensor = isinstance(value, tf.Tensor)
+    return {"tensor" if is_tensor else "scalar": name}
+
+
+def _encoded_items(value: Any, arrays: Arrays, copies: bool) -> list[Any]:
+    return [
+        [encode(key, arrays, copies), encode(each, arrays, copies)]
+        for key, each in value.items()
+    ]
+
+
+def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Returns what `encode` was given."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, inside),) = value.items()
+    if kind == "array":
+        return np.array(arrays[inside])
+    if kind == "scalar":
+        return arrays[inside][()]
+    if kind == "tensor":
+        return tf.constant(arrays[inside])
+    if kind == "complex":
+        return complex(*inside)
+    if kind in _BYTES:
+        return _BYTES[kind](inside.encode("latin-1"))
+    if kind in _GROUPS:
+        return _GROUPS[kind](decode(each, arrays) for each in inside)
+    if kind == "deque":
+        return collections.deque(decode(inside[0], arrays), inside[1])
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind](_decoded_items(inside, arrays))
+    factory, items = inside
+    return collections.defaultdict(
+        _FACTORIES[factory], _decoded_items(items, arrays)
+    )
+
+
+def _decoded_items(
+    items: list[Any], arrays: Mapping[str, np.ndarray]
+) -> dict[Any, Any]:
+    return {decode(k, arrays): decode(each, arrays) for k, each in items}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `encode` takes a value."""
+    try:
+        encode(value, {}, copies=False)
+    except TypeError:
+        return False
+    return True
+
+
+def told_state(owner: Any) -> dict[str, Any]:
+    """Returns what the `state_dict` of an object returns. It is no copy.
+
+    Raises:
+        TypeError: If there is something else than plain values in it.
+    """
+    state = dict(owner.state_dict())
+    for name, value in state.items():
+        if not is_plain(value):
+            raise TypeError(
+                f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
+                "what cannot be saved. Expected: numbers, strings, arrays, and "
+                "lists, tuples and dicts of them. Received: a "
+                f"{type(value).__name__}. Of a NumPy generator, return "
+                "`generator.bit_generator.state`."
+            )
+    return state
+
+
+def attributes(owner: Any, largest: int) -> dict[str, Any]:
+    """Returns copies of the attributes of an object that are plain values.
+
+    Args:
+        owner: The object.
+        largest: Leaves out arrays of more bytes.
+    """
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(owner).items()
+        if getattr(value, "nbytes", 0) <= largest
+        if is_plain(value)
+    }
+
+
+def digest(value: Any) -> str:
+    """Returns by what a plain value is known again, bit by bit."""
+    arrays: Arrays = {}
+    text = json.dumps(encode(value, arrays, copies=False))
+    found = hashlib.sha256(text.encode())
+    for array in arrays.values():
+        found.update(f"{array.dtype} {array.shape}".encode())
+        if array.nbytes:
+            flat = np.ascontiguousarray(array).reshape(-1)
+            found.update(flat.view(np.uint8).data)
+    return found.hexdigest()
+
+
+def size(value: Any) -> int:
+    """Returns how many bytes the arrays in a plain value have."""
+    arrays: Arrays = {}
+    encode(value, arrays, copies=False)
+    return sum(array.nbytes for array in arrays.values())

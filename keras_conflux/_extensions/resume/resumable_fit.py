@@ -1,0 +1,336 @@
+"""One call of `fit` that can be taken up again where it was left.
+
+What there is to save is looked at in two places only, both outside of a step:
+before the first step of an execution, and when all callbacks have ended an
+epoch. "Before step n" means that n steps are done and that there is a step n.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.failures import AgreedExit
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._compat import keras_iterators
+from keras_conflux._compat import keras_models
+from keras_conflux._extensions.resume import compiled_settings
+from keras_conflux._extensions.resume import fingerprint
+from keras_conflux._extensions.resume import input_position
+from keras_conflux._extensions.resume import model_state
+from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume import random_generators
+from keras_conflux._extensions.resume import varying_data
+from keras_conflux._extensions.resume.callback_files import CallbackFiles
+from keras_conflux._extensions.resume.callback_state import CallbackStates
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.from_all_processes import gathered
+from keras_conflux._extensions.resume.input_position import InputPosition
+from keras_conflux._extensions.resume.input_position import Place
+from keras_conflux._extensions.resume.model_state import ModelState
+from keras_conflux._extensions.resume.resume import Resume
+from keras_conflux._extensions.resume.saving_interval import SavingInterval
+from keras_conflux._extensions.resume.signals import Preemption
+from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
+from keras_conflux._extensions.resume.validation_data import ValidationData
+from keras_conflux._extensions.resume.writer import CheckpointWriter
+
+_log = logging.getLogger("keras_conflux")
+
+
+class ResumableFit:
+    """Saves and restores what one call of `fit` needs to go on exactly.
+
+    Args:
+        model: The model that is trained.
+        resume: What the user asks for.
+        callbacks: Those whose state belongs to the training.
+        files: Those that callbacks write.
+        saved: Where to go on; `None` to begin.
+        parts: How many processes draw a part of the data of their own; 1 if all
+            draw the same.
+        writer: Writes the checkpoints.
+        epochs: How many there are to be in all.
+        validation: The validation data.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        resume: Resume,
+        callbacks: list[Any],
+        files: CallbackFiles,
+        saved: Saved | None,
+        parts: int,
+        writer: CheckpointWriter,
+        epochs: int,
+        validation: ValidationData,
+    ) -> None:
+        self._model = model
+        self._callbacks = callbacks
+        self._files = files
+        self._saved = saved
+        self._parts = parts
+        self._interval = SavingInterval(resume.every)
+        self._writer = writer
+        self._preemption = Preemption(resume.signals)
+        self._strict = resume.strict
+        self._epochs = epochs
+        self._states: CallbackStates | None = None
+        self._layers: TrainableLayers | None = None
+        self._data: dict[str, Any] = {}
+        self._compiled: dict[str, Any] = {}
+        self._taken: _Taken | None = None
+        self._done = 0
+        """How many steps former epochs had."""
+        self._epoch = 0
+        self._ended = 0
+        """How many steps of this epoch have ended."""
+        self._position = InputPosition(
+            None if saved is None else _place(saved),
+            validation,
+            is_part=parts > 1,
+        )
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Follows what is drawn and what signals come."""
+        with (
+            input_position.followed_by(self._position),
+            self._preemption.noted(),
+        ):
+            yield
+
+    @property
+    def _is_certain(self) -> bool:
+        """Whether a step whose begin is told will come.
+
+        Keras finds out that data has ended when it tries the next step. What is
+        taken before that one is then no state to go on from.
+        """
+        _, _, number = self._data["data"]
+        return number is not None and not self._position.is_cut
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """How many steps an epoch has, if it is known."""
+        return self._position.iterator.num_batches
+
+    def begin(self) -> None:
+        """Called after all callbacks' `on_train_begin`."""
+        self._states = CallbackStates(self._callbacks)
+        self._layers = TrainableLayers(self._model)
+        iterator = self._position.iterator
+        self._position.varies = self._name_what_varies()
+        self._data = fingerprint.of_data(iterator)
+        self._compiled = compiled_settings.of_model(self._model)
+        if self._saved is None:
+            fingerprint.name_what_is_not_built(self._model, self._strict)
+            return
+        fingerprint.assert_same_data(self._saved, self._data)
+        keras_models.symbolic_build(
+            self._model, keras_iterators.batch_spec(iterator), at_once=True
+        )  # all that a checkpoint has values for
+        fingerprint.assert_same_model(self._saved, self._model)
+        compiled_settings.name_changed(self._saved, self._compiled)
+        state = self._saved.state
+        if not self._position.restore(self._saved.is_over(self._epochs)):
+            fingerprint.say_that_data_is_further_on(self._strict)
+        self._done = state["done"]
+        self._epoch = state["epoch"]
+        self._interval.begin(self._done + state["step"])
+        self._restore(self._saved)
+        if not self._position.skipped:
+            random_generators.set_states(
+                _place(self._saved).generators,
+                keras_iterators.dataset_of(iterator),
+            )
+
+    def _name_what_varies(self) -> bool:
+        """Returns whether the data of the training varies."""
+        iterator, validation = (
+            self._position.iterator,
+            self._position.validation,
+        )
+        varies = fingerprint.name_what_varies(
+            "data",
+            varying_data.causes(
+                keras_iterators.dataset_of(iterator),
+                keras_iterators.py_dataset_of(iterator),
+            ),
+            self._strict,
+        )
+        fingerprint.name_what_varies(
+            "validation data",
+            varying_data.causes_in_validation(validation),
+            self._strict,
+        )
+        return varies
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called after all callbacks' `on_epoch_begin`."""
+        self._epoch, self._ended = epoch, 0
+        if not self._done and self._layers is not None:
+            self._layers.note_traced()  # by the first step
+        # Callbacks and Keras have begun an epoch, in whose middle this is.
+        if self._saved is not None and self._position.skipped:
+            self._restore(self._saved)
+        self._saved = None
+
+    def before_step(self, step: int) -> None:
+        """Called before the callbacks' `on_train_batch_begin`.
+
+        Raises:
+            SystemExit: If a signal came, after a checkpoint.
+        """
+        self._ended = step
+        if step:
+            due = self._interval.is_over(self._done + step)
+            self._save_if_due(step, due)
+            if self._is_certain:
+                self._put_down()
+
+    def after_step(self, step: int) -> None:
+        """Called with the last step of an execution.
+
+        Raises:
+            SystemExit: If a signal came before it, after a checkpoint.
+        """
+        self._ended = step + 1
+        self._put_down()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Called after all callbacks' `on_epoch_end`.
+
+        Raises:
+            SystemExit: If a signal came, after a checkpoint.
+        """
+        self._taken = None  # before a step that did not come
+        self._done += self._ended
+        self._epoch, self._ended = epoch + 1, 0
+        is_last = self._model.stop_training or self._epoch == self._epochs
+        self._save_if_due(0, is_last or self._interval.is_over(self._done))
+        self._put_down()
+        if is_last:
+            self._writer.wait()
+
+    def end(self) -> None:
+        """Called after all callbacks' `on_train_end`. All is saved by then.
+
+        Raises:
+            SystemExit: If a signal came since the last epoch.
+        """
+        _, signal = self._wanted("at the end", False)
+        if signal:
+            self._exit(signal)
+
+    def _save_if_due(self, step: int, due: bool) -> None:
+        due, signal = self._wanted(f"before step {step}", due)
+        if due or signal:
+            self._taken = self._take(step, signal)
+
+    def _wanted(self, where: str, due: bool) -> tuple[bool, int]:
+        """Returns whether any process wants to save, and a signal that came."""
+        # Each process has its own clock and signals.
+        wanted = told_by_all(
+            f"whether to save {where}", [due, self._preemption.received or 0]
+        )
+        return any(each for each, _ in wanted), max(each for _, each in wanted)
+
+    def _take(self, step: int, signal: int) -> "_Taken":
+        """Copies all that a checkpoint has."""
+        began = time.monotonic()
+        self._writer.wait()
+        model_state.gather(self._model)
+        parts = self._of_all_parts(step)
+        write = self._copied(step, parts) if process_index() == 0 else None
+        self._writer.note_pause(time.monotonic() - began)
+        return _Taken(self._done + step, write, signal)
+
+    def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
+        """Returns where each process stands in its data, and what that is."""
+        place = self._position.at(step)
+        own = {"place": dict(vars(place)), "data": self._data}
+        if self._parts == 1:
+            return [own]
+        return gathered(f"the place in the data before step {step}", own)
+
+    def _copied(
+        self, step: int, parts: list[dict[str, Any]]
+    ) -> Callable[[], None]:
+        """Returns what writes a checkpoint of this moment."""
+        assert self._states is not None
+        assert self._layers is not None
+        model = ModelState.of(self._model)
+        arrays = dict(model.arrays)
+        state = {
+            "epoch": self._epoch,
+            "done": self._done,
+            "stopped": bool(self._model.stop_training),
+            "step": step,
+            "parts": [
+                part | {"place": plain_values.encode(part["place"], arrays)}
+                for part in parts
+            ],
+            "callbacks": self._states.changed(arrays),
+            "files": self._files.written(),
+            "variables": model.variables,
+            "fingerprint": fingerprint.of_model(self._model),
+            "compiled": self._compiled,
+            "trainable": self._layers.changed(),
+        }
+        position = self._done + step, self._epoch
+        return functools.partial(
+            self._writer.write, position, model.weights, state, arrays
+        )
+
+    def _put_down(self) -> None:
+        """Writes what was taken, if anything was."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        self._interval.begin(taken.steps)
+        if taken.write is not None:
+            taken.write()
+        if taken.signal:
+            self._writer.wait()
+            self._exit(taken.signal)
+
+    def _exit(self, signal: int) -> None:
+        _log.warning(
+            "Training stops after %d steps, on signal %d.",
+            self._done + self._ended,
+            signal,
+        )
+        raise AgreedExit(128 + signal)
+
+    def _restore(self, saved: Saved) -> None:
+        model_state.restore(self._model, saved, process_index() == 0)
+        assert self._states is not None
+        assert self._layers is not None
+        self._layers.restore(saved.state.get("trainable"))
+        self._states.restore(saved.state["callbacks"], saved.arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """A checkpoint that is not written yet."""
+
+    steps: int
+    """How many are done, in all epochs."""
+    write: Callable[[], None] | None
+    """Writes it; `None` where another process does."""
+    signal: int
+    """By which training is to end; 0 if it is not."""
+
+
+def _place(saved: Saved) -> Place:
+    place = fingerprint.own_part(saved)["place"]
+    return Place(**plain_values.decode(place, saved.arrays))

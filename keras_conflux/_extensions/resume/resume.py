@@ -1,0 +1,81 @@
+"""The callback by which a training goes on where it was interrupted."""
+
+import os
+
+import keras
+
+from keras_conflux._extensions.resume.checkpoint_files import directory_of
+from keras_conflux._extensions.resume.saving_interval import SavingInterval
+from keras_conflux._extensions.resume.signals import Preemption
+
+
+class Resume(keras.callbacks.Callback):
+    """Lets `fit` go on exactly where an earlier run of the script was ended.
+
+    A script that is killed at any moment and started again ends with the same
+    weights, optimizer, random numbers, `History`, CSV and TensorBoard files and
+    best checkpoint as one that was never interrupted: bit by bit on the same
+    CPU devices, and to rounding on GPUs or on another number of devices or
+    processes. The guide *Interruptions* says what it takes.
+
+    Checkpoints are written in a thread, from copies that are taken between two
+    steps. Their `model.weights.h5` can be read by plain Keras. The data is
+    drawn again from the beginning of its epoch when a training is resumed.
+
+    On `SIGTERM` and `SIGUSR1`, by which machines say that they are about to
+    stop, training writes a checkpoint after the current step and ends with the
+    exit code 143 or 138.
+
+    Args:
+        directory: Where the checkpoints are, of this training alone: a path,
+            or a URL such as `"gs://bucket/run"`.
+        every: When to write one: a time such as `"10m"`, or a number of steps.
+            One more is written when the training has ended.
+        keep: How many checkpoints stay, at least 1.
+        signals: Names of signals that end the training with a checkpoint.
+        strict: Whether data that is another each time, such as a shuffle
+            without a seed, is an error instead of a warning, and so are
+            optimizers that only a step of the model's own builds.
+
+    Raises:
+        ImportError: If the directory is a URL that needs another package.
+        ValueError: If an argument is wrong; from `fit`, if the checkpoint
+            belongs to another model, other data or other callbacks, or to
+            another training of this process.
+        RuntimeError: From `fit`, if another training writes to the directory.
+        OSError: From `fit`, if nothing can be written there.
+
+    Example:
+        ```python
+        keras.utils.set_random_seed(7)
+        model = kc.replicate(build_model())
+        model.compile("adam", "mse")
+        model.fit(dataset, epochs=2, callbacks=[kc.Resume("runs/a")], verbose=0)
+        ```
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int | str = "10m",
+        keep: int = 2,
+        signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1"),
+        strict: bool = False,
+    ) -> None:
+        super().__init__()
+        if keep < 1:
+            raise ValueError(
+                f"At least 1 checkpoint is kept. Received: keep={keep}"
+            )
+        self.directory = directory_of(directory)
+        self.every = every
+        self.keep = keep
+        self.signals = signals
+        self.strict = strict
+        self.resumed_at: tuple[int, int] | None = None
+        """`(epoch, step)`, from 0, where the last `fit` went on, if it did."""
+        self.pauses: list[float] = []
+        """For how many seconds each checkpoint has held up training."""
+        SavingInterval(every)
+        Preemption(signals)

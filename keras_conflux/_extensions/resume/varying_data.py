@@ -1,0 +1,129 @@
+"""What makes a data set yield other batches each time, by name."""
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import seed_is_drawn
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_pipelines
+from keras_conflux._compat.captured_datasets import has_unknown_parts
+from keras_conflux._extensions.resume.validation_data import ValidationData
+
+
+def causes(dataset: Any, owner: Any = None) -> list[str]:
+    """Returns why batches cannot be drawn a second time, a phrase for each.
+
+    Args:
+        dataset: A `tf.data.Dataset`. Of other kinds nothing is known.
+        owner: The `PyDataset` behind it, if one is.
+    """
+    found = dict.fromkeys(_of_dataset(dataset))
+    found |= dict.fromkeys(_of_py_dataset(owner))
+    return list(found)
+
+
+def causes_in_validation(data: ValidationData) -> list[str]:
+    """Returns the same of validation data, which is drawn from many times."""
+    found = causes(data.dataset, data.owner)
+    if isinstance(data.source, types.GeneratorType):
+        found.append(
+            "it is a generator, which goes on where former evaluations, which "
+            "draw ahead, have left it"
+        )
+    cut = data.steps is not None
+    if cut and tensorflow_pipelines.begins_shuffles_later(data.dataset):
+        found.append(
+            "`validation_steps` ends it within data that are shuffled and then "
+            "repeated, concatenated or cached"
+        )
+    return found
+
+
+def _of_dataset(dataset: Any) -> Iterator[str]:
+    if not isinstance(dataset, tf.data.Dataset):
+        return
+    if dataset.options().deterministic is False:
+        yield "its option `deterministic` is False"
+    for each in tensorflow_pipelines.datasets_below(dataset):
+        seeds = tensorflow_pipelines.seeds_of_dataset(each)
+        if seeds is not None and (seed_is_drawn() or not any(seeds)):
+            yield "it shuffles without a seed"
+        if tensorflow_pipelines.is_out_of_order(each):
+            yield "it maps with `deterministic=False`"
+        for operation in tensorflow_pipelines.operations_of_dataset(each):
+            if _has_no_seed(operation):
+                yield f"it uses `{operation.type}` without a seed"
+        if has_unknown_parts(each):
+            yield (
+                "it draws from another data set, whose parts cannot be found "
+                "(let a function of it name that data set)"
+            )
+        if tensorflow_pipelines.is_parallel(each):
+            yield from _of_parallel_calls(each)
+        if tensorflow_pipelines.is_kept_in_memory(each) and any(
+            operation.type in _WRITES_VARIABLES
+            for below in tensorflow_pipelines.datasets_below(
+                each, in_files=False
+            )
+            for operation in tensorflow_pipelines.operations_of_dataset(below)
+        ):
+            yield (
+                "it keeps by `cache` what was computed with variables that go "
+                "on, such as that of a `SeedGenerator` (call `cache` before "
+                "that `map`, or give it a file)"
+            )
+
+
+def _of_parallel_calls(dataset: Any) -> Iterator[str]:
+    if tensorflow_internals.is_deterministic():
+        return
+    for operation in tensorflow_pipelines.operations_of_dataset(dataset):
+        if _draws_in_turn(operation):
+            yield (
+                f"it uses `{operation.type}` in parallel calls, which get its "
+                "numbers in any order (leave `num_parallel_calls` out, or use "
+                "stateless operations)"
+            )
+        if tensorflow_pipelines.is_python(operation):
+            yield (
+                "it calls Python code in parallel, which draws random numbers "
+                "in any order, if it draws any (leave `num_parallel_calls` out)"
+            )
+
+
+_WRITES_SEEDS = ("AssignVariableOp", "RngReadAndSkip")
+_WRITES_VARIABLES = (
+    *_WRITES_SEEDS,
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+)
+
+
+def _draws_in_turn(operation: tf.Operation) -> bool:
+    names = {attribute.name for attribute in operation.op_def.attr}
+    draws = {"seed", "seed2"} <= names or operation.type in _WRITES_SEEDS
+    return operation.op_def.is_stateful and draws
+
+
+def _has_no_seed(operation: tf.Operation) -> bool:
+    names = {attribute.name for attribute in operation.op_def.attr}
+    if {"seed", "seed2"} <= names:
+        seeds = operation.get_attr("seed"), operation.get_attr("seed2")
+        return seed_is_drawn() or not any(seeds)
+    if operation.type == "ShuffleDatasetV3":
+        seeds = map(tf.get_static_value, operation.inputs[2:4])
+        # None is not known.
+        return seed_is_drawn() or all(seed == 0 for seed in seeds)
+    return False
+
+
+def _of_py_dataset(owner: Any) -> Iterator[str]:
+    if isinstance(owner, keras.utils.PyDataset) and owner.workers > 1:
+        yield (
+            f"its {owner.workers} workers draw random numbers in any order, if "
+            "they draw any"
+        )

@@ -1,0 +1,100 @@
+"""Writes checkpoints in a thread, while training goes on."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import weight_files
+from keras_conflux._extensions.resume import checkpoint_writing
+from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.stored_arrays import Arrays
+
+
+class CheckpointWriter:
+    """Writes into a directory that no other training writes into.
+
+    Args:
+        directory: Where the checkpoints are.
+        keep: How many stay.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep: int) -> None:
+        self._storage = storage_of(directory)
+        self._keep = keep
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[pathlib.Path] | None = None
+        self.pauses: list[float] = []
+        """For how many seconds each checkpoint has held up training."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Makes the directory, keeps it from others, and ends the writing.
+
+        Raises:
+            OSError: If nothing can be written there.
+            RuntimeError: If another training writes there.
+        """
+        if process_index() > 0:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            with told_to_all("opening the directory of the checkpoints"):
+                stack.enter_context(self._storage.locked())
+                self._storage.remove_unfinished()
+            self._thread = stack.enter_context(
+                ThreadPoolExecutor(1, "conflux-checkpoint")
+            )
+            try:
+                yield
+            finally:
+                self.wait()
+
+    def write(
+        self,
+        position: tuple[int, int],
+        weights: list[weight_files.Entry],
+        state: dict[str, Any],
+        arrays: Arrays,
+    ) -> None:
+        """Lets the thread write. See `checkpoint_writing.write`."""
+        assert self._thread is not None
+        self._writing = self._thread.submit(
+            checkpoint_writing.write,
+            self._storage,
+            position,
+            weights,
+            state,
+            arrays,
+            self._keep,
+        )
+
+    def wait(self) -> None:
+        """Waits for the checkpoint that is being written, if one is.
+
+        A disk that is full does not end training: it warns.
+
+        Raises:
+            RuntimeError: If another training has begun to write there.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
+        except checkpoint_writing.NotRemoved as error:
+            warn(f"An older checkpoint could not be removed: {error}.")
+        except OSError as error:
+            warn(
+                f"A checkpoint could not be written: {error}. Training goes "
+                "on, and the checkpoints before stay."
+            )
+
+    def note_pause(self, seconds: float) -> None:
+        """Notes for how long training was held up."""
+        self.pauses.append(seconds)

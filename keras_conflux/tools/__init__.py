@@ -1,0 +1,1 @@
+"""What is used from the command line."""

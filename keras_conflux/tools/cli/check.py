@@ -1,0 +1,134 @@
+"""`conflux check` tells whether training on this machine works."""
+
+import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from keras_conflux.tools.checks.table import CHECKS
+from keras_conflux.tools.checks.table import Check
+from keras_conflux.tools.cli import check_report
+from keras_conflux.tools.cli.check_runner import CheckRunner
+from keras_conflux.tools.cli.gpus import visible_gpus
+from keras_conflux.tools.cli.options import add_json
+from keras_conflux.tools.cli.options import at_least
+
+_CPU_DEVICES = 2
+"""How many logical CPU devices are tried where there is no GPU."""
+
+_EPILOG = """exit status:
+  0  all is good
+  1  something is wrong
+  3  all works, but slower than it should (with --strict: 1)
+"""
+
+
+def add_to(subcommands: Any) -> None:
+    """Adds this subcommand to the parser of the command line.
+
+    Args:
+        subcommands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subcommands.add_parser(
+        "check",
+        help="tell in a minute whether training on this machine works",
+        description=(
+            "Tries in a minute what a training on this machine needs. Each "
+            "check is a process of its own with a time limit."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--devices",
+        type=at_least(1),
+        metavar="N",
+        help=f"default: all GPUs, or {_CPU_DEVICES} logical CPU devices",
+    )
+    parser.add_argument(
+        "--processes",
+        type=at_least(2),
+        metavar="N",
+        help="also start so many processes, as `conflux run` does",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        metavar="PATH",
+        help="also write checkpoints there: how fast, and resume from one",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[check.name for check in CHECKS],
+        metavar="CHECK",
+        help=f"some of: {', '.join(check.name for check in CHECKS)}",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="what is slow is wrong"
+    )
+    add_json(parser)
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        nargs=2,
+        metavar=("JSON", "SVG"),
+        help="check nothing; draw what --json has printed",
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the checks and reports them.
+
+    Args:
+        options: The command line.
+
+    Returns:
+        The exit status.
+    """
+    if options.draw:
+        check_report.draw(*options.draw)
+        return 0
+    gpus = len(visible_gpus(os.environ))
+    devices = options.devices or gpus or _CPU_DEVICES
+    console = Console(quiet=options.json, highlight=False)
+    checks = _chosen(options, several_gpus=gpus > 0 and devices > 1)
+    runner = CheckRunner(devices, gpus, options.processes, options.directory)
+    running = runner.results(checks)
+    results = []
+    for check in checks:
+        with check_report.saying(console, check.name):
+            results.append(next(running))
+        console.print(check_report.line(results[-1]), soft_wrap=True)
+    said = check_report.sentence(results, devices, gpus)
+    console.print(f"\n{said}", soft_wrap=True)
+    if options.json:
+        found = [dataclasses.asdict(result) for result in results]
+        typed = "conflux check"
+        if options.directory:
+            typed += f" --directory {options.directory}"
+        document = {"typed": typed, "sentence": said, "checks": found}
+        print(json.dumps(document, indent=1))
+    return check_report.exit_status(results, options.strict)
+
+
+def _chosen(options: argparse.Namespace, several_gpus: bool) -> list[Check]:
+    """Returns the checks to run; some need an option, or several GPUs."""
+    asked = {
+        "disk": options.directory,
+        "resume": options.directory,
+        "processes": options.processes,
+        "faster": several_gpus,
+    }
+    return [
+        check
+        for check in CHECKS
+        if asked.get(check.name, True)
+        and (not options.only or check.name in options.only)
+    ]

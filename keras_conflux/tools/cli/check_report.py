@@ -1,0 +1,131 @@
+"""What `conflux check` says of the results, and the picture of it."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from keras_conflux.tools.cli.check_runner import Result
+
+_STATUS = {"good": 0, "slow": 3, "wrong": 1}
+_MARKS = {"good": ("ok", "green"), "slow": ("slow", "yellow")}
+_WRONG = ("wrong", "bold red")
+_WIDTH = 88
+
+
+def exit_status(results: list[Result], strict: bool) -> int:
+    """Returns the exit status of `conflux check`."""
+    found = {result.status for result in results}
+    if "slow" in found and strict:
+        found.add("wrong")
+    worst = next(s for s in ("wrong", "slow", "good") if s in {*found, "good"})
+    return _STATUS[worst]
+
+
+def sentence(results: list[Result], devices: int, gpus: int) -> str:
+    """Returns what a user wants to know, in a sentence.
+
+    Args:
+        results: Those of all checks.
+        devices: How many devices they were for.
+        gpus: How many GPUs there are; 0 if the devices are of the CPU.
+    """
+    what = f"{devices} {'GPU' if gpus else 'logical CPU device'}"
+    what += "s" if devices > 1 else ""
+    for status, verb in (("wrong", "failed"), ("slow", "slower than usual")):
+        names = [each.name for each in results if each.status == status]
+        if names:
+            counted = f"{len(names)} of {len(results)} checks"
+            return f"{what}: {counted} {verb}: {', '.join(names)}."
+    ratio = next(
+        (each.values["ratio"] for each in results if "ratio" in each.values),
+        None,
+    )
+    if ratio is not None:
+        return f"{what}, all good: {ratio:.2f} times as fast as one."
+    if gpus:
+        return f"{what}, all good."
+    return (
+        f"{what}, all good. There is no GPU, so this says nothing about speed."
+    )
+
+
+@contextlib.contextmanager
+def saying(console: Console, name: str) -> Iterator[None]:
+    """Shows on a terminal what is being checked."""
+    if console.is_terminal and not console.quiet:
+        with console.status(name):
+            yield
+    else:
+        yield
+
+
+def line(result: Result) -> Text:
+    """Returns what the terminal shows of a result.
+
+    Args:
+        result: That of a check.
+    """
+    mark, style = _MARKS.get(result.status, _WRONG)
+    shown = Text.assemble(
+        (f"{mark:<6}", style),
+        (f"{result.name:<13}", "bold"),
+        f"{result.text}",
+        (f"  {result.seconds:.0f} s", "dim"),
+    )
+    if result.todo:
+        shown.append(f"\n      type: {result.todo}", style)
+    return shown
+
+
+def draw(source: Path, image: Path) -> None:
+    """Draws a terminal with what `--json` has printed."""
+    document = json.loads(source.read_text())
+    with open(os.devnull, "w") as nowhere:
+        console = Console(
+            record=True,
+            width=_WIDTH,
+            file=nowhere,
+            force_terminal=True,
+            highlight=False,
+        )
+        console.print(f"$ {document['typed']}", style="dim")
+        for result in document["checks"]:
+            console.print(line(Result(**result)))
+        console.print(f"\n{document['sentence']}", style="bold")
+    drawn = console.export_svg(
+        title="conflux check", code_format=_SVG, unique_id="check"
+    )
+    image.write_text("\n".join(map(str.rstrip, drawn.splitlines())) + "\n")
+
+
+# That of rich, without fonts from elsewhere, shadows and buttons.
+_SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<title>What conflux check prints</title>
+<style>
+.{unique_id}-matrix {{
+  font-family: ui-monospace, Menlo, Consolas, monospace;
+  font-size: {char_height}px; line-height: {line_height}px;
+}}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
+{lines}
+</defs>
+<rect fill="#0c0c0c" width="{width}" height="{height}" rx="8"/>
+<g transform="translate({terminal_x}, {terminal_y})"
+   clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""

@@ -1,0 +1,203 @@
+"""Runs the checks of `conflux check`, each in a process of its own."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from keras_conflux.tools.checks import nvidia
+from keras_conflux.tools.checks.table import Check
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a check has ended."""
+
+    name: str
+    status: str
+    """`"good"`, `"slow"` or `"wrong"`."""
+    text: str
+    """What was found."""
+    todo: str
+    """What to type, unless it is good."""
+    seconds: float
+    values: dict[str, float]
+
+
+class CheckRunner:
+    """Runs checks, in their order.
+
+    Args:
+        devices: How many devices they are for.
+        gpus: How many GPUs there are.
+        processes: How many processes one of them starts.
+        directory: Where some write.
+    """
+
+    def __init__(
+        self,
+        devices: int,
+        gpus: int,
+        processes: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._devices = devices
+        self._gpus = gpus
+        self._processes = processes
+        self._directory = directory
+        self._started: list[subprocess.Popen[str]] = []
+        # Other checks compute on the GPUs as soon as the first one has begun.
+        self._running = nvidia.processes() if gpus else []
+
+    def results(self, checks: Sequence[Check]) -> Iterator[Result]:
+        """Yields how each check ends; several run at once.
+
+        Args:
+            checks: Those that are timed run alone.
+        """
+        # Most of a check is TensorFlow's import, which keeps one core busy.
+        at_once = max(2, (os.cpu_count() or 1) // 4)
+        for is_timed, group in itertools.groupby(checks, lambda x: x.is_timed):
+            pool = ThreadPoolExecutor(1 if is_timed else at_once)
+            try:
+                yield from pool.map(self._run, group)
+            finally:  # also after an interrupt, which comes in this thread
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in self._started:
+                    _end(process)
+
+    def command(self, name: str) -> list[str]:
+        """Returns what runs a check.
+
+        Args:
+            name: The check.
+        """
+        module = ["-m", "keras_conflux.tools.checks", name]
+        module += [f"--devices={self._devices}", f"--gpus={self._gpus}"]
+        if self._directory:
+            module.append(f"--directory={self._directory}")
+        for process in self._running:
+            module += ["--running", *process]
+        if name == "processes":
+            run = ["-m", "conflux_command", "run", "--processes"]
+            run += [str(self._processes), "--grace", "5"]
+            return [sys.executable, *run, *module]
+        return [sys.executable, *module]
+
+    def _run(self, check: Check) -> Result:
+        began = time.monotonic()
+        # Its own group, so that all end that it starts.
+        process = subprocess.Popen(
+            self.command(check.name),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=_environment(os.environ),
+            process_group=0,
+        )
+        self._started.append(process)
+        try:
+            out, err = process.communicate(timeout=check.limit)
+            is_late = False
+        except subprocess.TimeoutExpired:
+            is_late = True
+            _end(process)
+            out, err = process.communicate()
+        finally:
+            _end(process)
+        seconds = round(time.monotonic() - began, 1)
+        said = _documents(out)
+        at = next(
+            (each["doing"] for each in said[::-1] if "doing" in each), None
+        )
+        if is_late:
+            text = (
+                f"hangs: ended after {check.limit:g} s in {at or 'its start'}"
+            )
+            return Result(
+                check.name, "wrong", text, check.if_it_hangs, seconds, {}
+            )
+        return _result(check, process.returncode, said, err, at, seconds)
+
+
+def _result(
+    check: Check,
+    status: int,
+    said: list[dict[str, Any]],
+    err: str,
+    at: str | None,
+    seconds: float,
+) -> Result:
+    """Returns what a check has found that has ended by itself."""
+    for document in said:
+        if "wrong" in document:
+            text, todo = document["wrong"], document["todo"]
+            return Result(check.name, "wrong", text, todo, seconds, {})
+    passed = next((each for each in said if "text" in each), None)
+    if status == 0 and passed:
+        slow = passed["slow"]
+        return Result(
+            check.name,
+            "slow" if slow else "good",
+            passed["text"],
+            slow or "",
+            seconds,
+            passed["values"],
+        )
+    how = f"exit status {status}"
+    if status < 0:
+        how = signal.strsignal(-status) or f"signal {-status}"
+    last = (err.strip().splitlines() or ["it said nothing"])[-1]
+    return Result(
+        check.name,
+        "wrong",
+        f"ended ({how}) in {at or 'its start'}: {last}",
+        f"`conflux check --only {check.name} --json` and `conflux env`, and "
+        "report both",
+        seconds,
+        {},
+    )
+
+
+def _environment(environ: Any) -> dict[str, str]:
+    """Returns the environment of a check, which trains alone."""
+    # What a launcher has set would make it wait for others.
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name != "TF_CONFIG" and not name.startswith("KERAS_DISTRIBUTION_")
+    }
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        **kept,
+    }
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    if process.returncode is None:
+        # Not reaped, so the number is still that of its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _documents(output: str) -> list[dict[str, Any]]:
+    """Returns the lines of JSON, also those behind the number of a process."""
+    found = []
+    for line in output.splitlines():
+        _, brace, rest = line.partition("{")
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(brace + rest))
+    return found

@@ -1,0 +1,238 @@
+"""`conflux run` starts a script in several processes of this host."""
+
+import argparse
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from keras_conflux._cluster import mpi
+from keras_conflux._cluster import slurm
+from keras_conflux.tools.cli.gang import TOLD
+from keras_conflux.tools.cli.gang import Event
+from keras_conflux.tools.cli.gang import Gang
+from keras_conflux.tools.cli.gang import Outcome
+from keras_conflux.tools.cli.gang import Signal
+from keras_conflux.tools.cli.gpus import deal
+from keras_conflux.tools.cli.gpus import visible_gpus
+from keras_conflux.tools.cli.options import at_least
+
+_EXAMPLES = """examples:
+  conflux run --processes 4 train.py --epochs 10
+  conflux run --processes 4 --restarts 3 -m project.train --epochs 10
+"""
+
+
+def add_to(subcommands: Any) -> None:
+    """Adds this subcommand to the parser of the command line.
+
+    Args:
+        subcommands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subcommands.add_parser(
+        "run",
+        help="start a script in several processes of this host",
+        description=(
+            "Starts a script in several processes of this host, which train "
+            "together once the script calls `kc.initialize()`. If one fails, "
+            "all are ended."
+        ),
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_options(parser)
+    # What follows belongs to the script, even if it looks like an option.
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        help="run a module, as `python -m` does; its arguments follow",
+    )
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        help="the script; its arguments follow",
+    )
+    parser.set_defaults(main=main, error=parser.error)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--processes",
+        type=at_least(1),
+        required=True,
+        metavar="N",
+        help="how many",
+    )
+    parser.add_argument(
+        "--gpus-per-process",
+        type=at_least(0),
+        metavar="N",
+        help="default: all GPUs, dealt out evenly; 0: run on CPUs",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="how often to start all again after a failure (default: 0)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=15.0,
+        metavar="SECONDS",
+        help="how long the others may go on after a failure (default: 15)",
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Starts all processes, and again if one fails.
+
+    Args:
+        options: The command line.
+
+    Returns:
+        0, or the exit status of the process that failed first, in the last
+        attempt. It is 128 and the signal's number if a signal ended it.
+    """
+    command = _command(options)
+    if not hasattr(os, "waitid"):
+        options.error(
+            "expected Linux, or macOS with Python 3.13 or newer: elsewhere, "
+            "Python cannot wait for processes and keep their numbers"
+        )
+    _refuse_several_launchers(options)
+    try:
+        shares = deal(
+            visible_gpus(os.environ),
+            options.processes,
+            options.gpus_per_process,
+        )
+    except ValueError as error:
+        options.error(str(error))
+    with _signals_as_events() as events:
+        for attempt in range(options.restarts + 1):
+            environments = _environments(shares, attempt)
+            with Gang(command, environments, options.grace, events) as gang:
+                outcome = gang.wait()
+            if outcome.status == 0 or outcome.is_interrupted:
+                break
+            _say(_told(outcome, attempt, options.restarts))
+    return outcome.status
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    if options.module:
+        return [sys.executable, "-m", *options.module]
+    if not options.script:
+        options.error("expected a script, or -m and a module, after options")
+    if not Path(options.script[0]).exists():
+        options.error(f"there is no file {options.script[0]!r}")
+    return [sys.executable, *options.script]
+
+
+def _refuse_several_launchers(options: argparse.Namespace) -> None:
+    """Refuses to start processes once in each task of Slurm or MPI."""
+    for source in (slurm, mpi):
+        outer = source.announced(os.environ)
+        if outer is not None and outer.count > 1:
+            options.error(
+                f"{outer.source} has started this command {outer.count} "
+                f"times ({outer.count_from}): start the script itself in "
+                "place of it, or start it once"
+            )
+
+
+def _environments(
+    shares: list[str | None], attempt: int
+) -> list[dict[str, str]]:
+    """Returns the environment variables of each process.
+
+    Args:
+        shares: What each gets as CUDA_VISIBLE_DEVICES; `None` sets nothing.
+        attempt: How often all have been started before.
+    """
+    # Ports are new in each attempt: the system may still hold the old ones,
+    # and nothing of an earlier attempt can connect.
+    addresses = [f"localhost:{port}" for port in _free_ports(len(shares))]
+    environments = []
+    for index, gpus in enumerate(shares):
+        environment = {
+            **os.environ,
+            "TF_CONFIG": json.dumps(
+                {
+                    "cluster": {"worker": addresses},
+                    "task": {"type": "worker", "index": index},
+                }
+            ),
+            "CONFLUX_ATTEMPT": str(attempt),
+            "PYTHONUNBUFFERED": "1",
+        }
+        if gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
+        environments.append(environment)
+    return environments
+
+
+def _free_ports(count: int) -> list[int]:
+    # All are bound at a time, so that they differ.
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@contextmanager
+def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
+    """Puts signals that are for the processes in a queue, while it lasts."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(number: int, frame: FrameType | None) -> None:
+        events.put(Signal(number))
+
+    before = {
+        number: signal.signal(number, put)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *TOLD)
+        # `nohup` has said so, or a shell in the background.
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield events
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
+    """Returns what is said after a failure."""
+    text = f"process {outcome.failed} ended with exit status {outcome.status}"
+    if outcome.status > 128:
+        number = outcome.status - 128
+        text += f" ({signal.strsignal(number) or f'signal {number}'})"
+    if attempt < restarts:
+        return f"{text}; restart {attempt + 1} of {restarts}"
+    return f"{text}; no restarts are left" if restarts else text
+
+
+def _say(text: str) -> None:
+    print(f"conflux run: {text}", file=sys.stderr, flush=True)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no time from 0")
+    return seconds
