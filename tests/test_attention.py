@@ -23,7 +23,6 @@ from keras_conflux._extensions.kernels import cudnn
 from keras_conflux._extensions.kernels import dispatch
 from keras_conflux._extensions.kernels import limits
 from keras_conflux._extensions.kernels import masks
-from keras_conflux._extensions.kernels.shapes import CompiledShapes
 from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._replication import step_context
@@ -246,7 +245,7 @@ def of_open_batch(function, knows=True):
 
         def inside(*arguments):
             if knows:
-                context.compiled_shapes = CompiledShapes(arguments, shapes)
+                context.shard, context.compiled_shapes = arguments, shapes
             with step_context.entered(context):
                 return function(*arguments)
 
@@ -626,7 +625,7 @@ def in_graphs(monkeypatch, exact):
             count = 4 // tf.distribute.get_strategy().num_replicas_in_sync
             leaves = context.shard
             shapes = [[count, *leaf.shape[1:]] for leaf in leaves]
-            context.compiled_shapes = CompiledShapes(leaves, shapes)
+            context.compiled_shapes = shapes
         return original(context)
 
     monkeypatch.setattr(step_context, "entered", entered)

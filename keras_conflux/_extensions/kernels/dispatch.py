@@ -24,7 +24,7 @@ _log = logging.getLogger("keras_conflux")
 _said: set[str] = set()
 
 _shapes: Any = weakref.WeakKeyDictionary()
-"""By the graph of a step, the shapes for which XLA compiles it."""
+"""By the graphs of steps, the shapes for which XLA compiles them."""
 kernel: Kernel = Cudnn()
 """What computes fused attention."""
 
@@ -87,10 +87,11 @@ def _shape_of(context: StepContext) -> Callable[[tf.Tensor], tf.TensorShape]:
     """Returns what tells the shapes that tensors of a step will have."""
     if context.compiled_shapes is None:
         return lambda tensor: tensor.shape
-    if context.graph not in _shapes:
-        leaves = trees.present(context.shard)
-        _shapes[context.graph] = CompiledShapes(leaves, context.compiled_shapes)
-    return _shapes[context.graph].of
+    leaves = trees.present(context.shard)
+    graph = leaves[0].graph
+    if graph not in _shapes:
+        _shapes[graph] = CompiledShapes(leaves, context.compiled_shapes)
+    return _shapes[graph].of
 
 
 def _say(message: str) -> None:
