@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import rules
 from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import COUNT
@@ -150,6 +151,11 @@ class BatchKinds:
             return None
         return self._read(tensor.graph).aliases.get(id(tensor))
 
+    def turns_alike(self, loop: tf.Operation) -> bool:
+        """Whether a loop has as many turns on each replica."""
+        inputs = [self.of(tensor) for tensor in loop.inputs]
+        return control_flow.turns_alike(loop, inputs, rules.kinds_of_outputs)
+
     def _read(self, graph: Any) -> "_Graph":
         self.notice(graph)
         return self._graphs[id(graph)].read_on()
@@ -182,6 +188,7 @@ class _Graph:
         self.writes: dict[int, list[tf.Tensor]] = {}
         self.aliases: dict[int, tf.Tensor] = {}
         self._changed: set[int] = set()
+        self._changed_inside: set[int] = set()
 
     def of(self, tensor: tf.Tensor) -> Kind:
         """Returns the kind of a tensor of what has been read so far."""
@@ -208,14 +215,30 @@ class _Graph:
             handle = self._outermost(operation.inputs[0])
             self.writes.setdefault(id(handle), []).append(operation.inputs[1])
             self._changed.discard(id(handle))
+            self._changed_inside.discard(id(handle))
         elif kind.startswith(_CHANGES):
             self._changed.add(id(self._outermost(operation.inputs[0])))
+        elif self.writes:
+            self._forget_changed(operation)
         inputs = [self.of(tensor) for tensor in operation.inputs]
         return rules.kinds_of_outputs(operation, inputs, self._all.marked)
 
+    def _forget_changed(self, operation: tf.Operation) -> None:
+        """Notes which variables a branch or a loop has changed."""
+        for tensor in operation.inputs:
+            if tensor.dtype != tf.resource:
+                continue
+            handle = self._outermost(tensor)
+            if id(handle) in self.writes and tensorflow_graphs.changes(
+                operation, handle, self._graph
+            ):
+                self._changed_inside.add(id(handle))
+
     def _of_read(self, operation: tf.Operation) -> Kind:
         handle = self._outermost(operation.inputs[0])
-        if self.writes.get(id(handle)):
+        if self.writes.get(id(handle)) and id(handle) not in (
+            self._changed_inside
+        ):
             value = self.writes[id(handle)][-1]
             if id(handle) in self._changed and self.of(value) == EQUAL:
                 return EQUAL  # as an optimizer has changed it on all replicas
