@@ -301,6 +301,8 @@ READ = (
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
         "self",
     ),
+    PrivateName(f"{_DISTRIBUTE}.values:MirroredVariable"),
+    PrivateName(f"{_DISTRIBUTE}.values:SyncOnReadVariable"),
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedVariable.__init__",
         None,
