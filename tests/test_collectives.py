@@ -372,6 +372,8 @@ def test_a_result_that_one_replica_ignores(count, op, jit_compile):
         np.array([True, False]),
         np.array([1, -(2**62)], "int64"),
         np.array([200, 3], "uint8"),
+        np.array([2**32 - 1, 3], "uint32"),
+        np.array([2**64 - 1, 3], "uint64"),
     ],
     ids=str,
 )

@@ -105,6 +105,57 @@ def test_what_a_layer_keeps(update, trainable):
     np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
 
 
+class KeepsRows(keras.layers.Layer):
+    """Keeps some rows of its data.
+
+    Args:
+        choose: Called with the data and a generator, returns three rows.
+    """
+
+    def __init__(self, choose):
+        super().__init__()
+        self.choose = choose
+        self.seed = keras.random.SeedGenerator(1)
+
+    def build(self, shape):
+        shape = (3, shape[-1])
+        self.kept = self.add_weight(shape, "zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.kept.assign(self.choose(x, self.seed))
+        return x
+
+
+def _rows_at_random(x, seed):
+    # A codebook takes samples for codes that nothing uses.
+    count = ops.shape(x)[0]
+    return ops.take(x, keras.random.randint((3,), 0, count, seed=seed), 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*for which samples:UserWarning")
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x, seed: x[:3],
+        lambda x, seed: x[-3:],
+        lambda x, seed: ops.sort(x, 0)[:3],
+        _rows_at_random,
+    ],
+)
+def test_rows_of_which_a_replica_has_too_few(choose):
+    def build():
+        model = keras.Sequential(
+            [keras.Input((4,)), KeepsRows(choose), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    models, _ = both(build, batch_size=18)  # and 4, of which each has 1 or 2
+    one, many = (model.layers[0].kept.numpy() for model in models)
+    np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
 def _sets_in_a_loop(kept, x):
     def body(i):
         kept.assign(tf.reduce_max(x, 0))

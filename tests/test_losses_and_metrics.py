@@ -474,6 +474,30 @@ def test_metrics_that_compare_samples_with_weights():
     assert_equals_one_device(make, weighted=True)
 
 
+class Share(keras.metrics.Metric):
+    """The share of batches whose mean error is small."""
+
+    def __init__(self):
+        super().__init__(name="share")
+        self.small = self.add_variable((), "zeros", name="small")
+        self.large = self.add_variable((), "zeros", name="large")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = keras.ops.mean(keras.ops.abs(y_true - y_pred))
+        keras.ops.cond(
+            error < 1.25,
+            lambda: self.small.assign_add(1.0),
+            lambda: self.large.assign_add(1.0),
+        )
+
+    def result(self):
+        return self.small / (self.small + self.large)
+
+
+def test_a_metric_that_chooses_what_it_adds():
+    assert_equals_one_device(lambda: [("values", "mse", [Share()])])
+
+
 class Totals(keras.Sequential):
     """Gives sums and means of a step's values to metrics, with weights."""
 

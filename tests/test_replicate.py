@@ -55,6 +55,20 @@ def test_values_get_a_copy_on_each_device(count):
     )
 
 
+@pytest.mark.parametrize("owner", [keras.layers.Layer, keras.metrics.Metric])
+def test_what_is_behind_a_variable_can_be_converted(owner, count):
+    each = owner()
+    add = getattr(each, "add_variable", None) or each.add_weight
+    number, nothing = add((), "ones", name="a"), add((), "zeros", name="b")
+    each.built = True
+    kc.replicate(each, count)
+    for convert in (float, int, complex, bool):
+        assert convert(number.value) == convert(1.0)
+        assert convert(nothing.value) == convert(0.0)
+    assert np.asarray(number.value).dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(number.value), 1.0)
+
+
 def test_a_variable_becomes_one_a_device():
     original = keras.Variable([1.0, 2.0])
     replicas = kc.replicate(original, MANY)

@@ -10,9 +10,12 @@ REDUCIBLE = (
 )  # fmt: skip
 """The dtypes that can be reduced."""
 # What can only be copied travels in a wider dtype that can be added.
-_SUMMABLE = dict.fromkeys(
-    (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32
-)
+_SUMMABLE = {
+    **dict.fromkeys(
+        (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32
+    ),
+    **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),  # which wraps around
+}
 COPYABLE = (*REDUCIBLE, *_SUMMABLE)
 """The dtypes that can be broadcast and gathered."""
 

@@ -85,6 +85,10 @@ MERGE_CALL = PrivateName(
 CONDITION = PrivateName(
     "tensorflow.python.ops.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
 )
+INDEXED_CASE = PrivateName(
+    "tensorflow.python.ops.cond_v2:indexed_case",
+    "branch_index, branch_fns, name, lower_using_switch_merge",
+)
 LOOP = PrivateName(
     "tensorflow.python.ops.while_v2:while_loop",
     "cond, body, loop_vars, shape_invariants, parallel_iterations, "
@@ -104,6 +108,7 @@ PATCHED = (
     SEQUENCE_MASK,
     MERGE_CALL,
     CONDITION,
+    INDEXED_CASE,
     LOOP,
     FUNCTION_CALL,
     UID,
@@ -111,6 +116,10 @@ PATCHED = (
 """What is replaced."""
 
 READ = (
+    PrivateName(
+        "tensorflow.python.framework.ops:Operation._update_input",
+        "self, index, tensor",
+    ),
     PrivateName("tensorflow.python.framework.ops:Graph.create_op"),
     PrivateName("tensorflow.python.framework.ops:Graph._get_function"),
     PrivateName(f"{_GRAPH}.captures"),
@@ -293,6 +302,8 @@ READ = (
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
         "self",
     ),
+    PrivateName(f"{_DISTRIBUTE}.values:MirroredVariable"),
+    PrivateName(f"{_DISTRIBUTE}.values:SyncOnReadVariable"),
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedVariable.__init__",
         None,

@@ -7,16 +7,52 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import mirrored_strategy
+from tensorflow.python.distribute import values
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import variable_scope
 
 from keras_conflux._compat.replicas_in_turn import run_in_turn
+
+
+class _Converts:
+    """What a `tf.Variable` can be made, and one with copies cannot."""
+
+    def __bool__(self: Any) -> bool:
+        return bool(self.read_value())
+
+    def __int__(self: Any) -> int:
+        return int(self.read_value())
+
+    def __float__(self: Any) -> float:
+        return float(self.read_value())
+
+    def __complex__(self: Any) -> complex:
+        return complex(self.read_value())
+
+    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        del copy  # a copy is made in any case
+        return np.array(self.read_value().numpy(), dtype)
+
+
+class _Mirrored(_Converts, values.MirroredVariable):
+    """A variable whose copies are equal."""
+
+
+class _SyncOnRead(_Converts, values.SyncOnReadVariable):
+    """A variable whose copies are reduced when it is read."""
+
+
+_CONVERTIBLE = {
+    values.MirroredVariable: _Mirrored,
+    values.SyncOnReadVariable: _SyncOnRead,
+}
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):
@@ -73,6 +109,8 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             # Of a copy that a tf.function makes, TensorFlow notes this on the
             # variable alone, and a trace captures the handle.
             copy.handle._distributed_container = weakref.ref(made)
+        if type(made) in _CONVERTIBLE:
+            made.__class__ = _CONVERTIBLE[type(made)]
         return made
 
     def _get_variable_creator_initial_value(

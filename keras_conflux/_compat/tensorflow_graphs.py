@@ -186,12 +186,21 @@ def function_named(graph: Any, name: str) -> Any:
 
 def graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that an operation runs, as both of a branch."""
-    functions = [
-        each.func.name
-        for each in operation.node_def.attr.values()
-        if each.HasField("func")
-    ]
-    return [function_named(operation.graph, name) for name in functions]
+    attributes = operation.node_def.attr.values()
+    functions = [each.func for each in attributes if each.HasField("func")]
+    for each in attributes:
+        functions.extend(each.list.func)
+    return [function_named(operation.graph, each.name) for each in functions]
+
+
+def replace_input(operation: tf.Operation, tensor: tf.Tensor) -> None:
+    """Gives an operation of one input another one, of the same kind.
+
+    Args:
+        operation: Of the graph of `tensor`, which does not depend on it.
+        tensor: The input.
+    """
+    operation._update_input(0, tensor)
 
 
 def results_inside(tensor: tf.Tensor) -> list[tf.Tensor]:

@@ -210,6 +210,11 @@ def without_retracing_warning(function: Any) -> Any:
     return function
 
 
+def untraced(function: Any) -> Any:
+    """Returns the same `tf.function`, as if it had not been called yet."""
+    return without_retracing_warning(function._clone(None))
+
+
 def with_this_threads_summaries(fn: Callable) -> Callable:
     """Makes `tf.summary` in `fn` write where it would in this thread."""
     # Writer, step and condition are kept by thread; mirrored_run.py hands

@@ -159,8 +159,8 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     replica gives its tree and gets that of `root`. Outside, the trees of all
     replicas are given, and a `Replicas` comes back.
 
-    Leaves are float16, bfloat16, float32, float64, bool, int8, uint8, int16,
-    uint16, int32 or int64; each keeps its shape and dtype. `None` leaves stay
+    Leaves are float16, bfloat16, float32, float64, bool, or integers of 8 to 64
+    bits, signed or not; each keeps its shape and dtype. `None` leaves stay
     `None`.
 
     In a step of `fit`, `evaluate` or `predict`, replica `root` may have no
@@ -213,8 +213,8 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     replica gives its tree and gets the joined one. Outside, the trees of all
     replicas are given, and a `Replicas` comes back.
 
-    Leaves are float16, bfloat16, float32, float64, bool, int8, uint8, int16,
-    uint16, int32 or int64; each keeps its dtype. `None` leaves stay `None`.
+    Leaves are float16, bfloat16, float32, float64, bool, or integers of 8 to 64
+    bits, signed or not; each keeps its dtype. `None` leaves stay `None`.
     The result can be differentiated.
 
     In a step of `fit`, `evaluate` or `predict`, a replica may have no samples,

@@ -125,6 +125,7 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
     patch(private_tensorflow_names.CONDITION, branches.cond)
+    patch(private_tensorflow_names.INDEXED_CASE, branches.indexed_case)
     patch(private_tensorflow_names.LOOP, loops.while_loop)
     patch(private_tensorflow_names.FUNCTION_CALL, called_functions.call)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)

@@ -36,6 +36,9 @@ class StepContext:
     """What has been warned of, in any trace of this step on any replica."""
     mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the layers that mix samples, in the order of their calls."""
+    called_functions: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    """By id, and by the kinds of its arguments, each `tf.function` that the
+    step has called, and the one that is called in its place."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None
@@ -65,6 +68,8 @@ class StepContext:
     """The graph that the step is traced to."""
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the Keras variables that the step has written."""
+    kept: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """By id, those of them that a seed generator has not counted on."""
     before: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, what a variable was before the step first added to it."""
     averages: list[Any] = dataclasses.field(default_factory=list)
@@ -122,10 +127,8 @@ class StepContext:
     loops_over_samples: int = 0
     """In how many loops what is traced now is that may have a turn for each
     sample."""
-    shares_conditions: bool = False
-    """Whether replicas compute the conditions of branches together."""
-    to_share_conditions: bool = False
-    """Whether the trace has shown that they have to."""
+    choices: list[Any] = dataclasses.field(default_factory=list)
+    """What chooses the branches that are being traced, the outermost first."""
     updates_inside: list[Any] = dataclasses.field(default_factory=list)
     """Optimizers that have changed weights in a graph inside of the step's, by
     name, and these graphs."""

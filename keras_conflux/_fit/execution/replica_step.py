@@ -115,7 +115,6 @@ class _ModelStep:
         self._contexts: dict[int, StepContext] = {}
         self._warned: set[str] = set()
         self._exchanged_inside: frozenset[int] = frozenset()
-        self._shares_conditions = False
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
@@ -149,7 +148,6 @@ class _ModelStep:
                 is_blind=specs.sizes_are_known(shard),
             ),
             exchanged_inside=self._exchanged_inside,
-            shares_conditions=self._shares_conditions,
             is_counter_of_keras=_CountersOfKeras(self._model),
         )
         if replica_index() == 0:
@@ -159,7 +157,7 @@ class _ModelStep:
             places.write(context)
             output = self._run(shard, size, context)
             context.internal = True
-            layer_state.reduce_states(self._model, context)
+            layer_state.reduce_states(context)
             branches.assert_chosen_together(context)
             plain_variables.warn_of_plain_variables(self._model, context)
         return output
@@ -168,7 +166,6 @@ class _ModelStep:
         """See `ReplicaStep`."""
         for context in self._contexts.values():
             self._exchanged_inside |= context.to_exchange_inside
-            self._shares_conditions |= context.to_share_conditions
         trace_findings.assert_final(self._contexts.values())
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:

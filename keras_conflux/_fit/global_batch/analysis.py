@@ -8,7 +8,6 @@ asks.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import rules
 from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import COUNT
@@ -65,8 +65,7 @@ class BatchKinds:
         self._sums: dict[int, Any] = {}
         self.merged: list[tf.Tensor] = []
         """What the user has computed from all replicas."""
-        self._calls: list[_Call] = []
-        self._traced: dict[int, list[Kind]] = {}
+        self._calls: list[tuple[Any, list[Kind]]] = []
         self.composites = [
             leaf
             for leaf in shard
@@ -163,6 +162,11 @@ class BatchKinds:
             return None
         return self._read(tensor.graph).aliases.get(id(tensor))
 
+    def turns_alike(self, loop: tf.Operation) -> bool:
+        """Whether a loop has as many turns on each replica."""
+        inputs = [self.of(tensor) for tensor in loop.inputs]
+        return control_flow.turns_alike(loop, inputs, rules.kinds_of_outputs)
+
     def _read(self, graph: Any) -> "_Graph":
         self.notice(graph)
         return self._graphs[id(graph)].read_on()
@@ -185,22 +189,13 @@ class BatchKinds:
         return id(handle) in self._sums
 
     @contextlib.contextmanager
-    def calling(self, function: Any, arguments: list[Kind]) -> Iterator[bool]:
-        """Notes, while a function is called, what it is given.
-
-        Yields:
-            Whether that is what it was given when it was traced, if somebody
-            has asked then.
-        """
-        known = self._traced.get(id(function))
-        call = _Call(tf.compat.v1.get_default_graph(), arguments)
-        self._calls.append(call)
+    def calling(self, arguments: list[Kind]) -> Iterator[None]:
+        """Notes, while a function is called, what it is given."""
+        self._calls.append((tf.compat.v1.get_default_graph(), arguments))
         try:
-            yield known is None or known == arguments
+            yield
         finally:
             self._calls.pop()
-            if call.was_asked_for:
-                self._traced[id(function)] = arguments
 
     def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
         """Returns the kind of an argument of a function inside of the step.
@@ -209,10 +204,9 @@ class BatchKinds:
         """
         graph = placeholder.graph
         outside = getattr(graph, "outer_graph", None)
-        calls = [call for call in self._calls if call.caller is outside]
+        calls = [given for caller, given in self._calls if caller is outside]
         if not calls:
             return OPAQUE
-        calls[-1].was_asked_for = True
         captured = tensorflow_graphs.captures(graph)
         arguments = [
             operation.outputs[0].name
@@ -220,19 +214,8 @@ class BatchKinds:
             if operation.type == "Placeholder"
             and id(operation.outputs[0]) not in captured
         ]
-        given = dict(zip(arguments, calls[-1].arguments, strict=False))
+        given = dict(zip(arguments, calls[-1], strict=False))
         return given.get(placeholder.name, OPAQUE)
-
-
-@dataclasses.dataclass
-class _Call:
-    """A call of a `tf.function`."""
-
-    caller: Any
-    """The graph that calls it."""
-    arguments: list[Kind]
-    was_asked_for: bool = False
-    """Whether somebody wanted to know the arguments while it was traced."""
 
 
 class _Graph:
@@ -250,6 +233,7 @@ class _Graph:
         self.writes: dict[int, list[tf.Tensor]] = {}
         self.aliases: dict[int, tf.Tensor] = {}
         self._changed: set[int] = set()
+        self._changed_inside: set[int] = set()
 
     def of(self, tensor: tf.Tensor) -> Kind:
         """Returns the kind of a tensor of what has been read so far."""
@@ -276,14 +260,30 @@ class _Graph:
             handle = self._outermost(operation.inputs[0])
             self.writes.setdefault(id(handle), []).append(operation.inputs[1])
             self._changed.discard(id(handle))
+            self._changed_inside.discard(id(handle))
         elif kind.startswith(CHANGES):
             self._changed.add(id(self._outermost(operation.inputs[0])))
+        elif self.writes:
+            self._forget_changed(operation)
         inputs = [self.of(tensor) for tensor in operation.inputs]
         return rules.kinds_of_outputs(operation, inputs, self._all.marked)
 
+    def _forget_changed(self, operation: tf.Operation) -> None:
+        """Notes which variables a branch or a loop has changed."""
+        for tensor in operation.inputs:
+            if tensor.dtype != tf.resource:
+                continue
+            handle = self._outermost(tensor)
+            if id(handle) in self.writes and tensorflow_graphs.changes(
+                operation, handle, self._graph
+            ):
+                self._changed_inside.add(id(handle))
+
     def _of_read(self, operation: tf.Operation) -> Kind:
         handle = self._outermost(operation.inputs[0])
-        if self.writes.get(id(handle)):
+        if self.writes.get(id(handle)) and id(handle) not in (
+            self._changed_inside
+        ):
             value = self.writes[id(handle)][-1]
             if id(handle) in self._changed and self.of(value) == EQUAL:
                 return EQUAL  # as an optimizer has changed it on all replicas

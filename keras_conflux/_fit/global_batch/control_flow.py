@@ -84,13 +84,37 @@ def _is_zero(tensor: tf.Tensor) -> bool:
 def of_loop(
     operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
 ) -> list[Kind]:
+    """Follows the kinds through a loop."""
+    kinds = _of_turns(operation, inputs, kinds_of)
+    if kinds is None:
+        return [OPAQUE] * len(operation.outputs)
+    alike = _goes_on_alike(operation, kinds, kinds_of)
+    return kinds if alike else _chosen(kinds)
+
+
+def turns_alike(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+) -> bool:
+    """Whether a loop has as many turns on each replica."""
+    kinds = _of_turns(operation, inputs, kinds_of)
+    return kinds is not None and _goes_on_alike(operation, kinds, kinds_of)
+
+
+def _goes_on_alike(
+    operation: tf.Operation, kinds: list[Kind], kinds_of: _KindsOf
+) -> bool:
+    return _of_body(_body(operation, "cond"), kinds, kinds_of) == [EQUAL]
+
+
+def _of_turns(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+) -> list[Kind] | None:
     """Follows the kinds through a loop until they stay what they are."""
-    unknown = [OPAQUE] * len(operation.outputs)
     kinds = inputs
     for _ in range(5):
         found = _of_body(_body(operation, "body"), kinds, kinds_of)
         if found is None:
-            return unknown
+            return None
         found = [
             _written(tensor, a, b)
             if tensor.dtype == tf.variant
@@ -98,12 +122,9 @@ def of_loop(
             for tensor, a, b in zip(operation.inputs, kinds, found, strict=True)
         ]
         if found == kinds:
-            break
+            return kinds
         kinds = found
-    else:
-        return unknown
-    going_on = _of_body(_body(operation, "cond"), kinds, kinds_of)
-    return kinds if going_on == [EQUAL] else _chosen(kinds)
+    return None
 
 
 def _body(operation: tf.Operation, attribute: str) -> Any:

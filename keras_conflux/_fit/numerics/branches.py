@@ -3,11 +3,11 @@
 A replica knows the condition of a `tf.cond` for its own samples only. Mostly
 this does not matter, as what a branch returns is read like the rest of the
 graph. Where a branch changes weights, replicas that choose different ones come
-apart. The trace shows it, and the step is traced once more, with conditions
-that replicas compute together.
+apart. So where a branch writes something, its condition becomes that of the
+global batch, while the branch is traced. Conditions of other branches stay
+what they are.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,27 +30,108 @@ def cond(
     false_fn: Callable,
     name: str = "cond",
 ) -> Any:
-    """Branches by the condition of the global batch, if a trace has asked."""
+    """Traces both branches, and may make the condition a common one."""
+    context = _choosing()
+    if context is None or isinstance(pred, bool):
+        return original(pred, true_fn, false_fn, name)
+    choice = _Choice(pred, context)
+    branches = map(choice.noting, (true_fn, false_fn))
+    return original(choice.condition, *branches, name)
+
+
+def indexed_case(
+    original: Callable,
+    branch_index: Any,
+    branch_fns: list[Callable],
+    **kwargs: Any,
+) -> Any:
+    """Traces all branches, and may make the index a common one."""
+    context = _choosing()
+    if context is None or isinstance(branch_index, int):
+        return original(branch_index, branch_fns, **kwargs)
+    choice = _Choice(branch_index, context)
+    branches = [*map(choice.noting, branch_fns)]
+    return original(choice.condition, branches, **kwargs)
+
+
+def _choosing() -> StepContext | None:
+    """Returns the step that is traced, where replicas may choose apart."""
     context = step_context.current_fit_step()
-    if (
-        context is not None
-        and context.shares_conditions
-        and not context.optimizing
-        and tf.compat.v1.get_default_graph() is context.graph
-    ):
-        pred = _of_global_batch(pred, context)
-    return original(pred, true_fn, false_fn, name)
+    if context is None or context.graph is None or context.optimizing:
+        return None
+    return context
 
 
-def _of_global_batch(pred: Any, context: StepContext) -> Any:
-    if context.kinds.of(pred) != EQUAL:
-        with contextlib.suppress(CannotTell):
-            (pred,) = global_values([pred], context)
-    return pred
+class _Choice:
+    """A condition, or an index, by which each replica chooses a branch.
+
+    Args:
+        given: What the step chooses by.
+        context: The step's.
+    """
+
+    def __init__(self, given: Any, context: StepContext) -> None:
+        given = tf.convert_to_tensor(given)
+        if given.shape.rank != 0:
+            given = tf.reshape(given, [])
+        self.condition = tf.identity(given)
+        """What the graph chooses by."""
+        self.graph = tf.compat.v1.get_default_graph()
+        """Where it chooses."""
+        self.branch: Any = None
+        """The branch that is being traced."""
+        self._context = context
+
+    def noting(self, branch: Callable) -> Callable:
+        """Returns a branch that tells that it is being traced."""
+
+        def traced() -> Any:
+            self.branch = tf.compat.v1.get_default_graph()
+            self._context.choices.append(self)
+            try:
+                return branch()
+            finally:
+                self._context.choices.pop()
+
+        return traced
+
+    def is_common(self) -> bool:
+        """Whether all replicas choose alike; sees to it if it can.
+
+        To be asked where all replicas come to the choice.
+        """
+        if self._context.kinds.of(self.condition) == EQUAL:
+            return True
+        with self.graph.as_default():
+            try:
+                (found,) = global_values([self.condition], self._context)
+            except CannotTell:
+                return False
+            tensorflow_graphs.replace_input(self.condition.op, found)
+        self._context.kinds.mark_equal([self.condition])
+        return True
+
+
+def choose_together(context: StepContext) -> bool:
+    """Makes the conditions common of the branches that are being traced.
+
+    To be called where a step writes something. Nothing can be exchanged in
+    loops, nor in functions, which may be called in other places as well.
+
+    Returns:
+        Whether all replicas come to what is being traced, or none.
+    """
+    reached = context.graph
+    for choice in context.choices:
+        if choice.graph is not reached or not choice.is_common():
+            return False
+        reached = choice.branch
+    return reached is tf.compat.v1.get_default_graph()
 
 
 def note_update(optimizer: Any, context: StepContext) -> None:
     """Notes where in a step an optimizer changes weights."""
+    choose_together(context)
     graph = tf.compat.v1.get_default_graph()
     if context.graph is not None and graph is not context.graph:
         context.updates_inside.append((optimizer.name, graph))
@@ -59,7 +140,7 @@ def note_update(optimizer: Any, context: StepContext) -> None:
 def assert_chosen_together(context: StepContext) -> None:
     """Sees to it that replicas come to the updates of optimizers together."""
     for name, graph in context.updates_inside:
-        if is_everywhere(graph, context) or may_become_so(context):
+        if is_everywhere(graph, context):
             continue
         context.warn_once(
             f"optimizer {name}",
@@ -71,26 +152,35 @@ def assert_chosen_together(context: StepContext) -> None:
         )
 
 
-def may_become_so(context: StepContext) -> bool:
-    """Whether the next trace may have replicas choose together; asks for it."""
-    if context.shares_conditions or context.kinds.is_blind:
-        return False
-    context.to_share_conditions = True
-    return True
+def is_everywhere(
+    graph: Any, context: StepContext, repeated: bool = False
+) -> bool:
+    """Whether all replicas run a graph inside of the step's, or none, once.
 
-
-def is_everywhere(graph: Any, context: StepContext) -> bool:
-    """Whether all replicas run a graph inside of the step's, or none, once."""
+    Args:
+        graph: Of a branch, for example.
+        context: The step's.
+        repeated: Whether they may run it as often as the others.
+    """
     while graph is not context.graph:
         outer = getattr(graph, "outer_graph", None)
         call = None if outer is None else _call_of(graph, outer)
-        if call is None or call.type in control_flow.LOOPS:
+        if call is None:
             return False
-        if call.type in control_flow.BRANCHES | control_flow.CASES:
-            context.kinds.notice(outer)
-            if not _is_shared(call.inputs[0], context):
-                return False
+        context.kinds.notice(outer)
+        if not _is_run_by_all(call, context, repeated):
+            return False
         graph = outer
+    return True
+
+
+def _is_run_by_all(
+    call: tf.Operation, context: StepContext, repeated: bool
+) -> bool:
+    if call.type in control_flow.LOOPS:
+        return repeated and context.kinds.turns_alike(call)
+    if call.type in control_flow.BRANCHES | control_flow.CASES:
+        return _is_shared(call.inputs[0], context)
     return True
 
 

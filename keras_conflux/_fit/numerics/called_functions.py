@@ -1,7 +1,8 @@
 """Tells what a `tf.function` is given that a step calls.
 
-A function is traced from within, where nobody can tell what its arguments are.
-One trace may serve several calls, which then have to agree.
+A function is traced from within, where nobody can tell what its arguments are,
+and what it writes is noted while it is traced. So each step traces it anew, once
+for each way in which its arguments are made of the samples.
 """
 
 from collections.abc import Callable
@@ -9,32 +10,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import step_context
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function, and notes the kinds of its arguments."""
     context = step_context.current_fit_step()
-    if context is None or context.graph is None or context.kinds.is_blind:
+    if context is None or context.graph is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
-    given = [
-        context.kinds.of(leaf)
-        for leaf in tf.nest.flatten((args, kwargs), expand_composites=True)
-        if _is_argument(leaf)
-    ]
-    with context.kinds.calling(function, given) as is_as_traced:
-        result = original(function, *args, **kwargs)
-    if not is_as_traced:
-        name = getattr(function, "__name__", str(function))
-        context.warn_once(
-            f"function {name}",
-            f"the step calls the `tf.function` {name!r} several times, with "
-            "arguments that are made of the samples in different ways, and "
-            "one trace serves all calls. What the function differentiates, "
-            "averages or writes is taken to be as in the first call. Call the "
-            "Python function instead, without `tf.function`.",
-        )
-    return result
+    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+    kinds = [context.kinds.of(leaf) for leaf in leaves if _is_argument(leaf)]
+    known = context.called_functions
+    key = id(function), tuple(kinds)
+    if key not in known:
+        own = tensorflow_tracing.untraced(function)
+        known[key] = function, own  # the id is that of no other one
+    with context.kinds.calling(kinds):
+        return original(known[key][1], *args, **kwargs)
 
 
 def _is_argument(leaf: Any) -> bool:

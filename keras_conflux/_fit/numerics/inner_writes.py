@@ -8,6 +8,7 @@ at the place of the write, if all of them come there: the step is traced once
 more for that.
 """
 
+import itertools
 from typing import Any
 
 import keras
@@ -29,16 +30,25 @@ SUMS = ("Add", "AddV2", "Sub")
 
 
 def exchanged(
-    variable: keras.Variable, value: Any, context: StepContext
+    variable: keras.Variable,
+    value: Any,
+    context: StepContext,
+    may_exchange: bool,
 ) -> Any:
-    """Returns what one device would write, if an inner graph may write it.
+    """Returns what one device would write, where that is needed at once.
+
+    So it is where an inner graph writes what its end does not make right, and
+    where a replica may have too few samples to fill the variable.
 
     Args:
         variable: What is written.
         value: What this replica would write.
         context: The step's.
+        may_exchange: Whether all replicas come to the place of the write.
     """
-    if id(variable) not in context.exchanged_inside:
+    if id(variable) not in context.exchanged_inside and not (
+        may_exchange and _may_not_fit(value)
+    ):
         return value
     value = keras_variables.as_tensor(value, variable.dtype)
     if context.kinds.of(value) == EQUAL:
@@ -52,6 +62,11 @@ def exchanged(
     found = tf.ensure_shape(found, value.shape)
     context.kinds.mark_equal([found])
     return found
+
+
+def _may_not_fit(value: Any) -> bool:
+    """Whether a value has a size that is known only when a step runs."""
+    return isinstance(value, tf.Tensor) and not value.shape.is_fully_defined()
 
 
 def become_right(
@@ -78,7 +93,38 @@ def become_right(
     if everywhere and id(variable) not in context.exchanged_inside:
         context.to_exchange_inside.add(id(variable))
         return True  # by the next trace
-    return not everywhere and branches.may_become_so(context)
+    return False
+
+
+def is_read_inside(
+    variable: keras.Variable, values: list[tf.Tensor], context: StepContext
+) -> bool:
+    """Whether graphs inside of the step's read what it has written.
+
+    They take it for what all replicas have. If they do not, yet, an exchange
+    where it is written is noted.
+
+    Args:
+        variable: Which the step writes.
+        values: What is written to this replica's copy.
+        context: The step's.
+    """
+    if id(variable) in context.exchanged_inside:
+        return False
+    here = [value for value in values if value.graph is context.graph]
+    if all(context.kinds.of(value) == EQUAL for value in here):
+        return False
+    if not all(branches.is_everywhere(x.graph, context) for x in values):
+        return False
+    copy = state.copies(variable)[replica_index()]
+    handle = tensorflow_internals.handle_of(copy)
+    if not any(
+        tensorflow_graphs.graphs_of(use)
+        for use in _uses_after_write(handle, context.graph)
+    ):
+        return False
+    context.to_exchange_inside.add(id(variable))
+    return True
 
 
 def _are_reduced_well(
@@ -118,14 +164,23 @@ def _is_read_later(
 
 
 def _is_used_after_write(handle: Any, graph: Any) -> bool:
+    return not all(
+        tensorflow_graphs.changes(use, handle, graph)
+        for use in _uses_after_write(handle, graph)
+    )
+
+
+def _uses_after_write(handle: Any, graph: Any) -> list[tf.Operation]:
+    """Returns what uses a variable in a graph, from the first write on."""
     uses = [
         use
         for found, users in tensorflow_graphs.uses_of_resources(graph)
         if found is handle
         for use in users
     ]
-    writes = [
-        tensorflow_graphs.changes(use, handle, graph)
-        for use in tensorflow_graphs.in_order(uses, graph)
+    return [
+        *itertools.dropwhile(
+            lambda use: not tensorflow_graphs.changes(use, handle, graph),
+            tensorflow_graphs.in_order(uses, graph),
+        )
     ]
-    return not all(writes[writes.index(True) :])

@@ -1,6 +1,7 @@
 """Makes what a step keeps in variables what one device would keep."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import inner_writes
 from keras_conflux._fit.numerics import trace_findings
 from keras_conflux._fit.numerics.inner_writes import SUMS
@@ -24,6 +26,7 @@ from keras_conflux._fit.numerics.moving_averages import is_moving_average
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import rank_in_trace
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
@@ -38,13 +41,16 @@ def record_assign(original: Callable, variable: Any, value: Any) -> Any:
     context = _recording()
     if context is None:
         return original(variable, value)
+    comes_together = branches.choose_together(context)
     trace_findings.note_write(context, variable, value)
     context.assigned.setdefault(id(variable), variable)
+    if not context.internal:
+        context.kept.setdefault(id(variable), variable)
     context.kinds.notice(tf.compat.v1.get_default_graph())
     if _is_counter(variable):
         value = _counted(variable, value, context)
     else:
-        value = inner_writes.exchanged(variable, value, context)
+        value = inner_writes.exchanged(variable, value, context, comes_together)
     return original(variable, value)
 
 
@@ -139,6 +145,7 @@ def record_add(original: Callable, variable: Any, value: Any) -> Any:
         and id(variable) not in context.assigned
         and not _is_traced_by(context)
     ):
+        value = _read(value)
         moves = variable.trainable or is_computed_from(value, variable)
         if not moves and not _is_constant(value):
             # Not in the graph of a branch, whose tensors are known there only.
@@ -160,31 +167,42 @@ def _is_traced_by(context: StepContext) -> bool:
     return context.graph is tf.compat.v1.get_default_graph()
 
 
+def _read(value: Any) -> Any:
+    """Returns what a variable holds, if a step adds one to another."""
+    is_variable = isinstance(value, keras.Variable | tf.Variable)
+    return keras_variables.as_tensor(value) if is_variable else value
+
+
 def _is_constant(value: Any) -> bool:
     if not tf.is_tensor(value):
         return True
     return tf.get_static_value(value) is not None
 
 
-def reduce_states(model: keras.Model, context: StepContext) -> None:
+def reduce_states(context: StepContext) -> None:
     """Makes what a step has written equal on all replicas.
 
-    These are the weights that something else than an optimizer has written. A
-    value that no sample has touched is equal already. Others are computed as
-    one device would compute them. Moving averages are left for `average`.
+    These are the variables that something else than an optimizer has written,
+    weights or others, such as a learning rate. A value that no sample has
+    touched is equal already. Others are computed as one device would compute
+    them. Moving averages are left for `average`.
     """
     if replica_collectives().count == 1:
         return
-    weights = [*model.weights, *state.adopted_by(model)]
-    written = [w for w in weights if id(w) in context.assigned]
+    replicated = [
+        variable
+        for variable in context.kept.values()
+        if is_replicated(keras_variables.backing(variable))
+    ]
+    _assert_counted_together([*filter(_is_counter, replicated)], context)
+    written = [*itertools.filterfalse(_is_counter, replicated)]
     exact: list[tuple[keras.Variable, tf.Tensor]] = []
     unclear: list[keras.Variable] = []
     for weight in written:
         values, traced_here = _values(weight, context)
-        if values and all(
-            context.kinds.of(value) == EQUAL
-            for value in (values[-1:] if traced_here else values)
-        ):
+        if inner_writes.is_read_inside(weight, values, context):
+            continue  # as it is traced once more
+        if _are_equal(values, traced_here, context):
             continue
         if is_moving_average(weight, context):
             context.averages.append(weight)
@@ -203,6 +221,32 @@ def reduce_states(model: keras.Model, context: StepContext) -> None:
             _warn_of_weight(context, weight)
             unclear.append(weight)
     _reduce_by_change(unclear, context)
+
+
+def _assert_counted_together(
+    counters: list[keras.Variable], context: StepContext
+) -> None:
+    """Warns of what metrics count where replicas may not come together."""
+    for counter in counters:
+        values, _ = _values(counter, context)
+        if not all(
+            branches.is_everywhere(value.graph, context, repeated=True)
+            for value in values
+        ):
+            _warn_of_inner_write(context, counter)
+
+
+def _are_equal(
+    values: list[tf.Tensor], traced_here: bool, context: StepContext
+) -> bool:
+    """Whether all replicas surely write the same, wherever they write it."""
+    if traced_here:
+        values = values[-1:]
+    return bool(values) and all(
+        context.kinds.of(value) == EQUAL
+        and branches.is_everywhere(value.graph, context, repeated=True)
+        for value in values
+    )
 
 
 def settle(variables: list[Any], context: StepContext) -> None:

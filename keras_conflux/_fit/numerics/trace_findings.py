@@ -93,8 +93,6 @@ def assert_final(contexts: Iterable[StepContext]) -> None:
     for context in contexts:
         untracked |= context.untracked
     counted = [each.counts_rows for each in contexts if each.counts_rows]
-    exchange = any(
-        each.to_exchange_inside or each.to_share_conditions for each in contexts
-    )
+    exchange = any(each.to_exchange_inside for each in contexts)
     if untracked or counted or exchange:
         raise TraceAgain(list(untracked.values()), next(iter(counted), None))
