@@ -123,7 +123,41 @@ def _chosen_by_place(model, x, y, p):
     return tf.reduce_mean((tf.gather_nd(p, places) - 1) ** 2)
 
 
+def _scan_over_a_mask(model, x, y, p):
+    """Goes over features, some of which count, as over steps of sequences."""
+    steps = tf.transpose(tf.reshape(tf.reshape(p, [-1]), [-1, 3]))
+    masks = tf.transpose(y > 0)
+    states = tf.scan(
+        lambda state, step: tf.where(step[1], tf.tanh(state) + step[0], state),
+        (steps[1:], masks[1:]),
+        initializer=steps[0],
+    )
+    return tf.reduce_mean(states[-1] ** 2)
+
+
+def _fold_over_weights(model, x, y, p):
+    return tf.foldl(
+        lambda state, weight: tf.tanh(state * weight),
+        model.dense.bias + 1.2,
+        initializer=tf.reduce_mean((y - p) ** 2),
+    )
+
+
+def _fold_over_samples_and_their_mean(model, x, y, p):
+    """Goes over features of samples beside those of all."""
+    centered = p - tf.reduce_mean(p, 0)
+    states = tf.foldl(
+        lambda state, step: tf.tanh(state + step[0] - 0.5 * step[1]),
+        (tf.transpose(centered), tf.transpose(p)),
+        initializer=y[:, 0],
+    )
+    return tf.reduce_mean(states**2)
+
+
 LOSSES = {
+    "scan over a mask": _scan_over_a_mask,
+    "fold over weights": _fold_over_weights,
+    "fold over samples and their mean": _fold_over_samples_and_their_mean,
     "beside a mean, joined": _beside_a_mean(lambda a, b: tf.concat([a, b], 1)),
     "beside a mean, stacked": _beside_a_mean(lambda a, b: tf.stack([a, b], 1)),
     "softmax over the batch": lambda model, x, y, p: (

@@ -17,7 +17,7 @@ from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import mixed_rows
+from keras_conflux._fit.global_batch.kinds import one_of_rows
 from keras_conflux._fit.global_batch.rule import SAME
 from keras_conflux._fit.global_batch.rule import Rule
 
@@ -148,11 +148,8 @@ def _either(one: Kind, other: Kind) -> Kind:
         return OPAQUE
     if roles == {Role.MEAN, Role.EQUAL}:
         return MEAN
-    if roles == {Role.ROWS} and (one.axis, one.entries) == (
-        other.axis,
-        other.entries,
-    ):
-        return mixed_rows([one, other], one.axis)
+    if roles == {Role.ROWS} and one.axis == other.axis:
+        return one_of_rows(one, other)
     return DERIVED
 
 

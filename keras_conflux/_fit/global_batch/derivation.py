@@ -90,7 +90,7 @@ def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
             found.reads[id(tensor)] = tensor
             waiting[-1] = behind
             continue
-        if _is_known(context.kinds.of(tensor)):
+        if _is_known(tensor, context.kinds.of(tensor)):
             _assert_small(tensor, context.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
@@ -133,7 +133,9 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
         raise CannotTell(operation.name)
 
 
-def _is_known(kind: Kind) -> bool:
+def _is_known(tensor: tf.Tensor, kind: Kind) -> bool:
+    if tensor.dtype == tf.variant:  # a list, whose elements are known before
+        return False
     if kind.role is Role.ROWS:
         return not kind.is_entangled
     return kind.role not in (Role.DERIVED, Role.OPAQUE)

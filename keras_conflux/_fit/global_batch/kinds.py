@@ -176,6 +176,21 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
     return Kind(Role.ROWS, axis, entries, mixed=True)
 
 
+def one_of_rows(one: Kind, other: Kind) -> Kind:
+    """Returns the kind of what is one or the other, on all replicas alike.
+
+    Args:
+        one: Of the role ROWS.
+        other: Of the role ROWS, with the samples along the same axis.
+    """
+    if one.entries is not other.entries:
+        if not (one.regular and other.regular):
+            return DERIVED
+        one = one.with_entries(Entries.SAME)
+        other = other.with_entries(Entries.SAME)
+    return one if one == other else mixed_rows([one, other], one.axis)
+
+
 def combined(kinds: list[Kind], axis: int) -> Kind:
     """Returns the kind of rows each of which is made of one row of several.
 
