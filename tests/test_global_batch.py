@@ -154,7 +154,76 @@ def _fold_over_samples_and_their_mean(model, x, y, p):
     return tf.reduce_mean(states**2)
 
 
+def _by_frequency(model, x, y, p):
+    """Weights samples by how many of their kind there are."""
+    kinds = tf.cast(y[:, 0] > 0, tf.int32)
+    counts = tf.math.bincount(kinds, minlength=2, maxlength=2, dtype=p.dtype)
+    return _per_sample(y, p) / tf.gather(counts, kinds)
+
+
+def _by_frequency_of_weights(model, x, y, p):
+    kinds = tf.cast(y[:, 0] > 0, tf.int32)
+    weights = tf.abs(x[:, 0])
+    counts = tf.math.bincount(kinds, weights, minlength=2, maxlength=2)
+    return _per_sample(y, p) / (1 + tf.gather(counts, kinds))
+
+
+def _ranks(scores):
+    places = tf.argsort(tf.argsort(scores))
+    return tf.cast(places, scores.dtype) / tf.cast(
+        tf.size(scores), scores.dtype
+    )
+
+
+@tf.custom_gradient
+def _ranks_with_a_slope(scores):
+    """Differentiates ranks by comparing them with those of moved scores."""
+
+    def gradient(upstream):
+        return -(_ranks(scores) - _ranks(scores + 20 * upstream)) / 2
+
+    return _ranks(scores), gradient
+
+
+def _correlation_of_ranks(model, x, y, p):
+    products = _ranks(y[:, 0]) * _ranks_with_a_slope(p[:, 0])
+    return tf.reduce_mean((y - p) ** 2) - tf.reduce_mean(products)
+
+
+@tf.custom_gradient
+def _largest_softly(scores):
+    def gradient(upstream):
+        return upstream * tf.nn.softmax(scores)
+
+    return tf.reduce_logsumexp(scores), gradient
+
+
+@tf.custom_gradient
+def _deviation_of(y, p):
+    error = p - y
+    deviation = tf.math.reduce_std(error)
+
+    def gradient(upstream):
+        count = tf.cast(tf.size(p), p.dtype)
+        centered = error - tf.reduce_mean(error)
+        return None, upstream * centered / (count * deviation)
+
+    return deviation, gradient
+
+
 LOSSES = {
+    "by frequency": _by_frequency,
+    "by frequency of weights": _by_frequency_of_weights,
+    "correlation of ranks": _correlation_of_ranks,
+    "gradient of one's own": lambda model, x, y, p: (
+        tf.reduce_mean((y - p) ** 2) + _largest_softly(p[:, 0])
+    ),
+    "gradient of one's own for a deviation": lambda model, x, y, p: (
+        _deviation_of(y, p)
+    ),
+    "silu of a mean": lambda model, x, y, p: tf.nn.silu(
+        tf.reduce_mean((y - p) ** 2)
+    ),
     "scan over a mask": _scan_over_a_mask,
     "fold over weights": _fold_over_weights,
     "fold over samples and their mean": _fold_over_samples_and_their_mean,
@@ -347,6 +416,59 @@ class ByHand(OwnStep):
             (tf.reduce_sum(slope, 0), self.dense.bias),
         )
         return tf.reduce_mean(error**2), *zip(*pairs, strict=True)
+
+
+class Seeded(OwnStep):
+    """Gives its tape the slopes of a loss by predictions."""
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            squares = tf.reduce_mean(p**2)
+        targets, seeds = self.loss_of(p, squares, p - y)
+        found = tape.gradient(
+            targets, self.dense.trainable_variables, output_gradients=seeds
+        )
+        return squares, found, self.dense.trainable_variables
+
+
+SEEDS = {
+    "over the batch size": lambda p, squares, error: (
+        p,
+        2 * error / tf.cast(tf.shape(error)[0], error.dtype),
+    ),
+    "over all entries": lambda p, squares, error: (
+        p,
+        2 * error / tf.cast(tf.size(error), error.dtype),
+    ),
+    "of samples": lambda p, squares, error: (p, 0.1 * error),
+    "over a deviation": lambda p, squares, error: (
+        p,
+        0.1 * error / tf.math.reduce_std(error),
+    ),
+    "clipped by a norm": lambda p, squares, error: (
+        p,
+        tf.clip_by_norm(error, 0.5),
+    ),
+    "over a sum": lambda p, squares, error: (
+        p,
+        error / tf.reduce_sum(tf.abs(error)),
+    ),
+    "of a mean": lambda p, squares, error: (
+        squares,
+        tf.reduce_max(tf.abs(error)),
+    ),
+    "of several targets": lambda p, squares, error: (
+        [p, squares],
+        [error / tf.norm(error), tf.constant(0.3)],
+    ),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_output_gradients(seed):
+    assert_equal(lambda: Seeded(SEEDS[seed]))
 
 
 def test_gradients_by_hand():
@@ -849,6 +971,35 @@ def _of_code_by_a_number(model, x, y, p):
 def test_what_the_graph_does_not_show_warns(loss):
     with pytest.warns(kc.ConfluxWarning, match="a sum or a mean over samples"):
         train(lambda: OwnStep(loss), MANY)
+
+
+@tf.function
+def _silu_in_a_function(y, p):
+    return tf.nn.silu(tf.reduce_mean((y - p) ** 2))
+
+
+def _silu_in_a_loop(y, p):
+    """Goes on with a mean, by steps that have their own gradients."""
+    return tf.foldl(
+        lambda state, step: tf.nn.silu(state) + step,
+        tf.constant([0.3, 0.2]),
+        initializer=tf.reduce_mean((y - p) ** 2),
+    )
+
+
+@pytest.mark.parametrize("loss", [_silu_in_a_function, _silu_in_a_loop])
+def test_ones_own_gradient_inside_of_an_operation_warns(loss):
+    with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
+        train(lambda: OwnStep(lambda model, x, y, p: loss(y, p)), MANY)
+
+
+def _of_code_as_a_slope(p, squares, error):
+    return p, error * _of_code(None, None, p, error)
+
+
+def test_output_gradients_that_the_graph_does_not_show_warn():
+    with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
+        train(lambda: Seeded(_of_code_as_a_slope), MANY)
 
 
 class LogsOfCode(OwnStep):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 import tensorflow as tf
 
@@ -43,16 +44,21 @@ class Derivation:
     reads: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     outside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
-    def recomputed(self, known: dict[int, tf.Tensor]) -> tf.Tensor:
+    def recomputed(
+        self,
+        known: dict[int, tf.Tensor],
+        gradient: tensorflow_graphs.Gradient | None = None,
+    ) -> tf.Tensor:
         """Returns the result for other values of the sources.
 
         Args:
             known: By the id of a source, its value. The values of all that is
                 computed are added.
+            gradient: See `tensorflow_graphs.copied`.
         """
         for operation in self.operations:
             inputs = [self._wanted(x, known) for x in operation.inputs]
-            copies = tensorflow_graphs.copied(operation, inputs)
+            copies = tensorflow_graphs.copied(operation, inputs, gradient)
             for old, new in zip(operation.outputs, copies, strict=True):
                 known[id(old)] = new
         return self._wanted(self.result, known)
@@ -72,8 +78,15 @@ class Derivation:
         return known[id(tensor)]
 
 
-def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
+def derivation(
+    result: tf.Tensor, context: StepContext, known: Collection[int] = ()
+) -> Derivation:
     """Follows a result back to tensors whose global values can be had.
+
+    Args:
+        result: Traced.
+        context: Of the step.
+        known: The ids of others whose global values are known.
 
     Raises:
         CannotTell: If that is not possible.
@@ -84,6 +97,9 @@ def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
     waiting = [result]
     while waiting:
         tensor = waiting[-1]
+        if id(tensor) in known:
+            waiting.pop()
+            continue
         behind = context.kinds.value_behind(tensor)
         if behind is not None:
             found.written[id(tensor)] = behind
