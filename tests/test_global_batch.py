@@ -1074,6 +1074,59 @@ def test_a_layer_that_mixes_samples_warns():
         model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
 
 
+@tf.custom_gradient
+def _normalized_by_a_part(x):
+    return tf.identity(x), lambda d: d / (tf.norm(d) + 1e-3)
+
+
+@tf.custom_gradient
+def _normalized_by_all(x):
+    def gradient(upstream):
+        squares = kc.allreduce("sum", tf.reduce_sum(upstream**2))
+        return upstream / (tf.sqrt(squares) + 1e-3)
+
+    return tf.identity(x), gradient
+
+
+class Slopes(keras.layers.Layer):
+    """Changes what flows back through it."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+class Back(OwnStep):
+    """Has a layer that changes what flows back."""
+
+    def __init__(self, function):
+        super().__init__(LOSSES["mean"])
+        self.back = Slopes(function, name="back")
+
+    def call(self, x):
+        return self.back(self.dense(x)) * 2.0
+
+
+def test_a_layer_whose_own_gradient_mixes_samples_warns():
+    with pytest.warns(
+        kc.ConfluxWarning, match="gradient that the layer 'back'"
+    ):
+        train(lambda: Back(_normalized_by_a_part), MANY)
+
+
+@pytest.mark.parametrize(
+    "function", [_normalized_by_all, tf.nn.silu], ids=["all", "silu"]
+)
+def test_a_layer_with_a_gradient_of_its_own(function):
+    one = _normalized_by_a_part if function is _normalized_by_all else function
+    first, first_history = train(lambda: Back(one), None)
+    many, many_history = train(lambda: Back(function), MANY)
+    assert_same_training(first, many, first_history, many_history)
+
+
 class MakesLayers(keras.Model):
     """Makes a layer that mixes samples in each trace of its step."""
 

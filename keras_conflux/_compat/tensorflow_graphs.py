@@ -209,12 +209,18 @@ def results_inside(tensor: tf.Tensor) -> list[tf.Tensor]:
     return [body.outputs[place] for body in bodies if place < len(body.outputs)]
 
 
-def has_own_gradient(operation: tf.Operation) -> bool:
+def defines_gradient(operation: tf.Operation) -> bool:
     """Whether a program says how an operation is differentiated.
 
-    It may do so by `tf.custom_gradient`, also of what the operation runs.
+    TensorFlow says it of functions itself.
     """
-    return _GRADIENT in operation.node_def.attr or any(
+    is_defined = _GRADIENT in operation.node_def.attr
+    return is_defined and not graphs_of(operation)
+
+
+def has_own_gradient(operation: tf.Operation) -> bool:
+    """Whether a program says how an operation, or what it runs, is derived."""
+    return defines_gradient(operation) or any(
         has_own_gradient(inner)
         for body in graphs_of(operation)
         if body is not None
@@ -228,14 +234,14 @@ def own_gradient(
     """Returns what a program says of an operation's derivatives.
 
     Args:
-        operation: Of the graph that is being traced.
+        operation: Of the graph that is being traced, or of one around it.
         upstream: The derivatives by its outputs.
 
     Returns:
         The derivatives by its inputs. `None` if the program says nothing of
         the operation, but may of one that it runs.
     """
-    if _GRADIENT not in operation.node_def.attr:
+    if not defines_gradient(operation):
         return None
     found = ops.get_gradient_function(operation)(operation, *upstream)
     return [None if x is None else tf.convert_to_tensor(x) for x in found]

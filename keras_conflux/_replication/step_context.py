@@ -36,6 +36,8 @@ class StepContext:
     """What has been warned of, in any trace of this step on any replica."""
     mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the layers that mix samples, in the order of their calls."""
+    tried_gradients: set[int] = dataclasses.field(default_factory=set)
+    """The ids of operations whose gradients layers define, and were tried."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None
