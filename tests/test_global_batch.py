@@ -191,6 +191,20 @@ def _correlation_of_ranks(model, x, y, p):
 
 
 @tf.custom_gradient
+def _normalized_by_a_part(x):
+    return tf.identity(x), lambda d: d / (tf.norm(d) + 1e-3)
+
+
+@tf.custom_gradient
+def _mean_clipped_by_a_norm(y, p):
+    def gradient(upstream):
+        slope = upstream * 2 * (p - y) / tf.cast(tf.size(p), p.dtype)
+        return None, tf.clip_by_norm(slope, 0.1)
+
+    return tf.reduce_mean((y - p) ** 2), gradient
+
+
+@tf.custom_gradient
 def _largest_softly(scores):
     def gradient(upstream):
         return upstream * tf.nn.softmax(scores)
@@ -221,6 +235,16 @@ LOSSES = {
     "gradient of one's own for a deviation": lambda model, x, y, p: (
         _deviation_of(y, p)
     ),
+    "mean behind a normalized slope": lambda model, x, y, p: tf.reduce_mean(
+        (y - _normalized_by_a_part(p)) ** 2
+    ),
+    "rows behind a normalized slope": lambda model, x, y, p: (
+        (y - _normalized_by_a_part(p)) ** 2
+    ),
+    "mean with a clipped slope": lambda model, x, y, p: _mean_clipped_by_a_norm(
+        y, p
+    ),
+    "mean of silu": lambda model, x, y, p: tf.reduce_mean(tf.nn.silu(y - p)),
     "silu of a mean": lambda model, x, y, p: tf.nn.silu(
         tf.reduce_mean((y - p) ** 2)
     ),
@@ -388,10 +412,17 @@ def test_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]))
 
 
-# XLA does not know how many samples are chosen.
+# XLA does not know how many samples are chosen, nor how many kinds are counted.
+NOT_COMPILED = (
+    "mean of chosen samples",
+    "by frequency",
+    "by frequency of weights",
+)
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    "loss", [name for name in LOSSES if name != "mean of chosen samples"]
+    "loss", [name for name in LOSSES if name not in NOT_COMPILED]
 )
 def test_compiled_loss(loss):
     count = MANY if ON_GPU else 1
@@ -993,6 +1024,17 @@ def test_ones_own_gradient_inside_of_an_operation_warns(loss):
         train(lambda: OwnStep(lambda model, x, y, p: loss(y, p)), MANY)
 
 
+def test_a_compiled_loss_whose_own_gradient_mixes_samples_warns():
+    def loss(y, p):
+        return (y - _normalized_by_a_part(p)) ** 2
+
+    def make():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+
+    with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
+        train(make, MANY, loss=loss)
+
+
 def _of_code_as_a_slope(p, squares, error):
     return p, error * _of_code(None, None, p, error)
 
@@ -1072,11 +1114,6 @@ def test_a_layer_that_mixes_samples_warns():
     kc.replicate(model, MANY)
     with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
         model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
-
-
-@tf.custom_gradient
-def _normalized_by_a_part(x):
-    return tf.identity(x), lambda d: d / (tf.norm(d) + 1e-3)
 
 
 @tf.custom_gradient

@@ -38,6 +38,8 @@ class StepContext:
     """By id, the layers that mix samples, in the order of their calls."""
     tried_gradients: set[int] = dataclasses.field(default_factory=set)
     """The ids of operations whose gradients layers define, and were tried."""
+    layer_outputs: set[int] = dataclasses.field(default_factory=set)
+    """The ids of what layers have returned."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None

@@ -79,7 +79,10 @@ class Derivation:
 
 
 def derivation(
-    result: tf.Tensor, context: StepContext, known: Collection[int] = ()
+    result: tf.Tensor,
+    context: StepContext,
+    known: Collection[int] = (),
+    made: Collection[int] = (),
 ) -> Derivation:
     """Follows a result back to tensors whose global values can be had.
 
@@ -87,6 +90,7 @@ def derivation(
         result: Traced.
         context: Of the step.
         known: The ids of others whose global values are known.
+        made: The ids of tensors that are computed once more in any case.
 
     Raises:
         CannotTell: If that is not possible.
@@ -106,7 +110,11 @@ def derivation(
             found.reads[id(tensor)] = tensor
             waiting[-1] = behind
             continue
-        if _is_known(tensor, context.kinds.of(tensor)):
+        if id(tensor) in made and context.kinds.marked(tensor) is not None:
+            raise CannotTell(tensor.op.name)
+        if id(tensor) not in made and _is_known(
+            tensor, context.kinds.of(tensor)
+        ):
             _assert_small(tensor, context.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue

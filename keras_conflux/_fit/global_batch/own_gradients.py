@@ -5,6 +5,7 @@ differentiated. Its function is tried out on random derivatives, as operations
 are on random rows.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 
@@ -20,30 +21,70 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._replication.step_context import StepContext
 
+_KNOWN = (Role.EQUAL, Role.RANDOM, Role.ROWS)
+
 
 def between(
     output: tf.Tensor, given: Iterable[tf.Tensor], context: StepContext
-) -> Iterator[tf.Operation]:
-    """Yields operations of which a program defines the gradient.
+) -> list[tf.Operation]:
+    """Returns operations of which a program defines the gradient.
 
     Args:
         output: A tensor.
         given: Tensors of which it is computed.
-        context: Of the step. What it was told of is not followed.
+        context: Of the step.
     """
     ends = {id(tensor) for tensor in given}
+    return [
+        operation
+        for operation in _operations(output, ends, context)
+        if tensorflow_graphs.defines_gradient(operation)
+    ]
+
+
+def depending_on_mixed(loss: tf.Tensor, context: StepContext) -> set[int]:
+    """Returns the ids of tensors whose gradients depend on the whole batch.
+
+    Args:
+        loss: They are what leads to it from the outputs of layers, and it.
+        context: Of the step.
+    """
+    found: set[int] = set()
+    leading = list(_operations(loss, context.layer_outputs, context))
+    if not any(map(tensorflow_graphs.defines_gradient, leading)):
+        return found
+    for operation in tensorflow_graphs.in_order(leading, loss.graph):
+        if any(id(each) in found for each in operation.inputs) or (
+            id(operation) not in context.tried_gradients
+            and tensorflow_graphs.defines_gradient(operation)
+            and (_reduces(operation, context) or mixes(operation, context))
+        ):
+            found.update(map(id, operation.outputs))
+    return found
+
+
+def _reduces(operation: tf.Operation, context: StepContext) -> bool:
+    kinds = [context.kinds.of(each) for each in operation.outputs]
+    return any(kind.role not in _KNOWN for kind in kinds)
+
+
+def _operations(
+    output: tf.Tensor, ends: Collection[int], context: StepContext
+) -> Iterator[tf.Operation]:
+    """Yields what makes an output of tensors that are known, or marked."""
     waiting, seen = [output], set()
     while waiting:
         tensor = waiting.pop()
+        if tensorflow_graphs.is_eager(tensor):
+            continue
         operation = tensor.op
-        is_known = context.kinds.marked(tensor) is not None
         if id(tensor) in ends or id(operation) in seen:
             continue
-        if is_known and tensor is not output:
+        marked = context.kinds.marked(tensor)
+        if marked and marked.role in _KNOWN and tensor is not output:
             continue
         seen.add(id(operation))
-        if tensorflow_graphs.defines_gradient(operation):
-            yield operation
+        yield operation
         waiting.extend(operation.inputs)
 
 

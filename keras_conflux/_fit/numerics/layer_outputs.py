@@ -66,6 +66,7 @@ def _try_gradients(
 
     A layer that calls others is asked for what is between them only.
     """
+    context.layer_outputs.update(map(id, outputs))
     for output in outputs:
         for operation in own_gradients.between(output, inputs, context):
             if id(operation) in context.tried_gradients:

@@ -23,6 +23,7 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.own_gradients import depending_on_mixed
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.global_batch.values import recomputed
 from keras_conflux._fit.numerics import gradients
@@ -153,13 +154,14 @@ def _seeded(
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
     kind = trial.shown(loss, context)
+    mixed = set() if by_hand else depending_on_mixed(loss, context)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
-    elif (kind.role is Role.DERIVED or kind.mixed) and (
+    elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
     ):
         try:
-            return _through_reductions(loss, sources, context)
+            return _through_reductions(loss, sources, mixed, context)
         except CannotTell:
             _warn_of_target(context, target)
     elif kind.role is Role.OPAQUE and is_seeded:
@@ -190,7 +192,10 @@ def _output_gradients(seeded: _Seeded) -> list[Any] | None:
 
 
 def _through_reductions(
-    target: tf.Tensor, sources: list[Any], context: StepContext
+    target: tf.Tensor,
+    sources: list[Any],
+    mixed: set[int],
+    context: StepContext,
 ) -> _Seeded:
     """Differentiates by the chain rule, through what replicas must reduce.
 
@@ -198,8 +203,14 @@ def _through_reductions(
     derivatives by these are equal on all replicas, and each replica goes on
     with what it has contributed to them. Those that the tape cannot go on
     from, such as counts of labels, need none.
+
+    Args:
+        target: What is differentiated.
+        sources: By which it is.
+        mixed: The ids of tensors whose gradients depend on the whole batch.
+        context: Of the step.
     """
-    found = derivation(target, context)
+    found = derivation(target, context, made=mixed)
     known = of_sources(found.sources, context)
     everywhere = recomputed(found, known, context)
     entries = found.sources | found.reads
