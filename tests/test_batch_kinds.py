@@ -257,7 +257,11 @@ def _map(o):
 
 
 def _scan(o):
-    return tf.scan(lambda a, b: 0.5 * a + b, o.real())
+    x = o.real()
+    if o.number(2):
+        return tf.scan(lambda a, b: 0.5 * a + b, x)
+    both = (x, o.real())
+    return tf.scan(lambda a, b: 0.5 * a + b[0] * b[1], both, x[0])
 
 
 def _pad(o):

@@ -123,7 +123,134 @@ def _chosen_by_place(model, x, y, p):
     return tf.reduce_mean((tf.gather_nd(p, places) - 1) ** 2)
 
 
+def _scan_over_a_mask(model, x, y, p):
+    """Goes over features, some of which count, as over steps of sequences."""
+    steps = tf.transpose(tf.reshape(tf.reshape(p, [-1]), [-1, 3]))
+    masks = tf.transpose(y > 0)
+    states = tf.scan(
+        lambda state, step: tf.where(step[1], tf.tanh(state) + step[0], state),
+        (steps[1:], masks[1:]),
+        initializer=steps[0],
+    )
+    return tf.reduce_mean(states[-1] ** 2)
+
+
+def _fold_over_weights(model, x, y, p):
+    return tf.foldl(
+        lambda state, weight: tf.tanh(state * weight),
+        model.dense.bias + 1.2,
+        initializer=tf.reduce_mean((y - p) ** 2),
+    )
+
+
+def _fold_over_samples_and_their_mean(model, x, y, p):
+    """Goes over features of samples beside those of all."""
+    centered = p - tf.reduce_mean(p, 0)
+    states = tf.foldl(
+        lambda state, step: tf.tanh(state + step[0] - 0.5 * step[1]),
+        (tf.transpose(centered), tf.transpose(p)),
+        initializer=y[:, 0],
+    )
+    return tf.reduce_mean(states**2)
+
+
+def _by_frequency(model, x, y, p):
+    """Weights samples by how many of their kind there are."""
+    kinds = tf.cast(y[:, 0] > 0, tf.int32)
+    counts = tf.math.bincount(kinds, minlength=2, maxlength=2, dtype=p.dtype)
+    return _per_sample(y, p) / tf.gather(counts, kinds)
+
+
+def _by_frequency_of_weights(model, x, y, p):
+    kinds = tf.cast(y[:, 0] > 0, tf.int32)
+    weights = tf.abs(x[:, 0])
+    counts = tf.math.bincount(kinds, weights, minlength=2, maxlength=2)
+    return _per_sample(y, p) / (1 + tf.gather(counts, kinds))
+
+
+def _ranks(scores):
+    places = tf.argsort(tf.argsort(scores))
+    return tf.cast(places, scores.dtype) / tf.cast(
+        tf.size(scores), scores.dtype
+    )
+
+
+@tf.custom_gradient
+def _ranks_with_a_slope(scores):
+    """Differentiates ranks by comparing them with those of moved scores."""
+
+    def gradient(upstream):
+        return -(_ranks(scores) - _ranks(scores + 20 * upstream)) / 2
+
+    return _ranks(scores), gradient
+
+
+def _correlation_of_ranks(model, x, y, p):
+    products = _ranks(y[:, 0]) * _ranks_with_a_slope(p[:, 0])
+    return tf.reduce_mean((y - p) ** 2) - tf.reduce_mean(products)
+
+
+@tf.custom_gradient
+def _normalized_by_a_part(x):
+    return tf.identity(x), lambda d: d / (tf.norm(d) + 1e-3)
+
+
+@tf.custom_gradient
+def _mean_clipped_by_a_norm(y, p):
+    def gradient(upstream):
+        slope = upstream * 2 * (p - y) / tf.cast(tf.size(p), p.dtype)
+        return None, tf.clip_by_norm(slope, 0.1)
+
+    return tf.reduce_mean((y - p) ** 2), gradient
+
+
+@tf.custom_gradient
+def _largest_softly(scores):
+    def gradient(upstream):
+        return upstream * tf.nn.softmax(scores)
+
+    return tf.reduce_logsumexp(scores), gradient
+
+
+@tf.custom_gradient
+def _deviation_of(y, p):
+    error = p - y
+    deviation = tf.math.reduce_std(error)
+
+    def gradient(upstream):
+        count = tf.cast(tf.size(p), p.dtype)
+        centered = error - tf.reduce_mean(error)
+        return None, upstream * centered / (count * deviation)
+
+    return deviation, gradient
+
+
 LOSSES = {
+    "by frequency": _by_frequency,
+    "by frequency of weights": _by_frequency_of_weights,
+    "correlation of ranks": _correlation_of_ranks,
+    "gradient of one's own": lambda model, x, y, p: (
+        tf.reduce_mean((y - p) ** 2) + _largest_softly(p[:, 0])
+    ),
+    "gradient of one's own for a deviation": lambda model, x, y, p: (
+        _deviation_of(y, p)
+    ),
+    "mean behind a normalized slope": lambda model, x, y, p: tf.reduce_mean(
+        (y - _normalized_by_a_part(p)) ** 2
+    ),
+    "rows behind a normalized slope": lambda model, x, y, p: (
+        (y - _normalized_by_a_part(p)) ** 2
+    ),
+    "mean with a clipped slope": lambda model, x, y, p: _mean_clipped_by_a_norm(
+        y, p
+    ),
+    "mean of silu": lambda model, x, y, p: tf.reduce_mean(tf.nn.silu(y - p)),
+    "silu of a mean": lambda model, x, y, p: tf.nn.silu(
+        tf.reduce_mean((y - p) ** 2)
+    ),
+    "scan over a mask": _scan_over_a_mask,
+    "fold over weights": _fold_over_weights,
+    "fold over samples and their mean": _fold_over_samples_and_their_mean,
     "beside a mean, joined": _beside_a_mean(lambda a, b: tf.concat([a, b], 1)),
     "beside a mean, stacked": _beside_a_mean(lambda a, b: tf.stack([a, b], 1)),
     "softmax over the batch": lambda model, x, y, p: (
@@ -285,10 +412,17 @@ def test_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]))
 
 
-# XLA does not know how many samples are chosen.
+# XLA does not know how many samples are chosen, nor how many kinds are counted.
+NOT_COMPILED = (
+    "mean of chosen samples",
+    "by frequency",
+    "by frequency of weights",
+)
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    "loss", [name for name in LOSSES if name != "mean of chosen samples"]
+    "loss", [name for name in LOSSES if name not in NOT_COMPILED]
 )
 def test_compiled_loss(loss):
     count = MANY if ON_GPU else 1
@@ -313,6 +447,59 @@ class ByHand(OwnStep):
             (tf.reduce_sum(slope, 0), self.dense.bias),
         )
         return tf.reduce_mean(error**2), *zip(*pairs, strict=True)
+
+
+class Seeded(OwnStep):
+    """Gives its tape the slopes of a loss by predictions."""
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            squares = tf.reduce_mean(p**2)
+        targets, seeds = self.loss_of(p, squares, p - y)
+        found = tape.gradient(
+            targets, self.dense.trainable_variables, output_gradients=seeds
+        )
+        return squares, found, self.dense.trainable_variables
+
+
+SEEDS = {
+    "over the batch size": lambda p, squares, error: (
+        p,
+        2 * error / tf.cast(tf.shape(error)[0], error.dtype),
+    ),
+    "over all entries": lambda p, squares, error: (
+        p,
+        2 * error / tf.cast(tf.size(error), error.dtype),
+    ),
+    "of samples": lambda p, squares, error: (p, 0.1 * error),
+    "over a deviation": lambda p, squares, error: (
+        p,
+        0.1 * error / tf.math.reduce_std(error),
+    ),
+    "clipped by a norm": lambda p, squares, error: (
+        p,
+        tf.clip_by_norm(error, 0.5),
+    ),
+    "over a sum": lambda p, squares, error: (
+        p,
+        error / tf.reduce_sum(tf.abs(error)),
+    ),
+    "of a mean": lambda p, squares, error: (
+        squares,
+        tf.reduce_max(tf.abs(error)),
+    ),
+    "of several targets": lambda p, squares, error: (
+        [p, squares],
+        [error / tf.norm(error), tf.constant(0.3)],
+    ),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_output_gradients(seed):
+    assert_equal(lambda: Seeded(SEEDS[seed]))
 
 
 def test_gradients_by_hand():
@@ -817,6 +1004,46 @@ def test_what_the_graph_does_not_show_warns(loss):
         train(lambda: OwnStep(loss), MANY)
 
 
+@tf.function
+def _silu_in_a_function(y, p):
+    return tf.nn.silu(tf.reduce_mean((y - p) ** 2))
+
+
+def _silu_in_a_loop(y, p):
+    """Goes on with a mean, by steps that have their own gradients."""
+    return tf.foldl(
+        lambda state, step: tf.nn.silu(state) + step,
+        tf.constant([0.3, 0.2]),
+        initializer=tf.reduce_mean((y - p) ** 2),
+    )
+
+
+@pytest.mark.parametrize("loss", [_silu_in_a_function, _silu_in_a_loop])
+def test_ones_own_gradient_inside_of_an_operation_warns(loss):
+    with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
+        train(lambda: OwnStep(lambda model, x, y, p: loss(y, p)), MANY)
+
+
+def test_a_compiled_loss_whose_own_gradient_mixes_samples_warns():
+    def loss(y, p):
+        return (y - _normalized_by_a_part(p)) ** 2
+
+    def make():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+
+    with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
+        train(make, MANY, loss=loss)
+
+
+def _of_code_as_a_slope(p, squares, error):
+    return p, error * _of_code(None, None, p, error)
+
+
+def test_output_gradients_that_the_graph_does_not_show_warn():
+    with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
+        train(lambda: Seeded(_of_code_as_a_slope), MANY)
+
+
 class LogsOfCode(OwnStep):
     """Returns a sum that the graph does not show."""
 
@@ -887,6 +1114,54 @@ def test_a_layer_that_mixes_samples_warns():
     kc.replicate(model, MANY)
     with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
         model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
+
+
+@tf.custom_gradient
+def _normalized_by_all(x):
+    def gradient(upstream):
+        squares = kc.allreduce("sum", tf.reduce_sum(upstream**2))
+        return upstream / (tf.sqrt(squares) + 1e-3)
+
+    return tf.identity(x), gradient
+
+
+class Slopes(keras.layers.Layer):
+    """Changes what flows back through it."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+class Back(OwnStep):
+    """Has a layer that changes what flows back."""
+
+    def __init__(self, function):
+        super().__init__(LOSSES["mean"])
+        self.back = Slopes(function, name="back")
+
+    def call(self, x):
+        return self.back(self.dense(x)) * 2.0
+
+
+def test_a_layer_whose_own_gradient_mixes_samples_warns():
+    with pytest.warns(
+        kc.ConfluxWarning, match="gradient that the layer 'back'"
+    ):
+        train(lambda: Back(_normalized_by_a_part), MANY)
+
+
+@pytest.mark.parametrize(
+    "function", [_normalized_by_all, tf.nn.silu], ids=["all", "silu"]
+)
+def test_a_layer_with_a_gradient_of_its_own(function):
+    one = _normalized_by_a_part if function is _normalized_by_all else function
+    first, first_history = train(lambda: Back(one), None)
+    many, many_history = train(lambda: Back(function), MANY)
+    assert_same_training(first, many, first_history, many_history)
 
 
 class MakesLayers(keras.Model):

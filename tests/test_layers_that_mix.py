@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.derivation import CannotTell
@@ -270,3 +271,68 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
             )
         ]
     assert found == ["ONE", "SAME", "VARYING"]
+
+
+def _with_gradient(gradient):
+    @tf.custom_gradient
+    def function(x):
+        return tf.identity(x), lambda upstream: gradient(upstream, x)
+
+    return function
+
+
+GRADIENTS_THAT_MIX = {
+    "normalized": lambda d, x: d / (tf.norm(d) + 1e-6),
+    "clipped by a norm": lambda d, x: tf.clip_by_norm(d, 0.05),
+    "centered": lambda d, x: d - tf.reduce_mean(d, 0),
+    "over the batch size": lambda d, x: d / tf.cast(tf.shape(d)[0], d.dtype),
+    "scaled by a deviation": lambda d, x: d * tf.math.reduce_std(x),
+}
+GRADIENTS_APART = {
+    "the same": lambda d, x: d,
+    "reversed": lambda d, x: -0.3 * d,
+    "clipped": lambda d, x: tf.clip_by_value(d, -0.1, 0.1),
+    "rows clipped by a norm": lambda d, x: tf.clip_by_norm(d, 0.05, [1]),
+    "of a step": lambda d, x: d * tf.cast(tf.abs(x) < 1, d.dtype),
+    "of a sigmoid": lambda d, x: d * tf.sigmoid(x) * (1 - tf.sigmoid(x)),
+    "none": lambda d, x: None,
+}
+GRADIENTS_OF_WEIGHTS_THAT_MIX = ("normalized", "clipped by a norm", "clipped")
+GRADIENTS_OF_WEIGHTS_APART = ("the same", "reversed", "of a step", "none")
+
+
+def _does_gradient_mix(function, of_weights=False):
+    graph = tf.__internal__.FuncGraph("layer")
+    with graph.as_default():
+        x = tf.compat.v1.placeholder("float32", [None, 8])
+        kinds = BatchKinds([x], [], [])
+        context = StepContext("a step", kinds=kinds, graph=graph)
+        output = x @ function(KERNEL) if of_weights else function(x)
+        (found,) = own_gradients.between(output, [x], context)
+        return own_gradients.mixes(found, context)
+
+
+@pytest.mark.parametrize("name", GRADIENTS_THAT_MIX)
+def test_a_gradient_that_mixes_is_found(name):
+    assert _does_gradient_mix(_with_gradient(GRADIENTS_THAT_MIX[name]))
+
+
+@pytest.mark.parametrize("name", GRADIENTS_APART)
+def test_a_gradient_that_treats_samples_apart_is_found(name):
+    assert not _does_gradient_mix(_with_gradient(GRADIENTS_APART[name]))
+
+
+def test_the_gradient_of_silu_does_not_mix():
+    assert not _does_gradient_mix(tf.nn.silu)
+
+
+@pytest.mark.parametrize("name", GRADIENTS_OF_WEIGHTS_THAT_MIX)
+def test_a_gradient_of_weights_that_is_no_sum_is_found(name):
+    gradient = (GRADIENTS_THAT_MIX | GRADIENTS_APART)[name]
+    assert _does_gradient_mix(_with_gradient(gradient), of_weights=True)
+
+
+@pytest.mark.parametrize("name", GRADIENTS_OF_WEIGHTS_APART)
+def test_a_gradient_of_weights_that_is_a_sum_is_found(name):
+    gradient = GRADIENTS_APART[name]
+    assert not _does_gradient_mix(_with_gradient(gradient), of_weights=True)

@@ -286,6 +286,7 @@ READ = (
         None,
         ("tangents",),
     ),
+    PrivateName("tensorflow.python.framework.ops:get_gradient_function", "op"),
     PrivateName(
         "tensorflow.python.ops.handle_data_util:copy_handle_data",
         "source_t, target_t",

@@ -1,17 +1,25 @@
 """Reads and copies what TensorFlow has traced."""
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops import resource_variable_ops
+
+Gradient = Callable[[tf.Operation, list[tf.Tensor]], Sequence[tf.Tensor | None]]
+"""Returns the derivatives by the inputs of a copy of an operation."""
+_GRADIENT = "_gradient_op_type"
+_custom_gradient: Any = tf.custom_gradient
 
 _older_graphs: Any = weakref.WeakKeyDictionary()
 _WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
@@ -210,22 +218,87 @@ def results_inside(tensor: tf.Tensor) -> list[tf.Tensor]:
     return [body.outputs[place] for body in bodies if place < len(body.outputs)]
 
 
-def copied(operation: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+def defines_gradient(operation: tf.Operation) -> bool:
+    """Whether a program says how an operation is differentiated.
+
+    TensorFlow says it of functions itself.
+    """
+    is_defined = _GRADIENT in operation.node_def.attr
+    return is_defined and not graphs_of(operation)
+
+
+def has_own_gradient(operation: tf.Operation) -> bool:
+    """Whether a program says how an operation, or what it runs, is derived."""
+    return defines_gradient(operation) or any(
+        has_own_gradient(inner)
+        for body in graphs_of(operation)
+        if body is not None
+        for inner in body.get_operations()
+    )
+
+
+def own_gradient(
+    operation: tf.Operation, upstream: list[tf.Tensor]
+) -> list[tf.Tensor | None] | None:
+    """Returns what a program says of an operation's derivatives.
+
+    Args:
+        operation: Of the graph that is being traced, or of one around it.
+        upstream: The derivatives by its outputs.
+
+    Returns:
+        The derivatives by its inputs. `None` if the program says nothing of
+        the operation, but may of one that it runs.
+    """
+    if not defines_gradient(operation):
+        return None
+    found = ops.get_gradient_function(operation)(operation, *upstream)
+    return [None if x is None else tf.convert_to_tensor(x) for x in found]
+
+
+def copied(
+    operation: tf.Operation,
+    inputs: list[tf.Tensor],
+    gradient: Gradient | None = None,
+) -> list[tf.Tensor]:
     """Returns what an operation gives for other inputs.
 
     It is put into the current graph once more. A function and a conditional
     are traced once more, as TensorFlow could not differentiate their copies.
+
+    Args:
+        operation: Traced.
+        inputs: Of the copy.
+        gradient: Returns the derivatives by the inputs of a copy of an
+            operation that has its own gradient, which computes with the tensors
+            of the operation itself. Takes the operation and the derivatives by
+            the outputs of the copy.
     """
     if operation.type == "PartitionedCall":
-        return _called(operation, "f", inputs)
+        return _called(operation, "f", inputs, gradient)
     if operation.type == "StatelessIf":
         return tf.nest.flatten(
             tf.cond(
                 tf.cast(inputs[0], tf.bool),
-                lambda: _called(operation, "then_branch", inputs[1:]),
-                lambda: _called(operation, "else_branch", inputs[1:]),
+                lambda: _called(operation, "then_branch", inputs[1:], gradient),
+                lambda: _called(operation, "else_branch", inputs[1:], gradient),
             )
         )
+    if gradient is None or not has_own_gradient(operation):
+        return _copied_as_it_is(operation, inputs)
+    derivative = functools.partial(gradient, operation)
+
+    @_custom_gradient
+    def copy(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable]:
+        outputs = _copied_as_it_is(operation, list(inputs))
+        return outputs, lambda *upstream: derivative([*upstream])
+
+    return copy(*inputs)
+
+
+def _copied_as_it_is(
+    operation: tf.Operation, inputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
     definition = operation.node_def
     copy = tf.compat.v1.get_default_graph().create_op(
         operation.type,
@@ -238,7 +311,10 @@ def copied(operation: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _called(
-    operation: tf.Operation, attribute: str, inputs: list[tf.Tensor]
+    operation: tf.Operation,
+    attribute: str,
+    inputs: list[tf.Tensor],
+    gradient: Gradient | None,
 ) -> list[tf.Tensor]:
     """Returns what a function that an operation calls gives for inputs."""
     name = operation.node_def.attr[attribute].func.name
@@ -250,7 +326,8 @@ def _called(
     for inner in body.get_operations():
         if inner.type == "Placeholder":
             continue
-        values = copied(inner, [known[x.name] for x in inner.inputs])
+        given = [known[x.name] for x in inner.inputs]
+        values = copied(inner, given, gradient)
         for old, new in zip(inner.outputs, values, strict=True):
             known[old.name] = new
     # To the graph, TensorFlow adds what it needs for derivatives.

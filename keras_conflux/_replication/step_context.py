@@ -39,6 +39,10 @@ class StepContext:
     called_functions: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """By id, and by the kinds of its arguments, each `tf.function` that the
     step has called, and the one that is called in its place."""
+    tried_gradients: set[int] = dataclasses.field(default_factory=set)
+    """The ids of operations whose gradients layers define, and were tried."""
+    layer_outputs: set[int] = dataclasses.field(default_factory=set)
+    """The ids of what layers have returned."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None

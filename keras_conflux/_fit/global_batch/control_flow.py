@@ -14,11 +14,10 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
-from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import mixed_rows
+from keras_conflux._fit.global_batch.kinds import one_of_rows
 from keras_conflux._fit.global_batch.rule import SAME
 from keras_conflux._fit.global_batch.rule import Rule
 
@@ -171,17 +170,8 @@ def _either(one: Kind, other: Kind) -> Kind:
     if roles == {Role.MEAN, Role.EQUAL}:
         return MEAN
     if roles == {Role.ROWS} and one.axis == other.axis:
-        return _either_rows(one, other)
+        return one_of_rows(one, other)
     return DERIVED
-
-
-def _either_rows(one: Kind, other: Kind) -> Kind:
-    order = list(Entries)
-    entries = max(one.entries, other.entries, key=order.index)
-    one, other = one.with_entries(entries), other.with_entries(entries)
-    if one == other and one.blocks == 1:
-        return one
-    return mixed_rows([one], one.axis)
 
 
 def _written(list_before: tf.Tensor, old: Kind, new: Kind) -> Kind:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 import tensorflow as tf
 
@@ -46,16 +47,21 @@ class Derivation:
     reads: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     outside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
-    def recomputed(self, known: dict[int, tf.Tensor]) -> tf.Tensor:
+    def recomputed(
+        self,
+        known: dict[int, tf.Tensor],
+        gradient: tensorflow_graphs.Gradient | None = None,
+    ) -> tf.Tensor:
         """Returns the result for other values of the sources.
 
         Args:
             known: By the id of a source, its value. The values of all that is
                 computed are added.
+            gradient: See `tensorflow_graphs.copied`.
         """
         for operation in self.operations:
             inputs = [self._wanted(x, known) for x in operation.inputs]
-            copies = tensorflow_graphs.copied(operation, inputs)
+            copies = tensorflow_graphs.copied(operation, inputs, gradient)
             for old, new in zip(operation.outputs, copies, strict=True):
                 # Python code may have said more of it than operations tell.
                 # No size there is a number of samples.
@@ -78,8 +84,19 @@ class Derivation:
         return known[id(tensor)]
 
 
-def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
+def derivation(
+    result: tf.Tensor,
+    context: StepContext,
+    known: Collection[int] = (),
+    made: Collection[int] = (),
+) -> Derivation:
     """Follows a result back to tensors whose global values can be had.
+
+    Args:
+        result: Traced.
+        context: Of the step.
+        known: The ids of others whose global values are known.
+        made: The ids of tensors that are computed once more in any case.
 
     Raises:
         CannotTell: If that is not possible.
@@ -90,15 +107,18 @@ def derivation(result: tf.Tensor, context: StepContext) -> Derivation:
     waiting = [result]
     while waiting:
         tensor = waiting[-1]
+        if id(tensor) in known:
+            waiting.pop()
+            continue
         behind = context.kinds.value_behind(tensor)
         if behind is not None:
             found.written[id(tensor)] = behind
             found.reads[id(tensor)] = tensor
             waiting[-1] = behind
             continue
-        if _is_known(context.kinds.of(tensor)) and not _needs_others(
-            tensor, context
-        ):
+        if id(tensor) in made and context.kinds.marked(tensor) is not None:
+            raise CannotTell(tensor.op.name)
+        if id(tensor) not in made and _is_known(tensor, context):
             _assert_small(tensor, context.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
@@ -160,7 +180,12 @@ def _needs_others(tensor: tf.Tensor, context: StepContext) -> bool:
     return False
 
 
-def _is_known(kind: Kind) -> bool:
+def _is_known(tensor: tf.Tensor, context: StepContext) -> bool:
+    if tensor.dtype == tf.variant:  # a list, whose elements are known before
+        return False
+    kind = context.kinds.of(tensor)
     if kind.role is Role.ROWS:
         return not kind.is_entangled
-    return kind.role not in (Role.DERIVED, Role.OPAQUE)
+    if kind.role in (Role.DERIVED, Role.OPAQUE):
+        return False
+    return not _needs_others(tensor, context)

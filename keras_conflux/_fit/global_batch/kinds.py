@@ -173,6 +173,21 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
     return Kind(Role.ROWS, axis, entries, mixed=True)
 
 
+def one_of_rows(one: Kind, other: Kind) -> Kind:
+    """Returns the kind of what is one or the other, on all replicas alike.
+
+    Args:
+        one: Of the role ROWS.
+        other: Of the role ROWS, with the samples along the same axis.
+    """
+    order = list(Entries)
+    entries = max(one.entries, other.entries, key=order.index)
+    one, other = one.with_entries(entries), other.with_entries(entries)
+    if one == other and one.blocks == 1:
+        return one
+    return mixed_rows([one], one.axis)
+
+
 def combined(kinds: list[Kind], axis: int) -> Kind:
     """Returns the kind of rows each of which is made of one row of several.
 

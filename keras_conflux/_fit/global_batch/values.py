@@ -10,13 +10,17 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import strings
 from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import Derivation
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.gathered_rows import own_part
 from keras_conflux._fit.global_batch.kinds import COUNTED
+from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import mixed_rows
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
@@ -39,9 +43,78 @@ def global_values(
         {key: x for each in derivations for key, x in each.sources.items()},
         context,
     )
-    results = [each.recomputed(known) for each in derivations]
+    results = [recomputed(each, known, context) for each in derivations]
     context.kinds.mark_equal(results)
     return results
+
+
+def recomputed(
+    found: Derivation, known: dict[int, tf.Tensor], context: StepContext
+) -> tf.Tensor:
+    """Returns a result of global values, which can be differentiated by them.
+
+    Args:
+        found: What lies between.
+        known: By the id of a source, its global value. Those of all that is
+            computed are added.
+        context: Of the step.
+    """
+
+    def gradient(
+        operation: tf.Operation, upstream: list[tf.Tensor]
+    ) -> list[tf.Tensor | None]:
+        return _own_gradient(operation, upstream, known, context)
+
+    return found.recomputed(known, gradient)
+
+
+def _own_gradient(
+    operation: tf.Operation,
+    upstream: list[tf.Tensor],
+    known: dict[int, tf.Tensor],
+    context: StepContext,
+) -> list[tf.Tensor | None]:
+    """Returns the derivatives that a program defines, of the global batch.
+
+    The program computes them with tensors of the replica. It does so for
+    others in place of what comes from upstream, which it may mix like samples,
+    and what that gives is computed once more.
+
+    Raises:
+        CannotTell: If it is not of the graph that is being traced.
+    """
+    if operation.graph is not tf.compat.v1.get_default_graph():
+        raise CannotTell(operation.name)
+    stand_ins = [_stand_in(each, context) for each in operation.outputs]
+    found = tensorflow_graphs.own_gradient(operation, stand_ins)
+    if found is None:
+        raise CannotTell(operation.name)
+    given = dict(known)
+    for stand_in, each in zip(stand_ins, upstream, strict=True):
+        given[id(stand_in)] = each
+    derivations = [
+        None if each is None else derivation(each, context, given)
+        for each in found
+    ]
+    sources: dict[int, tf.Tensor] = {}
+    for each in derivations:
+        sources.update({} if each is None else each.sources)
+    given.update(of_sources(sources, context))
+    return [
+        None if each is None else recomputed(each, given, context)
+        for each in derivations
+    ]
+
+
+def _stand_in(output: tf.Tensor, context: StepContext) -> tf.Tensor:
+    """Returns a tensor like one, of values that are not those of one device."""
+    made = tf.zeros_like(output)
+    kind = context.kinds.of(output)
+    is_rows = kind.role is Role.ROWS
+    context.kinds.mark(
+        made, mixed_rows([kind], kind.axis) if is_rows else DERIVED
+    )
+    return made
 
 
 def own_rows(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:

@@ -1,8 +1,8 @@
 """Tells what a `tf.function` is given that a step calls.
 
 A function is traced from within, where nobody can tell what its arguments are,
-and what it writes is noted while it is traced. So each step traces it anew, once
-for each way in which its arguments are made of the samples.
+and what it writes is noted while it is traced. So each step traces it anew,
+once for each way in which its arguments are made of the samples.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,11 @@
 """What a traced tensor was computed from."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_graphs
 
 
 def depends_on(
@@ -24,6 +27,46 @@ def depends_on(
             seen.add(id(op))
             waiting.extend(tensor.op for tensor in op.inputs)
     return False
+
+
+def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
+    """Whether a tensor may have derivatives by one of the sources.
+
+    Whatever is read from a variable counts, if one of the sources is one.
+    Nothing flows through integers.
+    """
+    parts = tf.nest.flatten(sources, expand_composites=True)
+    ends = {id(each) for each in parts}
+    of_variables = not all(isinstance(each, tf.Tensor) for each in parts)
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in ends:
+            return True
+        if id(each) in seen or not _has_derivatives(each.dtype):
+            continue
+        seen.add(id(each))
+        if each.dtype == tf.resource and of_variables:
+            return True
+        waiting.extend(_made_of(each))
+    return False
+
+
+def _has_derivatives(dtype: tf.DType) -> bool:
+    passed_on = (tf.resource, tf.variant)
+    return dtype.is_floating or dtype.is_complex or dtype in passed_on
+
+
+def _made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+    if tensorflow_graphs.is_eager(tensor):
+        return []
+    operation = tensor.op
+    if operation.type.startswith("IteratorGetNext"):
+        return []
+    if operation.type == "Placeholder":
+        outside = tensorflow_graphs.captures(tensor.graph).get(id(tensor))
+        return [] if outside is None else [outside]
+    return list(operation.inputs)
 
 
 def is_constant(tensor: tf.Tensor) -> bool:

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -45,12 +46,36 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     finally:
         context.in_layer = not is_outermost
     kind = _kind_of_rows((args, kwargs), layer, context)
+    inputs = _tensors_in((args, kwargs))
+    if not context.kinds.is_blind:
+        _try_gradients(_tensors_in(outputs), inputs, layer, context)
     if kind is not None:
         for output in _tensors_in(outputs):
             if _may_be_rows(output, context.kinds.of(output)):
-                inputs = _tensors_in((args, kwargs))
                 _mark(output, kind, layer, inputs, context)
     return outputs
+
+
+def _try_gradients(
+    outputs: list[tf.Tensor],
+    inputs: list[tf.Tensor],
+    layer: Any,
+    context: StepContext,
+) -> None:
+    """Warns of a layer of the user's whose own gradients mix samples.
+
+    A layer that calls others is asked for what is between them only.
+    """
+    context.layer_outputs.update(map(id, outputs))
+    for output in outputs:
+        for operation in own_gradients.between(output, inputs, context):
+            if id(operation) in context.tried_gradients:
+                continue
+            context.tried_gradients.add(id(operation))
+            if not _is_of_users(layer):
+                continue
+            if own_gradients.mixes(operation, context):
+                _warn_of_gradient(layer, context)
 
 
 def _exchanged(inputs: Any, context: StepContext) -> Any:
@@ -103,10 +128,7 @@ def _mark(
     known = context.kinds.of(output)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
-    is_of_keras = keras_models.is_of_keras(layer)
-    if not context.kinds.is_blind and (
-        not is_of_keras or isinstance(layer, _OF_USERS)
-    ):
+    if not context.kinds.is_blind and _is_of_users(layer):
         try:
             found = trial.rows_of(output, context, inputs)
         except CannotTell:
@@ -121,6 +143,10 @@ def _mark(
     context.kinds.mark(output, kind)
 
 
+def _is_of_users(layer: Any) -> bool:
+    return not keras_models.is_of_keras(layer) or isinstance(layer, _OF_USERS)
+
+
 def _compares(output: tf.Tensor) -> bool:
     """Whether an output may be a matrix that compares each with each."""
     return output.shape.rank == 2 and output.shape.as_list() == [None, None]
@@ -131,17 +157,35 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
 
     Layers of Keras that do so are documented.
     """
-    # A layer that a step makes has another name in each trace.
-    found = context.mixing_layers
-    found.setdefault(id(layer), layer)
-    place = [*found].index(id(layer))
     context.warn_once(
-        f"layer {place}: {type(layer).__name__}",
+        f"layer {_place(layer, context)}: {type(layer).__name__}",
         f"what the layer {layer.name!r} computes of a sample depends on other "
         "samples of the batch, and on a replica, on those of its own part. One "
         "device would use the whole batch. Give the layer what all replicas "
         "have, with `keras_conflux.allgather` or `keras_conflux.allreduce`.",
     )
+
+
+def _warn_of_gradient(layer: Any, context: StepContext) -> None:
+    place = _place(layer, context)
+    context.warn_once(
+        f"gradient of layer {place}: {type(layer).__name__}",
+        f"the gradient that the layer {layer.name!r} defines, as by "
+        "`tf.custom_gradient`, mixes samples of the batch, and on a replica, "
+        "those of its own part. One device would use the whole batch. Compute "
+        "what it mixes from what all replicas have, with "
+        "`keras_conflux.allreduce`.",
+    )
+
+
+def _place(layer: Any, context: StepContext) -> int:
+    """Returns the place of a layer that mixes among those that do.
+
+    A layer that a step makes has another name in each trace.
+    """
+    found = context.mixing_layers
+    found.setdefault(id(layer), layer)
+    return [*found].index(id(layer))
 
 
 def _tensors_in(values: Any) -> list[tf.Tensor]:

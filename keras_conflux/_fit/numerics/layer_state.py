@@ -68,14 +68,19 @@ def _counted(
     left out.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
-    value = _part(value, context, context.is_counter_of_keras(variable))
+    of_keras = context.is_counter_of_keras(variable)
+    value, without_samples = _part(value, context, of_keras)
     if context.may_be_empty:
-        value = tf.where(context.batch_fraction > 0, value, variable.value)
+        if without_samples is None:
+            without_samples = variable.value
+        value = tf.where(context.batch_fraction > 0, value, without_samples)
     context.kinds.mark(value, COUNTED)
     return value
 
 
-def _part(value: tf.Tensor, context: StepContext, is_sum: bool) -> tf.Tensor:
+def _part(
+    value: tf.Tensor, context: StepContext, is_sum: bool
+) -> tuple[tf.Tensor, Any]:
     """Returns parts that add up to what one device would set.
 
     Args:
@@ -83,21 +88,29 @@ def _part(value: tf.Tensor, context: StepContext, is_sum: bool) -> tf.Tensor:
         context: Of the step.
         is_sum: Whether what is added is known to be a sum over samples, if
             the graph does not show it.
+
+    Returns:
+        The part of a replica, and of one that has no samples, if it is known.
     """
     terms = list(value.op.inputs) if value.op.type in SUMS else [value]
     kinds = [context.kinds.of(term) for term in terms]
     kept = [kind == COUNTED for kind in kinds]
+    if all(kept):
+        return value, value
     if kept == [True, False]:
         if is_sum and kinds[1].role is Role.DERIVED:
-            return value
+            return value, terms[0]
         change = _part_of_change(terms[1], kinds[1], context)
         if change is not terms[1]:
             adds = value.op.type != "Sub"
-            return terms[0] + change if adds else terms[0] - change
-        return value
+            value = terms[0] + change if adds else terms[0] - change
+        return value, terms[0]
     if any(kept):
-        return value
-    return _part_of_change(value, context.kinds.of(value), context)
+        return value, None
+    kind = context.kinds.of(value)
+    part = _part_of_change(value, kind, context)
+    is_sum = kind.role in (Role.TOTAL, Role.COUNT) or part is not value
+    return part, tf.zeros_like(part) if is_sum else None
 
 
 def _part_of_change(

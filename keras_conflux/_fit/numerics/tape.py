@@ -23,9 +23,12 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.own_gradients import depending_on_mixed
 from keras_conflux._fit.global_batch.values import of_sources
+from keras_conflux._fit.global_batch.values import recomputed
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
@@ -63,7 +66,7 @@ def gradient(
         seeded = [
             pair
             for one, seed in zip(targets, given, strict=True)
-            for pair in _seeded(one, seed, context)
+            for pair in _seeded(one, seed, flat, context)
         ]
         found = original(
             tape,
@@ -142,21 +145,32 @@ def _kind_of_derivatives(kind: Kind) -> Kind:
     return OPAQUE if kind.is_entangled or not linear else kind
 
 
-def _seeded(target: Any, seed: Any, context: StepContext) -> _Seeded:
+def _seeded(
+    target: Any, seed: Any, sources: list[Any], context: StepContext
+) -> _Seeded:
     """Returns what to differentiate in place of a target, with weights."""
     if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
         return [(target, seed)]
-    kind = trial.shown(target, context)
     by_hand = bool(context.reduced)  # the user exchanges what is compared
+    is_seeded = seed is not None and not by_hand
+    loss = _weighted(target, seed) if is_seeded else target
+    kind = trial.shown(loss, context)
+    mixed = set() if by_hand else depending_on_mixed(loss, context)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
-    elif seed is None and (kind.role is Role.DERIVED or kind.mixed):
+    elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
+        is_seeded or seed is None
+    ):
         try:
-            return _through_reductions(target, context)
+            return _through_reductions(loss, sources, mixed, context)
         except CannotTell:
             _warn_of_target(context, target)
-    elif seed is None and kind.role is Role.OPAQUE:
+    elif kind.role is Role.OPAQUE and is_seeded:
+        _warn_of_target(context, target)
+    elif kind.role is Role.OPAQUE and seed is None:
         _warn_of_sum(context, target)
+    if is_seeded and kind.role in (Role.DERIVED, Role.OPAQUE):
+        kind = context.kinds.of(target)
     if kind.role in (Role.ROWS, Role.TOTAL) and not kind.divided:
         return [(target, seed)]
     if kind.role in (Role.OPAQUE, Role.DERIVED) and target.shape.rank != 0:
@@ -166,24 +180,46 @@ def _seeded(target: Any, seed: Any, context: StepContext) -> _Seeded:
     return [(target, seed * tf.cast(context.batch_fraction, seed.dtype))]
 
 
+def _weighted(target: tf.Tensor, seed: Any) -> tf.Tensor:
+    """Returns a sum whose derivative by a target is the seed."""
+    weights = tf.stop_gradient(tf.cast(seed, target.dtype))
+    return tf.reduce_sum(target * weights)
+
+
 def _output_gradients(seeded: _Seeded) -> list[Any] | None:
     if all(seed is None for _, seed in seeded):
         return None
     return [tf.ones_like(one) if seed is None else seed for one, seed in seeded]
 
 
-def _through_reductions(target: tf.Tensor, context: StepContext) -> _Seeded:
+def _through_reductions(
+    target: tf.Tensor,
+    sources: list[Any],
+    mixed: set[int],
+    context: StepContext,
+) -> _Seeded:
     """Differentiates by the chain rule, through what replicas must reduce.
 
     The target is computed once more, from the reductions over all samples. Its
     derivatives by these are equal on all replicas, and each replica goes on
-    with what it has contributed to them.
+    with what it has contributed to them. Those that the tape cannot go on
+    from, such as counts of labels, need none.
+
+    Args:
+        target: What is differentiated.
+        sources: By which it is.
+        mixed: The ids of tensors whose gradients depend on the whole batch.
+        context: Of the step.
     """
-    found = derivation(target, context)
+    found = derivation(target, context, made=mixed)
     known = of_sources(found.sources, context)
-    everywhere = found.recomputed(known)
+    everywhere = recomputed(found, known, context)
     entries = found.sources | found.reads
-    keys = [key for key, x in entries.items() if x.dtype.is_floating]
+    keys = [
+        key
+        for key, x in entries.items()
+        if x.dtype.is_floating and may_be_differentiated_by(x, sources)
+    ]
     slopes = tf.gradients(everywhere, [known[key] for key in keys])
     fraction = context.batch_fraction
     seeded: _Seeded = []
