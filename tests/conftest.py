@@ -182,7 +182,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
     counts = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if getattr(report, "when", None) != "call":
+            if getattr(report, "when", None) != "teardown":
                 continue
             for name, value in report.user_properties:
                 if name == "proven":
