@@ -252,7 +252,8 @@ def own_gradient(
     """
     if not defines_gradient(operation):
         return None
-    found = ops.get_gradient_function(operation)(operation, *upstream)
+    gradient: Any = ops.get_gradient_function(operation)
+    found = gradient(operation, *upstream)
     return [None if x is None else tf.convert_to_tensor(x) for x in found]
 
 

@@ -83,7 +83,7 @@ def fused(
     return attention(*inputs)
 
 
-def _shape_of(context: StepContext) -> Callable[[tf.Tensor], tf.TensorShape]:
+def _shape_of(context: StepContext) -> Callable[[tf.Tensor], Any]:
     """Returns what tells the shapes that tensors of a step will have."""
     if context.compiled_shapes is None:
         return lambda tensor: tensor.shape

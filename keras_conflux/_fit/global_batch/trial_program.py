@@ -243,10 +243,8 @@ class _Samples:
                 continue
             if kind.role is Role.ROWS:
                 found[name] = values.rows(tensor, kind.axis, count)
-            elif tensor.shape.is_fully_defined():
-                found[name] = values.shared(tensor.shape, tensor.dtype)
             else:
-                raise CannotTell(name)
+                found[name] = values.shared(_sizes(tensor), tensor.dtype)
         return found
 
     def taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
@@ -261,6 +259,12 @@ class _Samples:
                 places = range(begin, begin + size)
                 found[name] = np.take(whole[name], places, kind.axis)
         return found
+
+
+def _sizes(tensor: tf.Tensor) -> list[int]:
+    if not tensor.shape.is_fully_defined():
+        raise CannotTell(tensor.name)
+    return [size for size in tensor.shape.as_list() if size is not None]
 
 
 def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:

@@ -46,7 +46,8 @@ def _of_device(
     context: StepContext,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns values and weights of which each replica adds its part."""
-    if trial.shown(values, context).role is Role.OPAQUE:
+    is_unknown = trial.shown(values, context).role is Role.OPAQUE
+    if is_unknown and not unread_code.has_told(values, context):
         unread_code.warn_of_unknown_values(
             context, f"metric {name}", f"what the metric {name!r} is given"
         )

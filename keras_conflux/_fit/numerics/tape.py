@@ -27,7 +27,7 @@ from keras_conflux._fit.global_batch.own_gradients import depending_on_mixed
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.global_batch.values import recomputed
 from keras_conflux._fit.numerics import gradients
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics import unread_code
 from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
@@ -296,8 +296,7 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
-    known = [loss.op for loss in context.unclear_losses]
-    if context.kinds.is_blind or depends_on([target.op], known):
+    if context.kinds.is_blind or unread_code.has_told(target, context):
         return
     context.unclear_losses.append(target)
     context.warn_once(

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication.step_context import StepContext
 
 _UNKNOWN = (
@@ -73,6 +74,11 @@ def warn_of_unknown_values(context: StepContext, key: str, what: str) -> None:
         "part of the batch: write it with operations of Keras or TensorFlow, "
         "in an order that `keras.random` draws.",
     )
+
+
+def has_told(value: tf.Tensor, context: StepContext) -> bool:
+    """Whether a warning has told of a loss of which a value is computed."""
+    return depends_on([value.op], [loss.op for loss in context.unclear_losses])
 
 
 def _losses(model: keras.Model) -> list[Any]:
