@@ -22,8 +22,8 @@ from models import size
 import keras_conflux as kc
 
 RTOL = 1e-6
-FRACTION = 6e-8
-"""The roundings of batch fractions, which are float32."""
+ROUNDING = 1e-15
+"""Of batch fractions, and of sums in another order."""
 MOVED = 1e-10
 """By how much of its own the data of a second training on one device move."""
 MOST_AMPLIFIED = 1e3
@@ -255,7 +255,7 @@ def expected_of(program):
         if amplified > MOST_AMPLIFIED * max(size(found[name]), 1e-3):
             raise Redraw("ill-conditioned")
         tolerances[name] = (
-            RTOL * max(size(found[name]), 1e-6) + MARGIN * amplified * FRACTION
+            RTOL * max(size(found[name]), 1e-6) + MARGIN * amplified * ROUNDING
         )
     return found, tolerances
 

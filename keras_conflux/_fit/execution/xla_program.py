@@ -154,7 +154,9 @@ class XlaProgram:
         is done for batches that do not divide evenly.
         """
         count = self._communicator.size
-        fraction = 1 / count
+
+        def fraction() -> tf.Tensor:
+            return batch_fractions([1] * count)[0]
 
         def place() -> Place:  # shards are even
             return Place(1, tf.cast(rank_in_trace(), tf.uint64), count)
@@ -162,14 +164,14 @@ class XlaProgram:
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(
                 trees.refill(shard_spec, leaves),
-                tf.constant(fraction),
+                fraction(),
                 place,
                 size=None,
                 compiled=InXla(shapes, self._ranks),
             )
 
         def after_steps() -> None:
-            self._step.after_steps(tf.constant(fraction))
+            self._step.after_steps(fraction())
 
         return _compiled(
             self._step.before_steps, one_step, after_steps, shard_spec, limit

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Self
 
+import keras
 import tensorflow as tf
 
 from keras_conflux._common import trees
@@ -147,8 +148,10 @@ def batch_fractions(sizes: Any) -> list[tf.Tensor]:
         sizes: Per replica, the number of samples. Numbers that are known while
             tracing make constants, which XLA and collectives make use of.
     """
+    # In float64 where that is what models compute in.
+    dtype = "float64" if keras.config.floatx() == "float64" else "float32"
     if all(isinstance(size, int) for size in sizes):
-        return [tf.constant(size / sum(sizes)) for size in sizes]
-    floats = [tf.cast(size, tf.float32) for size in sizes]
+        return [tf.constant(size / sum(sizes), dtype) for size in sizes]
+    floats = [tf.cast(size, dtype) for size in sizes]
     total = tf.add_n(floats)
     return [tf.math.divide_no_nan(size, total) for size in floats]
