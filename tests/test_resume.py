@@ -666,7 +666,7 @@ def test_checkpoints_that_go_while_they_are_listed(
 def test_a_newer_format_is_refused(tmp_path):
     linear(kc.Resume(tmp_path))
     path = newest(tmp_path).path / "state.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(ValueError, match="Install the newer version"):
         linear(kc.Resume(tmp_path))
 

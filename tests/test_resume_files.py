@@ -7,7 +7,6 @@ from test_resume import STEPS
 from test_resume import Kill
 from test_resume import Killed
 from test_resume import linear
-from test_resume import newest
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume import fit as resumed_fit
@@ -140,23 +139,3 @@ def test_a_log_that_others_have_changed(tmp_path):
     path.unlink()
     with pytest.warns(kc.ConfluxWarning, match="is missing"):
         train(tmp_path)
-
-
-def test_a_checkpoint_of_the_first_format(tmp_path, monkeypatch):
-    lengths = {}
-
-    def written(self):
-        path = tmp_path / "log.csv"
-        lengths[str(path)] = path.stat().st_size
-        return dict(lengths)
-
-    with monkeypatch.context() as former:
-        former.setattr(
-            "keras_conflux._extensions.resume.callback_files.CallbackFiles.written",
-            written,
-        )
-        killed(tmp_path, after=STEPS + 3, every=STEPS - 1)
-        assert newest(tmp_path / "r").step == STEPS - 1
-    with pytest.warns(kc.ConfluxWarning, match="will be there twice"):
-        train(tmp_path)
-    assert rows(tmp_path / "log.csv") == ["epoch", "0", "1"]

@@ -85,12 +85,8 @@ class CallbackFiles:
         for callback in self._callbacks:
             if isinstance(callback, CSVLogger):
                 callback.append = True
-        if isinstance(saved, dict):
-            known = self._of_first_format(saved)
-        else:
-            known = [Written(**each) for each in saved]
         if not over:
-            self._take_back(known)
+            self._take_back([Written(**each) for each in saved])
         self._begin()
 
     def note(self) -> None:
@@ -184,23 +180,6 @@ class CallbackFiles:
             length = path.stat().st_size if path.exists() else 0
             found.append(Written(index, name, length, _end(path, length)))
         return found
-
-    def _of_first_format(self, saved: dict[str, int]) -> list[Written]:
-        """Returns what a checkpoint of format 1 tells, by absolute paths.
-
-        It does not tell which event files are of this training, so they stay.
-        """
-        if any(isinstance(each, TensorBoard) for each in self._callbacks):
-            warn(
-                "An earlier version of keras-conflux wrote this checkpoint. "
-                "What TensorBoard has written since will be there twice."
-            )
-        logs = ((i, name, self._path(i, name)) for i, name in self._logs())
-        return [
-            Written(index, name, saved[str(path)], None)
-            for index, name, path in logs
-            if str(path) in saved
-        ]
 
     def _read_journal(self) -> None:
         try:

@@ -54,7 +54,7 @@ class CallbackStates:
     def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
         """Gives the callbacks what they had."""
         _assert_same(self._callbacks, saved)
-        for callback, before, (_, encoded, *states) in zip(
+        for callback, before, (_, encoded, states) in zip(
             self._callbacks, self._before, saved, strict=True
         ):
             values = plain_values.decode(encoded, arrays)
@@ -63,7 +63,7 @@ class CallbackStates:
             if _tells_its_state(callback):
                 callback.load_state_dict(values)
             else:
-                names = {*_states_of(callback), *(states[0] if states else ())}
+                names = {*_states_of(callback), *states}
                 _give(callback, before.of_others(values) | values, names)
 
 

@@ -21,8 +21,7 @@ from keras_conflux._extensions.resume.stored_arrays import with_special_dtypes
 WEIGHTS = "model.weights.h5"
 ARRAYS = "state.npz"
 STATE = "state.json"
-FORMAT = 2
-"""1 had the files of callbacks by their absolute paths."""
+FORMAT = 1
 _URL = re.compile(r"[a-zA-Z][\w+.:-]+:/")
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 

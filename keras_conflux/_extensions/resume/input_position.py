@@ -46,7 +46,7 @@ class Place:
         iterators: How many iterators had been made of the data, with the
             current one.
         made: All that had been made at this place, from `iterator_history`;
-            `None` in checkpoints that do not have it.
+            `None` if there is no data set.
         begun: Whether that one had been drawn from, and is to be again.
         drawn: How many batches of it have been trained, in all epochs.
         drawn_before: Those of former epochs, which share it where

@@ -29,7 +29,7 @@ def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
     tensorflow_internals.set_eager_seed_state(saved["tensorflow"])
-    set_variables(dataset, saved.get("variables", []))
+    set_variables(dataset, saved["variables"])
 
 
 def variables(dataset: Any) -> list[np.ndarray]:

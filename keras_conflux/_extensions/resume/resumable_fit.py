@@ -315,7 +315,7 @@ class ResumableFit:
         model_state.restore(self._model, saved, process_index() == 0)
         assert self._states is not None
         assert self._layers is not None
-        self._layers.restore(saved.state.get("trainable"))
+        self._layers.restore(saved.state["trainable"])
         self._states.restore(saved.state["callbacks"], saved.arrays)
 
 
