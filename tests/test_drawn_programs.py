@@ -22,9 +22,11 @@ pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
 @pytest.fixture(autouse=True)
 def _float64():
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
+    for dtype in ("float64", "float32"):
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        if dtype == "float64":
+            yield
 
 
 @pytest.mark.sampled(5)

@@ -32,6 +32,7 @@ from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
@@ -506,7 +507,7 @@ def test_an_epoch_does_not_wait_for_the_end_of_its_iterator():
 
     strategy = kc.replicate(devices=1)
     plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
-    list(epoch_iterator.StepGroups(plan, 1).of_epoch(steps(), 6))
+    list(epoch_iterator.StepGroups(plan, 1).of_epoch(Epoch(steps()), 6))
     assert dropped.get(timeout=60) is not threading.current_thread()
 
 

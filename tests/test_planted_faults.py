@@ -327,13 +327,13 @@ def _reduce_again(original, grads, context):
     return call("collectives").all_reduce("sum", grads)
 
 
-def _as_mean(original, target, seed, context):
+def _as_mean(original, target, seed, sources, context):
     fraction = tf.cast(context.batch_fraction, target.dtype)
     return [(target, tf.ones_like(target) * fraction)]
 
 
-def _chain_rule_skipped(original, target, context):
-    return _as_mean(original, target, None, context)
+def _chain_rule_skipped(original, target, sources, mixed, context):
+    return _as_mean(original, target, None, sources, context)
 
 
 def _unchanged(original, tensors, context):

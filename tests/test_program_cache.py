@@ -34,6 +34,7 @@ from keras_conflux._extensions.program_cache.exchange_folder import (
 )
 from keras_conflux._extensions.program_cache.store import Store
 from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._fit.execution.program_maker import Purpose
 
 SCRIPT = pathlib.Path(__file__).parent / "cached_training.py"
 
@@ -786,7 +787,8 @@ def test_what_is_stored_is_not_blamed_for_a_program(monkeypatch, error):
 
     monkeypatch.setattr(setup, "current", lambda kind: Stored())
     watchdog = types.SimpleNamespace(name="a model", counts=lambda: [0])
-    cached = CachedProgram(lambda: program, "identity", "CPU", watchdog, True)
+    purpose = Purpose("identity", "CPU", watchdog, True)
+    cached = CachedProgram(lambda: program, purpose)
     with pytest.raises(type(error)):
         cached()
     assert not forgotten
