@@ -41,17 +41,17 @@ class _Converts:
         return np.array(self.read_value().numpy(), dtype)
 
 
-class _Mirrored(_Converts, values.MirroredVariable):
+class _OurMirroredVariable(_Converts, values.MirroredVariable):
     """A variable whose copies are equal."""
 
 
-class _SyncOnRead(_Converts, values.SyncOnReadVariable):
+class _OurSyncOnReadVariable(_Converts, values.SyncOnReadVariable):
     """A variable whose copies are reduced when it is read."""
 
 
 _CONVERTIBLE = {
-    values.MirroredVariable: _Mirrored,
-    values.SyncOnReadVariable: _SyncOnRead,
+    values.MirroredVariable: _OurMirroredVariable,
+    values.SyncOnReadVariable: _OurSyncOnReadVariable,
 }
 
 
