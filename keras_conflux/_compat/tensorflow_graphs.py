@@ -211,13 +211,6 @@ def replace_input(operation: tf.Operation, tensor: tf.Tensor) -> None:
     operation._update_input(0, tensor)
 
 
-def results_inside(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what a tensor is in the functions that its operation runs."""
-    bodies = [body for body in graphs_of(tensor.op) if body is not None]
-    place = tensor.value_index
-    return [body.outputs[place] for body in bodies if place < len(body.outputs)]
-
-
 def defines_gradient(operation: tf.Operation) -> bool:
     """Whether a program says how an operation is differentiated.
 

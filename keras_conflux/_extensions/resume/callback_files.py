@@ -41,8 +41,8 @@ class Written:
     name: str
     """Relative to the folder that the callback writes to, which may move."""
     length: int
-    end: str | None
-    """A digest of the last bytes; `None` where it is not known."""
+    end: str
+    """A digest of the last bytes."""
 
 
 class CallbackFiles:
@@ -133,9 +133,7 @@ class CallbackFiles:
             if length:
                 warn(f"{path}, to which this training has written, is missing.")
             return
-        if path.stat().st_size < length or (
-            written.end not in (None, _end(path, length))
-        ):
+        if path.stat().st_size < length or (written.end != _end(path, length)):
             warn(
                 f"{path} has been changed by others since this training wrote "
                 "it. It is left as it is, so some entries may be missing in it "
