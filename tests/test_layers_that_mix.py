@@ -85,6 +85,9 @@ MIXING = {
     ),
     "clipped by a quantile": lambda x: ops.minimum(x, ops.quantile(x, 0.8)),
     "clipped by a norm": lambda x: tf.clip_by_norm(x, 5.0),
+    "place among many": lambda x: tf.sort(
+        tf.one_hot(tf.argmin(x @ tf.transpose(x), 1), 8), 1
+    ),
     "number of kinds": _ranks,
     "as many features as samples": lambda x: _beside(
         x, tf.tile(tf.linalg.diag_part(x)[None], [tf.shape(x)[0], 1])

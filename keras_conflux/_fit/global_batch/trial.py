@@ -37,8 +37,10 @@ _TRIALS = (
     ((3, 2), None),
     ((1, 2), 1),
     ((1, 1), 3),
+    ((11, 6), 1),
 )
-"""Of how many samples the parts are, and how large their numbers."""
+"""Of how many samples the parts are, and how large their numbers. Positions of
+the best of few samples may all be the same to what follows."""
 _SMALLEST_INTEGERS = (0, 1)
 """Of which integers one is drawn, or the next. They may be places, or numbers
 of steps, of which there is at least one."""
