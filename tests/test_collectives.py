@@ -682,3 +682,19 @@ def test_collectives_of_programs_that_differ_are_in_order(in_order):
     for each in others:
         assert (before[0] in each[1]) == in_order
         before = each
+
+
+def test_collectives_of_branches_and_functions_may_have_other_ranks():
+    transport = XlaNccl(DEVICES[:1], int, 2, group_key=1, in_order=False)
+    call = functools.partial(transport.all_reduce, index=0, call="", op="sum")
+
+    @tf.function(jit_compile=True)
+    def program(rows, chosen):
+        branch = tf.cond(
+            chosen, lambda: call(rows[0, 0]), lambda: tf.reduce_sum(call(rows))
+        )
+        return call(rows[0]), branch, tf.function(call)(rows)
+
+    given = tf.ones([4, 2]), tf.constant(True)
+    text = program.experimental_get_compiler_ir(*given)(stage="optimized_hlo")
+    assert len(reductions(text))

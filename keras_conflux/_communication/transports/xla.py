@@ -78,8 +78,10 @@ class XlaNccl:
         return reduce(gathered, axis=0)
 
     def _lowered(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
-        return tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
+        # Channels are numbered anew in each branch and function, and XLA lays
+        # out all tensors of one number alike, so they have one rank.
+        reduced = tf.raw_ops.CollectiveReduceV2(
+            input=tf.reshape(tensor, [-1]),
             group_size=self._size,
             group_key=self._group_key,
             instance_key=1,
@@ -87,4 +89,8 @@ class XlaNccl:
             merge_op=MERGE_OPS[op],
             final_op="Id",
             communication_hint="nccl",
+        )
+        shape = tensor.shape
+        return tf.reshape(
+            reduced, shape if shape.is_fully_defined() else tf.shape(tensor)
         )
