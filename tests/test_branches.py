@@ -274,6 +274,7 @@ def _chooses_by_what_nobody_knows(model, x, loss):
 
 
 @pytest.mark.skipif(MANY == 1, reason="warns of what replicas do otherwise")
+@pytest.mark.filterwarnings("ignore:.*XLA cannot compile")
 @pytest.mark.parametrize(
     "keep",
     [
@@ -290,6 +291,7 @@ def test_what_cannot_be_chosen_together_warns(keep):
 
 
 @pytest.mark.skipif(MANY == 1, reason="warns of what replicas do otherwise")
+@pytest.mark.filterwarnings("ignore:.*XLA cannot compile")
 def test_a_metric_that_cannot_be_updated_together_warns():
     def keep(model, x, loss):
         mean = model.mean
