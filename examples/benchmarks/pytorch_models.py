@@ -17,7 +17,7 @@ class Trained(nn.Module):
     """A model and its loss, so that both are compiled together.
 
     Args:
-        name: One of `keras_conflux.bench.cases`.
+        name: One of `examples.benchmarks.cases`.
     """
 
     def __init__(self, name: str) -> None:

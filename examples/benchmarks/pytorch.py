@@ -1,10 +1,10 @@
 """Times PyTorch in a process of its own and prints JSON.
 
-    cd keras_conflux; python -m bench.pytorch MODEL HOW DEVICES
+    cd examples; python -m benchmarks.pytorch MODEL HOW DEVICES
 
 HOW is `torch`, compiled by `torch.compile`, or `torch-eager`. Several devices
 train under `DistributedDataParallel`, in a process each, over NCCL or, on CPUs,
-gloo. This file is started as a part of the package `bench`, as whoever has
+gloo. This file is started as a part of the package `benchmarks`, as whoever has
 PyTorch need not have what the package imports.
 """
 
@@ -30,7 +30,7 @@ _ON_GPU = torch.cuda.is_available()
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser("python -m bench.pytorch")
+    parser = argparse.ArgumentParser("python -m benchmarks.pytorch")
     parser.add_argument("model", choices=list(CASES))
     parser.add_argument("how", choices=["torch", "torch-eager"])
     parser.add_argument("devices", type=int)

@@ -1,6 +1,6 @@
 """Times fused attention and Keras' own on long sequences, and prints JSON.
 
-    python -m keras_conflux.bench.attention 2048 [--batch 8] [--layers 2]
+    python -m examples.benchmarks.attention 2048 [--batch 8] [--layers 2]
 
 Each trains a GPT on one GPU in a process of its own, whose peak memory is that
 of this attention alone. What runs out of memory says so.
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
-from keras_conflux.bench import measured
+from examples.benchmarks import measured
 
 _WAYS = ("fused", "keras")
 _VOCABULARY = 32_000
@@ -20,7 +20,7 @@ _VOCABULARY = 32_000
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser("python -m keras_conflux.bench.attention")
+    parser = argparse.ArgumentParser("python -m examples.benchmarks.attention")
     parser.add_argument("length", type=int, help="tokens per sequence")
     parser.add_argument("--layers", type=int, default=2)
     measured.add_sizes(parser)
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(measure(options)), flush=True)
         return
     given = sys.argv[1:] if arguments is None else arguments
-    module = [sys.executable, "-m", "keras_conflux.bench.attention"]
+    module = [sys.executable, "-m", "examples.benchmarks.attention"]
     for way in _WAYS:
         subprocess.run([*module, *given, "--way", way], check=True)
 
@@ -48,8 +48,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import tensorflow as tf
 
     import keras_conflux as kc
-    from keras_conflux.bench import models
-    from keras_conflux.bench.epoch_clock import EpochClock
+    from examples.benchmarks import models
+    from examples.benchmarks.epoch_clock import EpochClock
 
     if options.way == "keras":
         keras.config.disable_flash_attention()

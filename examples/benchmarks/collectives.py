@@ -1,25 +1,21 @@
 """Times `allreduce` in a process of its own and prints JSON lines.
 
-    python -m keras_conflux.bench.collectives DEVICES [options]
+    python -m examples.benchmarks.collectives DEVICES [options]
 
-Reductions are chained in one `withdevices` call, each of the former's result,
-so they run one after another. Two such calls, of few and of many, tell what a
-reduction takes and what the call does.
+`conflux check` times them in the same way.
 """
 
 import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import keras_conflux as kc
+from keras_conflux.tools.checks import all_reduce_time
 
 FORMS = {"flat": (1, (10, 40)), "list of 160": (160, (2, 10))}
 """By name, how many tensors, and how many reductions the two calls have."""
@@ -28,7 +24,7 @@ FORMS = {"flat": (1, (10, 40)), "list of 160": (160, (2, 10))}
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(
-        "python -m keras_conflux.bench.collectives"
+        "python -m examples.benchmarks.collectives"
     )
     parser.add_argument("devices", type=int)
     parser.add_argument("--kib", type=int, nargs="+", default=[4, 65536])
@@ -48,11 +44,13 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
                 values = [_values(op, length) for _ in range(count)]
                 copies = kc.replicate(values, devices)
                 for jit_compile in compiled:
-                    seconds, call = seconds_each(
+                    seconds, call = all_reduce_time.seconds_each(
                         op, copies, devices, jit_compile, times, options.repeats
                     )
                     middle = statistics.median(seconds)
-                    moved = bytes_moved(4 * length * count, len(devices))
+                    moved = all_reduce_time.bytes_moved(
+                        4 * length * count, len(devices)
+                    )
                     yield {
                         "devices": len(devices),
                         "kib": kib,
@@ -65,70 +63,12 @@ def measure(options: argparse.Namespace) -> Iterator[dict]:
                     }
 
 
-def seconds_each(
-    op: str,
-    copies: Any,
-    devices: Any,
-    jit_compile: bool,
-    times: tuple[int, int],
-    repeats: int,
-) -> tuple[list[float], float]:
-    """Times reductions in a row, without the call that they are in.
-
-    Args:
-        op: The reduction.
-        copies: The tensors of each device, as `replicate` returns them.
-        devices: The devices.
-        jit_compile: Whether XLA compiles the call.
-        times: How many reductions the shorter and the longer call have.
-        repeats: How often each call is timed.
-
-    Returns:
-        The seconds that a reduction takes, once for each of the longer calls,
-        and the seconds of a call itself.
-    """
-    few, many = times
-    short, long = (
-        _time(_chain(op, devices, jit_compile, count), copies, repeats)
-        for count in times
-    )
-    fastest = min(short)
-    seconds = [(t - fastest) / (many - few) for t in long]
-    return seconds, fastest - few * statistics.median(seconds)
-
-
-def bytes_moved(size: int, devices: int) -> float:
-    """Returns what a ring of the devices moves over each connection."""
-    return size * 2 * (1 - 1 / devices)
-
-
 def _values(op: str, length: int) -> tf.Tensor:
     """Returns what stays finite however often it is reduced, and is not 0."""
     drawn = np.random.default_rng(0).standard_normal(length, np.float32)
     if op == "product":
         drawn = np.sign(drawn)
     return tf.constant(drawn * 1e-30 if op == "sum" else drawn)
-
-
-def _chain(op: str, devices: Any, jit_compile: bool, times: int) -> Callable:
-    def chain(tensors: list) -> list:
-        for _ in range(times):
-            tensors = kc.allreduce(op, tensors)
-        return tensors
-
-    return kc.withdevices(chain, devices=devices, jit_compile=jit_compile)
-
-
-def _time(chain: Callable, copies: Any, repeats: int) -> list[float]:
-    """Returns the seconds of each call but the first, which compiles."""
-    seconds = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        result = chain(copies)
-        for each in result:
-            tf.reshape(each[0], [-1])[:1].numpy()  # waits
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
 
 
 def main() -> None:

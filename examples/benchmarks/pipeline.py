@@ -1,6 +1,6 @@
 """Measures `fit` with a real input pipeline, and prints JSON.
 
-    python -m keras_conflux.bench.pipeline SOURCE [options]
+    python -m examples.benchmarks.pipeline SOURCE [options]
 
 SOURCE is where each batch comes from: `synthetic`, one batch again and again;
 `memory`, decoded images in memory, which are cropped and flipped; or `files`,
@@ -23,9 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_conflux as kc
-from keras_conflux.bench import measured
-from keras_conflux.bench import models
-from keras_conflux.bench.cases import CASES
+from examples.benchmarks import measured
+from examples.benchmarks import models
+from examples.benchmarks.cases import CASES
 
 _HEIGHT, _WIDTH = 375, 500  # of a file; the usual size in ImageNet
 _STORED = 256  # height and width of what is in memory
@@ -36,7 +36,7 @@ _BOX = [[[0.0, 0.0, 1.0, 1.0]]]  # the whole image
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints one line of JSON."""
-    parser = argparse.ArgumentParser("python -m keras_conflux.bench.pipeline")
+    parser = argparse.ArgumentParser("python -m examples.benchmarks.pipeline")
     parser.add_argument("source", choices=list(SOURCES))
     parser.add_argument(
         "--model", choices=["resnet", "small"], default="resnet"

@@ -1,6 +1,6 @@
 """Times plain `model.fit` in a process of its own and prints JSON.
 
-    python -m keras_conflux.bench.train MODEL HOW DEVICES [options]
+    python -m examples.benchmarks.train MODEL HOW DEVICES [options]
 
 HOW is `keras`, plain Keras on one device; `stock`, Keras under TensorFlow's
 own `MirroredStrategy`; or `conflux`, a model that was given to `replicate`.
@@ -16,17 +16,17 @@ import keras
 import tensorflow as tf
 
 import keras_conflux as kc
-from keras_conflux.bench import breakdown
-from keras_conflux.bench import measured
-from keras_conflux.bench import models
-from keras_conflux.bench import report
-from keras_conflux.bench.cases import CASES
-from keras_conflux.bench.epoch_clock import EpochClock
+from examples.benchmarks import breakdown
+from examples.benchmarks import measured
+from examples.benchmarks import models
+from examples.benchmarks import report
+from examples.benchmarks.cases import CASES
+from examples.benchmarks.epoch_clock import EpochClock
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser("python -m keras_conflux.bench.train")
+    parser = argparse.ArgumentParser("python -m examples.benchmarks.train")
     parser.add_argument("model")
     parser.add_argument("how", choices=["keras", "stock", "conflux"])
     parser.add_argument("devices", type=int)

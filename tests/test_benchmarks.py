@@ -1,4 +1,7 @@
-"""`python -m keras_conflux.bench` on CPU devices."""
+"""`python -m examples.benchmarks` on CPU devices.
+
+It is no part of what is installed. `test_examples.py` has the run of CI.
+"""
 
 import argparse
 import importlib
@@ -19,29 +22,30 @@ import pytest
 import tensorflow as tf
 from conftest import ON_GPU
 
+from examples.benchmarks import __main__ as benchmarks
+from examples.benchmarks import attention
+from examples.benchmarks import measured
+from examples.benchmarks import messages
+from examples.benchmarks import models
+from examples.benchmarks import pipeline
+from examples.benchmarks import plot
+from examples.benchmarks import report
+from examples.benchmarks import runs
 from keras_conflux._common import xla_flags
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._extensions.program_cache import flags
 from keras_conflux._fit import slow_input
-from keras_conflux.bench import __main__ as bench
-from keras_conflux.bench import attention
-from keras_conflux.bench import measured
-from keras_conflux.bench import messages
-from keras_conflux.bench import models
-from keras_conflux.bench import pipeline
-from keras_conflux.bench import plot
-from keras_conflux.bench import report
-from keras_conflux.bench import runs
 
+pytestmark = pytest.mark.long
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 @pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
-def test_bench(tmp_path, capsys):
+def test_what_is_measured(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     options = "--steps 4 --epochs 2 --kib 4 --ops max --how conflux"
     options += " --breakdown"
-    assert bench.main([*options.split(), "--out", str(tmp_path)]) == 0
+    assert benchmarks.main([*options.split(), "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     runs = [(run["how"], run["devices"]) for run in found["training"]]
     assert runs == [("conflux", 1), ("conflux", 2)]
@@ -86,26 +90,26 @@ def started(monkeypatch):
 def test_a_run_that_fails_is_told_and_made_again(tmp_path, started):
     started.returncode = 1
     asked = ["--devices", "1", "--go-on", "--out", str(tmp_path)]
-    assert bench.main([*asked, "--how", "keras", "conflux"]) == 1
+    assert benchmarks.main([*asked, "--how", "keras", "conflux"]) == 1
     started.returncode = 0
-    assert bench.main([*asked, "--how", "keras"]) == 0
+    assert benchmarks.main([*asked, "--how", "keras"]) == 0
     assert len(started.calls) == 3  # nothing of the two that failed is kept
-    assert bench.main([*asked, "--how", "keras", "conflux"]) == 0
+    assert benchmarks.main([*asked, "--how", "keras", "conflux"]) == 0
     assert len(started.calls) == 4
     assert "conflux" in started.calls[-1][0]
     asked.remove("--go-on")
-    assert bench.main([*asked, "--how", "keras"]) == 0
+    assert benchmarks.main([*asked, "--how", "keras"]) == 0
     assert len(started.calls) == 5
 
 
 def test_what_prints_nothing_has_failed(tmp_path, started):
     started.prints = "no JSON"
-    assert bench.main(["--devices", "1", "--out", str(tmp_path)]) == 1
+    assert benchmarks.main(["--devices", "1", "--out", str(tmp_path)]) == 1
 
 
 def test_the_second_start_has_what_the_first_has_cached(tmp_path, started):
     asked = "--devices 1 --how keras torch conflux --second-start"
-    assert bench.main([*asked.split(), "--out", str(tmp_path)]) == 0
+    assert benchmarks.main([*asked.split(), "--out", str(tmp_path)]) == 0
     assert len(started.calls) == 6
     names = {"KERAS_CONFLUX_CACHE", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR"}
     folders = []
@@ -171,39 +175,41 @@ def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
         assert "cublaslt" in os.environ["XLA_FLAGS"]
     asked = "--models small --devices 1 2 --how conflux jax torch --batch 8"
     asked += " --kib --python torch=env\\ there/python"
-    assert bench.main([*shlex.split(asked), "--out", str(tmp_path)]) == 0
+    assert benchmarks.main([*shlex.split(asked), "--out", str(tmp_path)]) == 0
     peers = [call for call in started.calls if call[1]["cwd"]]
     assert len(started.calls) == 6
     assert len(peers) == 4
     words = [" ".join(command[:-1]) for command, _ in peers]
     for count in "12":
-        jax = f"-m bench.keras_jax small {count} --steps=64 --epochs=4"
-        torch = f"-m bench.pytorch small torch {count} --steps=64 --epochs=4"
+        jax = f"-m benchmarks.keras_jax small {count} --steps=64 --epochs=4"
+        torch = (
+            f"-m benchmarks.pytorch small torch {count} --steps=64 --epochs=4"
+        )
         assert f"{sys.executable} {jax} --batch=8" in words
         assert f"env there/python {torch} --batch=8" in words
     for command, settings in peers:
         # JAX may be of a version that dies of other flags.
         assert settings["env"]["XLA_FLAGS"] == "--mine"
-        if "bench.keras_jax" in command:
+        if "benchmarks.keras_jax" in command:
             assert settings["env"]["KERAS_BACKEND"] == "jax"
 
     # What the peers import is there without this package.
     monkeypatch.syspath_prepend(peers[0][1]["cwd"])
     for missing in ("keras_conflux", "tensorflow", "keras"):
         monkeypatch.setitem(sys.modules, missing, None)
-    assert importlib.import_module("bench.measured").CASES
+    assert importlib.import_module("benchmarks.measured").CASES
 
 
 def test_a_python_of_what_is_no_peer(tmp_path):
     with pytest.raises(SystemExit, match=r"Received: keras=python3"):
-        bench.main(["--python", "keras=python3", "--out", str(tmp_path)])
+        benchmarks.main(["--python", "keras=python3", "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("how", ["jax", "torch-eager"])
 def test_peers(tmp_path, how):
     pytest.importorskip(how.partition("-")[0])
     asked = f"--models small --devices 2 --how {how} --steps 4 --epochs 1 --kib"
-    assert bench.main([*asked.split(), "--out", str(tmp_path)]) == 0
+    assert benchmarks.main([*asked.split(), "--out", str(tmp_path)]) == 0
     (found,) = json.loads((tmp_path / "bench.json").read_text())["training"]
     assert found["how"] == how
     assert len(found["ms_a_step"]) == 1
@@ -214,7 +220,7 @@ def test_peers(tmp_path, how):
 def test_peers_have_the_same_numbers_of_weights(name):
     torch = pytest.importorskip("torch")
     pytorch_models = importlib.import_module(
-        "keras_conflux.bench.pytorch_models"
+        "examples.benchmarks.pytorch_models"
     )
     with torch.device("meta"):
         peer = pytorch_models.Trained(name)
@@ -309,7 +315,7 @@ def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
     pytest.importorskip("matplotlib")
     drawn, again = tmp_path / "speed.svg", tmp_path / "again.svg"
     for each in (drawn, again):
-        bench.main(["--draw", str(DOCS / "data" / data), str(each)])
+        benchmarks.main(["--draw", str(DOCS / "data" / data), str(each)])
     assert drawn.read_bytes() == again.read_bytes()
     assert counts | {"keras-conflux"} <= {*texts(drawn)}
     has_scaling = any("linear scaling" in text for text in texts(drawn))

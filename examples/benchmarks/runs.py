@@ -148,10 +148,10 @@ class Runner:
         self, run: Run, environ: Mapping[str, str], *more: str
     ) -> list[dict]:
         """Returns the lines of JSON that a process prints, if it succeeds."""
-        package, folder = "keras_conflux.bench", None
+        package, folder = "examples.benchmarks", None
         needs = _PEERS.get(run.module)
         if needs:  # it cannot import this package
-            package, folder = "bench", Path(__file__).parent.parent
+            package, folder = "benchmarks", Path(__file__).parent.parent
         python = self.pythons.get(needs or "", [sys.executable])
         command = [*python, "-m", f"{package}.{run.module}", *run.arguments]
         if run.is_training:

@@ -1,6 +1,6 @@
 """Draws measured speed: a panel per model, a bar per measurement.
 
-    python -m keras_conflux.bench --draw docs/data/performance.json IMAGE
+    python -m examples.benchmarks --draw docs/data/performance.json IMAGE
 
 This makes the picture of the documents; the benchmark draws its own results.
 """
@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from keras_conflux.bench import report
+from examples.benchmarks import report
 
 NAMES = {
     "conflux": "keras-conflux",
@@ -63,7 +63,7 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
 
     Args:
         image: The file to write.
-        runs: At least one; see `keras_conflux.bench.train` for their fields.
+        runs: At least one; see `examples.benchmarks.train` for their fields.
         machine: What `report.machine` returns.
     """
     import matplotlib as mpl

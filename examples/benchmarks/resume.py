@@ -1,6 +1,6 @@
 """Measures what `keras_conflux.Resume` costs, and prints JSON.
 
-    python -m keras_conflux.bench.resume [--devices 1] [--layers 5]
+    python -m examples.benchmarks.resume [--devices 1] [--layers 5]
 
 A layer and its optimizer have 0.2 GB of state, so 5 of them make 1 GB.
 """
@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import keras_conflux as kc
-from keras_conflux.bench.epoch_clock import EpochClock
+from examples.benchmarks.epoch_clock import EpochClock
 
 _WIDTH = 4096
 _SAVES = 5
@@ -24,7 +24,7 @@ _SILENT: dict[str, Any] = {"verbose": 0}
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints."""
-    parser = argparse.ArgumentParser("python -m keras_conflux.bench.resume")
+    parser = argparse.ArgumentParser("python -m examples.benchmarks.resume")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--layers", type=int, default=5, help="of 0.2 GB")
     parser.add_argument("--directory", help="where checkpoints are written")

@@ -1,10 +1,10 @@
 """Times Keras on JAX in a process of its own and prints JSON.
 
-    cd keras_conflux; KERAS_BACKEND=jax python -m bench.keras_jax MODEL DEVICES
+    cd examples; KERAS_BACKEND=jax python -m benchmarks.keras_jax MODEL DEVICES
 
 The model is the same Keras model, under `keras.distribution.DataParallel`.
 This package needs TensorFlow, so it is not imported: this file is started as a
-part of the package `bench`.
+part of the package `benchmarks`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from .epoch_clock import EpochClock
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser("python -m bench.keras_jax")
+    parser = argparse.ArgumentParser("python -m benchmarks.keras_jax")
     parser.add_argument("model", choices=list(CASES))
     parser.add_argument("devices", type=int)
     measured.add_options(parser)

@@ -12,7 +12,7 @@ def build(name: str) -> keras.Model:
     """Makes a model, compiled but for `jit_compile`.
 
     Args:
-        name: One of `keras_conflux.bench.cases`.
+        name: One of `examples.benchmarks.cases`.
     """
     return _BUILDERS[name]()
 

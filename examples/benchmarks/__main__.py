@@ -1,4 +1,4 @@
-"""Measures this machine: `python -m keras_conflux.bench`.
+"""Measures this machine: `python -m examples.benchmarks`.
 
 Each run is a process of its own, as strategies of several device counts and
 their memory would disturb each other.
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from keras_conflux.bench import measured
-from keras_conflux.bench import plot
-from keras_conflux.bench import report
-from keras_conflux.bench.cases import CASES
-from keras_conflux.bench.runs import Run
-from keras_conflux.bench.runs import Runner
+from examples.benchmarks import measured
+from examples.benchmarks import plot
+from examples.benchmarks import report
+from examples.benchmarks.cases import CASES
+from examples.benchmarks.runs import Run
+from examples.benchmarks.runs import Runner
 
 _console = Console(stderr=True)  # what is no result
 _ON_KERAS = ("keras", "stock", "conflux")
@@ -29,13 +29,7 @@ _ON_TORCH = ("torch", "torch-eager")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser("python -m keras_conflux.bench")
-    add_options(parser)
-    return parser.parse_args(arguments)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what can be measured to a parser of the command line."""
+    parser = argparse.ArgumentParser("python -m examples.benchmarks")
     parser.add_argument(
         "--devices", type=int, nargs="+", default=[1, 2], help="counts"
     )
@@ -108,6 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the measurements as a JSON document instead of tables",
     )
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,18 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit status: 1 if a run failed, else 0.
     """
-    return measure(parse(arguments))
-
-
-def measure(options: argparse.Namespace) -> int:
-    """Runs everything that was asked for and reports it.
-
-    Args:
-        options: What `add_options` reads.
-
-    Returns:
-        The exit status: 1 if a run failed, else 0.
-    """
+    options = parse(arguments)
     if options.draw:
         plot.draw_file(*options.draw)
         return 0
@@ -191,7 +175,7 @@ def _pythons(texts: list[str]) -> dict[str, list[str]]:
 
 
 def _training(options: argparse.Namespace) -> Iterator[Run]:
-    """Yields the runs of `bench.train`."""
+    """Yields the runs of `benchmarks.train`."""
     extra = _sizes(options) + ["--breakdown"] * options.breakdown
     hows = [how for how in options.how if how in _ON_KERAS]
     for model, count, how, jit in product(
@@ -222,7 +206,7 @@ def _sizes(options: argparse.Namespace) -> list[str]:
 
 
 def _collectives(options: argparse.Namespace) -> Iterator[Run]:
-    """Yields the runs of `bench.collectives`."""
+    """Yields the runs of `benchmarks.collectives`."""
     sizes = [str(size) for size in options.kib]
     for count in options.devices:
         if count > 1 and sizes:

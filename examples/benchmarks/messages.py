@@ -1,7 +1,7 @@
 r"""Measures what several processes say to each other outside of steps.
 
     conflux run --processes 8 --gpus-per-process 0 \\
-        -m keras_conflux.bench.messages
+        -m examples.benchmarks.messages
 
 The first process prints one line of JSON: how long the processes take to join,
 one message in which all say what they are about to do, and the sum of one
