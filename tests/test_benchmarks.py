@@ -34,7 +34,7 @@ from examples.benchmarks import runs
 from keras_conflux._common import xla_flags
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._extensions.program_cache import flags
-from keras_conflux._fit import slow_input
+from keras_conflux._extensions.throughput import slow_input
 
 pytestmark = pytest.mark.long
 DOCS = pathlib.Path(__file__).parent.parent / "docs"

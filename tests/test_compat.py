@@ -15,6 +15,9 @@ from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
+from keras_conflux._extensions.keras_distribution import (
+    patches as keras_distribution,
+)
 from keras_conflux._extensions.kernels import patches as kernels
 from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._fit.keras_patches import PATCHES
@@ -87,7 +90,8 @@ def test_the_range_is_that_of_the_installation():
 
 def test_each_patch_point_is_patched_once():
     listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
-    tables = [PATCHES, kernels.PATCHES, optimizers.PATCHES]
+    extensions = kernels, keras_distribution, optimizers
+    tables = [PATCHES, *(each.PATCHES for each in extensions)]
     found = set()
     for table in tables:
         points = [point for point, _ in table]

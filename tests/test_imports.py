@@ -96,6 +96,10 @@ CORE = [
     "_fit",
 ]
 EXTENSIONS = [
+    "_extensions.launchers",
+    "_extensions.keras_distribution",
+    "_extensions.diagnostics",
+    "_extensions.out_of_memory",
     "_extensions.kernels",
     "_extensions.optimizers",
     "_extensions.program_cache",

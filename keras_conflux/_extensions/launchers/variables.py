@@ -1,29 +1,8 @@
-"""What a launcher tells a process through environment variables."""
+"""Numbers in environment variables."""
 
-import dataclasses
-from collections.abc import Callable
 from collections.abc import Mapping
 
-from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._common.errors import ClusterError
-
-
-@dataclasses.dataclass(frozen=True)
-class Announcement:
-    """That a launcher has started some processes, and how to find them.
-
-    The number of processes is known at once. What finds their addresses is
-    called for one announcement only, as processes may have to talk for it.
-    """
-
-    source: str
-    """The launcher, or the variable, such as `"Slurm"`."""
-    count_from: str
-    """The variable that tells the number of processes."""
-    count: int
-    """The number of processes."""
-    find: Callable[[], Cluster]
-    """Returns the processes."""
 
 
 def integer(environ: Mapping[str, str], name: str) -> int | None:

@@ -9,13 +9,14 @@ own order.
 import dataclasses
 from collections.abc import Mapping
 
-from keras_conflux._cluster.announcement import Announcement
-from keras_conflux._cluster.announcement import integer
-from keras_conflux._cluster.announcement import rank_and_count
 from keras_conflux._cluster.cluster import Cluster
-from keras_conflux._cluster.node_lists import expand_counts
-from keras_conflux._cluster.node_lists import expand_nodes
+from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import mpi
+from keras_conflux._extensions.launchers.node_lists import expand_counts
+from keras_conflux._extensions.launchers.node_lists import expand_nodes
+from keras_conflux._extensions.launchers.variables import integer
+from keras_conflux._extensions.launchers.variables import rank_and_count
 
 PORT = "CONFLUX_PORT"
 
@@ -47,7 +48,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
 
     Returns:
         An announcement, or `None` outside of `srun`, as in a batch script,
-        and in a step with one task.
+        in a step with one task, and in one that `mpirun` has made.
 
     Raises:
         ClusterError: If only some of the variables are set.
@@ -59,7 +60,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if not environ.get(count_name):
         count_name = "SLURM_NTASKS"
     task = rank_and_count(environ, "SLURM_PROCID", count_name)
-    if task is None or task[1] == 1:
+    if task is None or task[1] == 1 or _is_of_mpirun(environ, task[1]):
         return None
     return Announcement(
         source="Slurm",
@@ -67,6 +68,20 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
         count=task[1],
         find=lambda: _find(environ, *task),
     )
+
+
+def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
+    """Whether a step of Slurm is that of the daemons of `mpirun`.
+
+    `mpirun` starts one daemon per node as a step of Slurm, and the processes
+    inherit the variables of that step. `srun --mpi=pmi2` sets the variables
+    of both, with equal numbers.
+    """
+    inner = mpi.announced(environ)
+    if inner is None:
+        return False
+    is_by_slurm = inner.count_from == mpi.PMI_SIZE
+    return not (is_by_slurm and inner.count == count)
 
 
 def default_port(job: int, step: int) -> int:

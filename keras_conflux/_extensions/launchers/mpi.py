@@ -8,12 +8,12 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from keras_conflux._cluster.announcement import Announcement
-from keras_conflux._cluster.announcement import rank_and_count
 from keras_conflux._cluster.cluster import Cluster
-from keras_conflux._cluster.keras_variables import ADDRESSES
-from keras_conflux._cluster.keras_variables import INDEX
+from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers.keras_variables import ADDRESSES
+from keras_conflux._extensions.launchers.keras_variables import INDEX
+from keras_conflux._extensions.launchers.variables import rank_and_count
 
 PMI_SIZE = "PMI_SIZE"
 """The one of these variables that Slurm sets as well."""

@@ -1,8 +1,10 @@
 """Goes on after a batch for which a device has no memory."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
+from typing import Protocol
 from typing import overload
 
 import tensorflow as tf
@@ -10,15 +12,29 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import error_texts
 from keras_conflux._custom_loops.signatures import P
+from keras_conflux._custom_loops.signatures import PerDeviceCall
 from keras_conflux._custom_loops.signatures import R
-from keras_conflux._custom_loops.signatures import SkippingDecorator
-from keras_conflux._custom_loops.signatures import SkippingFunction
+from keras_conflux._custom_loops.signatures import R_co
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import replica_index
+
+
+class SkippingFunction(PerDeviceCall[P, R_co], Protocol[P, R_co]):
+    """A function of parameters `P` that runs on every device, or is skipped."""
+
+    skipped: int
+    """How many calls were skipped, and returned `None`."""
+
+
+class SkippingDecorator(Protocol):
+    """What `skip_out_of_memory` returns if it is given options only."""
+
+    def __call__(
+        self, fn: Callable[P, R], /
+    ) -> SkippingFunction[P, Replicas[R] | None]: ...
 
 
 @overload
@@ -166,5 +182,7 @@ def _describe(arguments: Tree) -> str:
 
 def _reason(error: Exception) -> str:
     """Returns what TensorFlow says of the tensor, and which replica it was."""
+    said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
+    reason = said[0].rstrip(".") if said else str(error).splitlines()[-1]
     notes = getattr(error, "__notes__", [""])
-    return f"{error_texts.memory_reason(error)}. {notes[-1]}"
+    return f"{reason}. {notes[-1]}"

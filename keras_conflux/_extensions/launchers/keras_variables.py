@@ -8,11 +8,12 @@ needed here.
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from keras_conflux._cluster.announcement import Announcement
-from keras_conflux._cluster.announcement import integer
 from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.cluster import separated
 from keras_conflux._cluster.cluster import split_address
+from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers.variables import integer
 
 ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 COUNT = "KERAS_DISTRIBUTION_NUM_PROCESSES"
@@ -50,11 +51,6 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
         count=len(addresses),
         find=lambda: cluster,
     )
-
-
-def separated(addresses: str) -> list[str]:
-    """Returns the addresses of a text in which commas separate them."""
-    return [each.strip() for each in addresses.split(",")]
 
 
 def all_addresses(

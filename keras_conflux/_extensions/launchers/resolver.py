@@ -3,7 +3,7 @@
 from typing import Any
 
 from keras_conflux._cluster.cluster import Cluster
-from keras_conflux._cluster.jobs import cluster_of_jobs
+from keras_conflux._extensions.launchers.jobs import cluster_of_jobs
 
 
 def resolve(resolver: Any) -> Cluster | None:
