@@ -1,5 +1,6 @@
 """Keras 3 models on several devices, with the result of one."""
 
+from keras_conflux import _supported as _supported
 from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import process_count

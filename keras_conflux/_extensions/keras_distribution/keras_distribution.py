@@ -15,10 +15,10 @@ from keras_conflux._cluster.initialization import join_others
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_internals
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import list_devices as all_devices
+from keras_conflux._extensions.keras_distribution import compat
 
 _WHAT_EXISTS = (
     "What exists is a copy of the model on each device of a mesh of one axis: "
@@ -80,7 +80,7 @@ def make_data_parallel(
     if process_count() > 1:
         # Keras would take a part of the batches of each data set, and refuse
         # all other data, before this package sees them.
-        keras_internals.take_whole_datasets(distribution)
+        compat.take_whole_datasets(distribution)
 
 
 def get_device_count(device_type: str | None = None) -> int:

@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import keras_internals
 from keras_conflux._compat.patching import patch_all
-from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._extensions.keras_distribution import compat
 from keras_conflux._extensions.keras_distribution import keras_distribution
+from keras_conflux._extensions.keras_distribution import private_names
 from keras_conflux._replication.strategy import ask_for_distribution
 from keras_conflux._replication.strategy import distribution_strategy
 
@@ -24,18 +24,21 @@ def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
 
 
 PATCHES = (
-    (Patched.OPTIMIZER_INIT, make_distributed),
-    (Patched.TRAINER_INIT, make_distributed),
-    (Patched.SET_DISTRIBUTION, keras_distribution.set_distribution),
-    (Patched.SET_DISTRIBUTION_INSIDE, keras_distribution.set_distribution),
-    (Patched.DATA_PARALLEL_INIT, keras_distribution.make_data_parallel),
+    (private_names.OPTIMIZER_INIT, make_distributed),
+    (private_names.TRAINER_INIT, make_distributed),
+    (private_names.SET_DISTRIBUTION, keras_distribution.set_distribution),
+    (
+        private_names.SET_DISTRIBUTION_INSIDE,
+        keras_distribution.set_distribution,
+    ),
+    (private_names.DATA_PARALLEL_INIT, keras_distribution.make_data_parallel),
 )
 
 
 def install() -> None:
     """Puts the replacements in place. Called once, at import."""
     ask_for_distribution(keras_distribution.active_devices)
-    keras_internals.provide_distribution(
+    compat.provide_distribution(
         keras_distribution.distribute_tensor,
         keras_distribution.get_device_count,
         keras_distribution.initialize,

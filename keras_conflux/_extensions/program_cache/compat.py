@@ -1,5 +1,6 @@
-"""Names of traced functions that are the same in each process.
+"""What the cache of programs needs of the insides of TensorFlow.
 
+Names of traced functions have to be the same in each process.
 TensorFlow ends the name of each function with a number that counts all that was
 traced before. XLA's cache on disk looks programs up by these names, so another
 function that is traced first would make it miss.
@@ -12,7 +13,9 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 _NAMES_OF_A_TRACE = 2**24
@@ -75,3 +78,9 @@ def _uid() -> int:
     numbers = _numbers.get()
     number = None if numbers is None else next(numbers, None)
     return _tensorflows_uid() if number is None else number
+
+
+def has_listed_devices() -> bool:
+    """Whether TensorFlow has looked for devices, and has read its flags."""
+    running: Any = context.context()
+    return running._physical_devices is not None

@@ -13,9 +13,15 @@ from tensorflow.python.data.ops import map_op
 from tensorflow.python.data.ops import prefetch_op
 from tensorflow.python.data.ops import repeat_op
 
-from keras_conflux._compat.captured_datasets import captured_datasets
-from keras_conflux._compat.captured_datasets import captures_any
-from keras_conflux._compat.captured_datasets import has_unknown_parts
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    captured_datasets,
+)
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    captures_any,
+)
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    has_unknown_parts,
+)
 
 
 def datasets_below(
