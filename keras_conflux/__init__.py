@@ -1,5 +1,6 @@
 """Keras 3 models on several devices, with the result of one."""
 
+from keras_conflux import _supported as _supported
 from keras_conflux._cluster.barriers import barrier
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import process_count
@@ -16,7 +17,6 @@ from keras_conflux._custom_loops.collectives import allgather
 from keras_conflux._custom_loops.collectives import allreduce
 from keras_conflux._custom_loops.collectives import broadcast
 from keras_conflux._custom_loops.collectives import reduce
-from keras_conflux._custom_loops.out_of_memory import skip_out_of_memory
 from keras_conflux._custom_loops.spmd import Replica
 from keras_conflux._custom_loops.spmd import replica
 from keras_conflux._custom_loops.spmd import withdevices
@@ -32,6 +32,12 @@ from keras_conflux._devices.device import devices
 from keras_conflux._devices.device import list_devices
 from keras_conflux._devices.visibility import claim
 from keras_conflux._extensions import installation as _installation
+from keras_conflux._extensions.diagnostics.diagnostics import Statistics
+from keras_conflux._extensions.diagnostics.diagnostics import assert_finite
+from keras_conflux._extensions.diagnostics.diagnostics import statistics
+from keras_conflux._extensions.out_of_memory.out_of_memory import (
+    skip_out_of_memory,
+)
 from keras_conflux._extensions.resume.checkpoint_files import Checkpoint
 from keras_conflux._extensions.resume.checkpoint_files import checkpoints
 from keras_conflux._extensions.resume.own_loops import load
@@ -40,9 +46,6 @@ from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.throughput.throughput import Throughput
 from keras_conflux._fit import keras_patches as _keras_patches
 from keras_conflux._replication.batch_norm import synchronize_batch_norm
-from keras_conflux._replication.diagnostics import Statistics
-from keras_conflux._replication.diagnostics import assert_finite
-from keras_conflux._replication.diagnostics import statistics
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replication import replicate
 from keras_conflux._replication.replication import unreplicate

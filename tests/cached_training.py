@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import keras_conflux as kc
 from keras_conflux._common import xla_flags
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import setup
 
 
@@ -90,7 +90,7 @@ def train(
 
 def main() -> None:
     """Prints a result for each argument."""
-    asked = tensorflow_internals.has_listed_devices()
+    asked = compat.has_listed_devices()
     assert not asked, "importing has asked TensorFlow for devices"
     logging.getLogger("keras_conflux").setLevel(logging.INFO)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -583,7 +583,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
     "words",
     [
         (),
-        *((name,) for name in ("run", "env", "check", "resume", "bench")),
+        *((name,) for name in ("run", "env", "check", "resume")),
     ],
 )
 def test_help_needs_no_tensorflow(words, without_tensorflow):

@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 import keras_conflux as kc
-from keras_conflux._cluster import slurm
+from keras_conflux._cluster import launchers
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.discovery import find_cluster
-from keras_conflux._cluster.node_lists import expand_counts
-from keras_conflux._cluster.node_lists import expand_nodes
+from keras_conflux._extensions.launchers import slurm
+from keras_conflux._extensions.launchers.node_lists import expand_counts
+from keras_conflux._extensions.launchers.node_lists import expand_nodes
 
 TWO = ["10.0.0.1:2222", "10.0.0.2:2222"]
 KERAS = {
@@ -127,6 +128,17 @@ def test_arguments(addresses):
 def test_no_launcher_means_one_process():
     assert of({}) is None
     assert find_cluster(["a:1"], environ={}) is None
+
+
+@pytest.mark.parametrize(
+    "asked", [{"environ": KERAS}, {"resolver": tf.distribute.cluster_resolver}]
+)
+def test_without_extensions_nobody_is_asked(monkeypatch, asked):
+    monkeypatch.setattr(launchers, "_launchers", [])
+    monkeypatch.setattr(launchers, "_resolvers", [])
+    with pytest.raises(kc.ClusterError, match=r"CONFLUX_EXTENSIONS=0.*index"):
+        find_cluster(**asked)
+    assert find_cluster(TWO, 1).index == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What the package knows of Keras and TensorFlow is listed, and compared."""
 
 import ast
+import importlib
 import pathlib
 import re
 import warnings
@@ -9,42 +10,61 @@ import keras
 import pytest
 
 import keras_conflux as kc
-from keras_conflux._compat import private_keras_names
-from keras_conflux._compat import private_tensorflow_names
+from keras_conflux import _supported
 from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
+from keras_conflux._extensions.keras_distribution import (
+    patches as keras_distribution,
+)
 from keras_conflux._extensions.kernels import patches as kernels
+from keras_conflux._extensions.kernels import private_names as kernels_names
 from keras_conflux._extensions.optimizers import patches as optimizers
-from keras_conflux._fit.keras_patches import PATCHES
+from keras_conflux._extensions.optimizers import (
+    private_names as optimizers_names,
+)
+from keras_conflux._extensions.resume import private_names as resume
+from keras_conflux._fit import keras_patches
 
 PACKAGE = pathlib.Path(kc.__file__).parent
-OUTSIDE = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "_compat"]
-LISTED = [
-    *private_keras_names.all_names(),
-    *private_tensorflow_names.all_names(),
-]
+LISTED = _supported.NAMES
+
+
+def may_know_private_names(path: pathlib.Path) -> bool:
+    """Whether a file is of `_compat`, or of what an extension has for that."""
+    if PACKAGE / "_extensions" in path.parents:
+        return path.parent.name == "compat" or path.stem in (
+            "compat",
+            "private_names",
+        )
+    return path.parent.name == "_compat"
+
+
+OUTSIDE = [p for p in PACKAGE.rglob("*.py") if not may_know_private_names(p)]
 
 
 def test_installed_versions_are_as_expected():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        versions.assert_supported()
+        versions.assert_supported(LISTED)
 
 
 def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     clip, finite = Patched.CLIP_GRADIENTS, Patched.CHECK_FINITE
+    (inputs,) = (x for x in resume.NAMES if x.attribute == "_inputs")
+    monkeypatch.delattr(inputs.owner, inputs.attribute)
     monkeypatch.delattr(clip.owner, clip.attribute)
     monkeypatch.setattr(
         finite.owner, finite.attribute, lambda self, grads, why: True
     )
     monkeypatch.setattr(keras, "__version__", "3.99.0")
     with pytest.raises(ImportError) as caught:
-        versions.assert_supported()
+        versions.assert_supported(LISTED)
     said = str(caught.value)
     assert "Keras 3.99.0" in said
     assert f"`{clip.path}` is missing" in said
+    assert f"`{inputs.path}` is missing" in said  # an extension's
     assert f"`{finite.path}` takes (self, grads, why), not (self, " in said
     assert "Keras 3.14 to 3.15 and TensorFlow 2.20 to 2.21" in said
     assert "pip install 'keras>=3.14,<3.16' 'tensorflow>=2.20,<2.22'" in said
@@ -67,14 +87,14 @@ def test_a_version_beyond_those_tested_warns_once(library, monkeypatch):
     monkeypatch.setattr(versions, f"TESTED_{library}", ((1, 0), (1, 9)))
     message = rf"(?i){library} 1\.0 to 1\.9.*{re.escape(keras.__version__)}"
     with pytest.warns(kc.ConfluxWarning, match=message) as caught:
-        versions.assert_supported()
+        versions.assert_supported(LISTED)
     assert len(caught) == 1
 
 
 def test_a_patch_release_does_not_warn(monkeypatch):
     minor = keras.__version__.rpartition(".")[0]
     monkeypatch.setattr(keras, "__version__", f"{minor}.99")
-    versions.assert_supported()
+    versions.assert_supported(LISTED)
 
 
 def test_the_range_is_that_of_the_installation():
@@ -86,14 +106,25 @@ def test_the_range_is_that_of_the_installation():
 
 
 def test_each_patch_point_is_patched_once():
-    listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
-    tables = [PATCHES, kernels.PATCHES, optimizers.PATCHES]
     found = set()
-    for table in tables:
-        points = [point for point, _ in table]
+    for each in (keras_patches, kernels, keras_distribution, optimizers):
+        points = [point for point, _ in each.PATCHES]
         assert len(points) == len(set(points))
         found |= set(points)
-    assert found == set(listed)
+    listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
+    assert found >= set(listed)
+    assert found <= set(LISTED)
+
+
+def test_each_extension_lists_what_it_needs():
+    for path in (PACKAGE / "_extensions").glob("*/compat*"):
+        module = f"keras_conflux._extensions.{path.parent.name}.private_names"
+        assert set(importlib.import_module(module).NAMES) <= set(LISTED)
+
+
+def test_no_name_of_speed_is_in_the_table_of_the_core():
+    points = {point for point, _ in keras_patches.PATCHES}
+    assert not points & {*kernels_names.NAMES, *optimizers_names.NAMES}
 
 
 def names_and_strings(path: pathlib.Path) -> set[str]:
@@ -107,7 +138,7 @@ def names_and_strings(path: pathlib.Path) -> set[str]:
     return found
 
 
-def test_listed_private_names_stand_in_one_folder_only():
+def test_listed_private_names_stand_where_they_are_listed():
     private = {
         name
         for each in LISTED
@@ -137,7 +168,7 @@ def test_private_names_that_are_read_are_this_packages_own():
                 assert not private or node.attr in defined, (path, node.attr)
 
 
-def test_private_modules_are_imported_in_one_folder_only():
+def test_private_modules_are_imported_there_only():
     for path in OUTSIDE:
         source = path.read_text()
         for module in ("keras.src", "tensorflow.python", "tensorflow.compiler"):

@@ -1,5 +1,6 @@
 """The examples, run as a user runs them."""
 
+import json
 import os
 import pathlib
 import re
@@ -86,3 +87,13 @@ def test_processes_train_as_one_does():
     assert ON_GPU or len({accuracy for *_, accuracy, _ in found}) == 1
     losses = [float(loss) for *_, loss in found]
     assert losses == pytest.approx(losses[:1] * 4, rel=1e-2 if ON_GPU else 1e-5)
+
+
+def test_the_benchmarks_measure(tmp_path):
+    asked = "--devices 2 --how conflux --steps 2 --kib --json --out"
+    printed = printed_by(
+        *("-m", "examples.benchmarks", *asked.split(), str(tmp_path))
+    )
+    (run,) = json.loads(printed)["training"]
+    assert (run["how"], run["devices"]) == ("conflux", 2)
+    assert run["ms_a_step"][0] > 0

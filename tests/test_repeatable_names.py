@@ -4,7 +4,7 @@ import threading
 
 from tensorflow.python.framework import ops
 
-from keras_conflux._compat.repeatable_names import repeatable_names
+from keras_conflux._extensions.program_cache.compat import repeatable_names
 
 
 def names(program: str) -> list[int]:
@@ -34,7 +34,7 @@ def test_other_threads_have_names_of_tensorflow():
 
 def test_more_names_than_are_set_apart_are_tensorflows(monkeypatch):
     monkeypatch.setattr(
-        "keras_conflux._compat.repeatable_names._NAMES_OF_A_TRACE", 2
+        "keras_conflux._extensions.program_cache.compat._NAMES_OF_A_TRACE", 2
     )
     one, two, three = names("d")
     assert two == one + 1

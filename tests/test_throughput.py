@@ -18,7 +18,7 @@ from models import regression
 from test_callbacks import scalars
 
 import keras_conflux as kc
-from keras_conflux._fit import slow_input
+from keras_conflux._extensions.throughput import slow_input
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.epoch_iterator import StepGroups

@@ -9,7 +9,7 @@ from keras import optimizers
 from keras.optimizers import schedules
 
 import keras_conflux as kc
-from keras_conflux._compat import keras_models
+from keras_conflux._extensions.optimizers import compat
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 6)).astype("float32")
@@ -98,7 +98,7 @@ def test_weights_decay_as_keras_decays_them(monkeypatch, name):
     found = trained(make, devices=1)
     for one, other in zip(trained(make), found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-7)
-    monkeypatch.setattr(keras_models, "decays_at_one_rate", lambda _: False)
+    monkeypatch.setattr(compat, "decays_at_one_rate", lambda _: False)
     expected = trained(make, devices=1)
     keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
 

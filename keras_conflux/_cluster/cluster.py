@@ -57,6 +57,11 @@ class Cluster:
                 )
 
 
+def separated(addresses: str) -> list[str]:
+    """Returns the addresses of a text in which commas separate them."""
+    return [each.strip() for each in addresses.split(",")]
+
+
 def split_address(address: str, source: str) -> tuple[str, int]:
     """Returns the host and the port of an address.
 

@@ -52,7 +52,8 @@ def initialize(
             end, so process 0 is ended, with a traceback, 5 s later.
 
     Raises:
-        ClusterError: If what names the processes is wrong or incomplete.
+        ClusterError: If what names the processes is wrong or incomplete, or
+            nothing is asked for them, with `CONFLUX_EXTENSIONS=0`.
         ProcessError: If the others do not come in time or were told of another
             number of processes, if the port is in use, or if TensorFlow has
             started already.
@@ -95,7 +96,7 @@ def join_others(environ: Mapping[str, str]) -> None:
     Raises:
         ProcessError: If TensorFlow has started already.
     """
-    if processes.source() is None:
+    if environ and processes.source() is None:
         _join(
             find_cluster(environ=environ),
             processes.DEFAULT_HEARTBEAT_SECONDS,

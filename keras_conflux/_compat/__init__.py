@@ -1,6 +1,5 @@
-"""All that the package knows of the insides of Keras and TensorFlow."""
+"""All that the core knows of the insides of Keras and TensorFlow."""
 
 from keras_conflux._compat import versions
 
 versions.assert_installed()
-versions.assert_supported()

@@ -76,12 +76,6 @@ def replica_of(error: tf.errors.OpError) -> int:
     return int(match[1]) if match else 0
 
 
-def memory_reason(error: tf.errors.ResourceExhaustedError) -> str:
-    """Returns what TensorFlow says of the tensor that had no memory."""
-    said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
-    return said[0].rstrip(".") if said else str(error).splitlines()[-1]
-
-
 def is_untraceable_by_shapes(error: Exception) -> bool:
     """Whether Keras cannot build a model from shapes alone.
 

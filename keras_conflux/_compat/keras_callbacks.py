@@ -1,7 +1,5 @@
 """What Keras keeps private of its callbacks."""
 
-from typing import Any
-
 import keras
 
 
@@ -9,19 +7,3 @@ def tensorboard_needs_batches(callback: keras.callbacks.TensorBoard) -> bool:
     """Whether a TensorBoard callback writes or profiles single batches."""
     # `profile_batch` is kept as the first batch to profile.
     return callback.update_freq != "epoch" or callback._start_batch > 0
-
-
-def set_monitor(callback: Any) -> None:
-    """Makes a callback decide what is better, as at its first epoch's end."""
-    callback._set_monitor_op()
-
-
-def flush_tensorboard(callback: keras.callbacks.TensorBoard) -> None:
-    """Sees to it that what a TensorBoard callback has written is in files."""
-    for writer in callback._writers.values():
-        writer.flush()
-
-
-def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
-    """Waits for what callbacks do in other threads."""
-    callbacks._flush_futures()

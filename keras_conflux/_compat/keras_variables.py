@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
@@ -85,10 +84,3 @@ def global_seed_generator() -> keras.random.SeedGenerator:
     generator = seed_generator.global_seed_generator()
     random.setstate(before)
     return generator
-
-
-def present_global_seed() -> keras.Variable | None:
-    """Returns the seed behind `keras.random`, if this thread has used it."""
-    name = seed_generator.GLOBAL_SEED_GENERATOR
-    generator = global_state.get_global_attribute(name)
-    return None if generator is None else generator.state

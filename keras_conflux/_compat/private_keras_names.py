@@ -1,4 +1,4 @@
-"""Every name inside of Keras that the package replaces or reads.
+"""Every name inside of Keras that the core replaces or reads.
 
 Read in Keras 3.14.0 and 3.15.1, where all parameters are the same, and in what
 will be 3.16. The first table has the patch points: methods that get a second
@@ -10,35 +10,31 @@ import keras
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
 
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-_TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 _LOSS_SCALE = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _VARIABLE = "keras.src.backend.common.variables:Variable"
 _TF_ITERATOR = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _METRICS = "keras.src.metrics.reduction_metrics:"
 _LOSS = "keras.src.losses.loss:"
 _RANDOM = "keras.src.backend.tensorflow.random:"
-_DISTRIBUTION = "keras.src.distribution.distribution_lib:"
 
 if numbers(keras.__version__) >= (3, 16):
     _TRAINER = "keras.src.trainers.trainer:BaseTrainer"
-    _TF_TRAINER = "keras.src.backend.tensorflow.trainer:Trainer"
-    _TF_OPS = "keras.src.backend.tensorflow.ops"
+    TF_TRAINER = "keras.src.backend.tensorflow.trainer:Trainer"
+    TF_OPS = "keras.src.backend.tensorflow.ops"
 else:
     _TRAINER = "keras.src.trainers.trainer:Trainer"
-    _TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
-    _TF_OPS = "keras.src.backend.tensorflow"
-_KNOWS_PROCESSES = (
-    "Distribution" if numbers(keras.__version__) >= (3, 15) else "DataParallel"
-)
-_TF_VARIABLE = f"{_TF_OPS}.core:Variable"
+    TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+    TF_OPS = "keras.src.backend.tensorflow"
+_TF_VARIABLE = f"{TF_OPS}.core:Variable"
 
 
 class Patched:
     """The methods and functions that are replaced, with their parameters."""
 
     OPTIMIZER_APPLY = PrivateName(
-        f"{_OPTIMIZER}.apply", "self, grads, trainable_variables"
+        f"{OPTIMIZER}.apply", "self, grads, trainable_variables"
     )
     LOSS_SCALE_APPLY = PrivateName(
         f"{_LOSS_SCALE}.apply", "self, grads, trainable_variables"
@@ -49,38 +45,24 @@ class Patched:
         since=(3, 15),
     )
     LOSS_SCALE_BUILD = PrivateName(f"{_LOSS_SCALE}.build", "self, var_list")
-    OPTIMIZER_SCALE_LOSS = PrivateName(f"{_OPTIMIZER}.scale_loss", "self, loss")
+    OPTIMIZER_SCALE_LOSS = PrivateName(f"{OPTIMIZER}.scale_loss", "self, loss")
     LOSS_SCALE_SCALE_LOSS = PrivateName(
         f"{_LOSS_SCALE}.scale_loss", "self, loss"
     )
-    CLIP_GRADIENTS = PrivateName(f"{_OPTIMIZER}._clip_gradients", "self, grads")
+    CLIP_GRADIENTS = PrivateName(f"{OPTIMIZER}._clip_gradients", "self, grads")
     CHECK_FINITE = PrivateName(f"{_LOSS_SCALE}.check_finite", "self, grads")
     SUM_GRADIENTS = PrivateName(
-        f"{_TF_OPTIMIZER}._all_reduce_sum_gradients", "self, grads_and_vars"
+        f"{TF_OPTIMIZER}._all_reduce_sum_gradients", "self, grads_and_vars"
     )
     ADD_OPTIMIZER_VARIABLE = PrivateName(
-        f"{_TF_OPTIMIZER}.add_variable_from_reference",
+        f"{TF_OPTIMIZER}.add_variable_from_reference",
         "self, reference_variable, name, initializer",
     )
-    VARIABLE_KEY = PrivateName(f"{_TF_OPTIMIZER}._var_key", "self, variable")
-    DECAY_WEIGHTS = PrivateName(
-        f"{_TF_OPTIMIZER}._apply_weight_decay", "self, variables"
-    )
-    UPDATE_VARIABLES = PrivateName(
-        f"{_TF_OPTIMIZER}._distributed_tf_update_step",
-        "self, distribution, grads_and_vars, learning_rate",
-    )
-    OPTIMIZER_ASSIGN = PrivateName(
-        f"{_TF_OPTIMIZER}.assign", "self, variable, value"
-    )
     OPTIMIZER_ASSIGN_ADD = PrivateName(
-        f"{_TF_OPTIMIZER}.assign_add", "self, variable, value"
+        f"{TF_OPTIMIZER}.assign_add", "self, variable, value"
     )
     OPTIMIZER_ASSIGN_SUB = PrivateName(
-        f"{_TF_OPTIMIZER}.assign_sub", "self, variable, value"
-    )
-    OPTIMIZER_INIT = PrivateName(
-        f"{_TF_OPTIMIZER}.__init__", "self, args, kwargs"
+        f"{TF_OPTIMIZER}.assign_sub", "self, variable, value"
     )
     SCALE_LOSS = PrivateName(f"{_LOSS}scale_loss_for_distribution", "value")
     UNSCALE_LOSS = PrivateName(f"{_LOSS}unscale_loss_for_distribution", "value")
@@ -101,21 +83,8 @@ class Patched:
     )
     VARIABLE_HANDLE = PrivateName(f"{_TF_VARIABLE}.handle", None, ("handle",))
     SYNCHRONIZED_MOMENTS = PrivateName(
-        f"{_TF_OPS}.nn:_compute_moments_sync",
+        f"{TF_OPS}.nn:_compute_moments_sync",
         "x, axes, keepdims",
-    )
-    ATTENTION = PrivateName(
-        f"{_TF_OPS}.nn:dot_product_attention",
-        "query, key, value, bias, mask, scale, is_causal, flash_attention, "
-        "attn_logits_soft_cap",
-    )
-    GELU = PrivateName(f"{_TF_OPS}.nn:gelu", "x, approximate")
-    EINSUM = PrivateName(
-        f"{_TF_OPS}.numpy:einsum", "subscripts, operands, kwargs"
-    )
-    EINSUM_DENSE_CALL = PrivateName(
-        "keras.src.layers.core.einsum_dense:EinsumDense.call",
-        "self, inputs, training",
     )
     MEAN_UPDATE = PrivateName(
         f"{_METRICS}Mean.update_state", "self, values, sample_weight"
@@ -155,10 +124,9 @@ class Patched:
     RESOLVE_AUTO_JIT = PrivateName(
         f"{_TRAINER}._resolve_auto_jit_compile", "self"
     )
-    TRAINER_INIT = PrivateName(f"{_TF_TRAINER}.__init__", "self")
-    TRAIN_STEP = PrivateName(f"{_TF_TRAINER}.train_step", "self, data")
+    TRAIN_STEP = PrivateName(f"{TF_TRAINER}.train_step", "self, data")
     ADDITIONAL_LOSS = PrivateName(
-        f"{_TF_TRAINER}._aggregate_additional_loss", "self, loss"
+        f"{TF_TRAINER}._aggregate_additional_loss", "self, loss"
     )
     LAYER_CALL = PrivateName(
         "keras.src.layers.layer:Layer.__call__", "self, args, kwargs"
@@ -172,34 +140,34 @@ class Patched:
         ("_reduction_axes",),
     )
     MAKE_TRAIN_FUNCTION = PrivateName(
-        f"{_TF_TRAINER}.make_train_function",
+        f"{TF_TRAINER}.make_train_function",
         "self, force",
         ("train_function", "_make_function"),
     )
     MAKE_TEST_FUNCTION = PrivateName(
-        f"{_TF_TRAINER}.make_test_function",
+        f"{TF_TRAINER}.make_test_function",
         "self, force",
         ("test_function", "_make_function"),
     )
     MAKE_PREDICT_FUNCTION = PrivateName(
-        f"{_TF_TRAINER}.make_predict_function",
+        f"{TF_TRAINER}.make_predict_function",
         "self, force",
         ("predict_function",),
     )
     MAKE_FUNCTION = PrivateName(
-        f"{_TF_TRAINER}._make_function", "self, step_function"
+        f"{TF_TRAINER}._make_function", "self, step_function"
     )
     SYMBOLIC_BUILD = PrivateName(
-        f"{_TF_TRAINER}._maybe_symbolic_build", "self, iterator, data_batch"
+        f"{TF_TRAINER}._maybe_symbolic_build", "self, iterator, data_batch"
     )
     FIT = PrivateName(
-        f"{_TF_TRAINER}.fit", None, ("callbacks", "TFEpochIterator")
+        f"{TF_TRAINER}.fit", None, ("callbacks", "TFEpochIterator")
     )
     EVALUATE = PrivateName(
-        f"{_TF_TRAINER}.evaluate", None, ("callbacks", "TFEpochIterator")
+        f"{TF_TRAINER}.evaluate", None, ("callbacks", "TFEpochIterator")
     )
     PREDICT = PrivateName(
-        f"{_TF_TRAINER}.predict", None, ("callbacks", "TFEpochIterator")
+        f"{TF_TRAINER}.predict", None, ("callbacks", "TFEpochIterator")
     )
     SAVE = PrivateName(
         "keras.src.models.model:Model.save",
@@ -238,32 +206,16 @@ class Patched:
         ("steps_per_execution",),
     )
     CATCH_END = PrivateName(f"{_TF_ITERATOR}.catch_stop_iteration", "self")
-    # Keras exports a second reference to this function.
-    SET_DISTRIBUTION = PrivateName(
-        "keras.distribution:set_distribution", "value"
-    )
-    SET_DISTRIBUTION_INSIDE = PrivateName(
-        f"{_DISTRIBUTION}set_distribution", "value"
-    )
-    DATA_PARALLEL_INIT = PrivateName(
-        f"{_DISTRIBUTION}DataParallel.__init__",
-        "self, device_mesh, devices, auto_shard_dataset",
-    )
 
 
 READ = (
     PrivateName("keras.src.utils.rng_utils:get_random_seed", ""),
-    PrivateName(
-        f"{_DISTRIBUTION}{_KNOWS_PROCESSES}.__init__",
-        None,
-        ("_is_multi_process",),
-    ),
     PrivateName(f"{_TF_VARIABLE}._map_aggregation", "self, aggregation"),
     PrivateName(
         f"{_TF_VARIABLE}._map_synchronization", "self, synchronization"
     ),
     PrivateName(
-        f"{_OPTIMIZER}.build",
+        f"{OPTIMIZER}.build",
         None,
         (
             "_accumulated_gradients",
@@ -271,17 +223,10 @@ READ = (
             "_trainable_variables",
         ),
     ),
-    PrivateName(f"{_OPTIMIZER}._get_variable_index", "self, variable"),
-    PrivateName(f"{_OPTIMIZER}._use_weight_decay", "self, variable"),
+    PrivateName(f"{TF_OPTIMIZER}.__init__", None, ("_distribution_strategy",)),
+    PrivateName(f"{TF_TRAINER}.__init__", None, ("_distribute_strategy",)),
     PrivateName(
-        "keras.src.backend.common.stateless_scope:StatelessScope.__enter__",
-        "self",
-        ("set_global_attribute",),
-    ),
-    PrivateName(f"{_TF_OPTIMIZER}.__init__", None, ("_distribution_strategy",)),
-    PrivateName(f"{_TF_TRAINER}.__init__", None, ("_distribute_strategy",)),
-    PrivateName(
-        f"{_TF_TRAINER}._symbolic_build",
+        f"{TF_TRAINER}._symbolic_build",
         "self, iterator, data_batch",
         ("_compile_loss", "_compile_metrics"),
     ),
@@ -312,36 +257,6 @@ READ = (
     ),
     PrivateName("keras.callbacks:TensorBoard.__init__", None, ("update_freq",)),
     PrivateName(
-        "keras.callbacks:TensorBoard._close_writers", "self", ("_writers",)
-    ),
-    PrivateName("keras.callbacks:CallbackList._flush_futures", "self"),
-    PrivateName(
-        "keras.callbacks:EarlyStopping._set_monitor_op",
-        "self",
-        ("monitor_op", "min_delta"),
-    ),
-    PrivateName(
-        "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
-        "self",
-        ("_get_iterator", "_steps_seen", "_current_iterator", "_num_batches"),
-    ),
-    PrivateName(
-        "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.__init__",
-        None,
-        ("py_dataset",),
-    ),
-    PrivateName(
-        "keras.src.saving.saving_lib:_save_state",
-        "saveable, weights_store, assets_store, inner_path, visited_saveables",
-    ),
-    PrivateName(
-        "keras.src.saving.saving_lib:H5IOStore.__init__",
-        "self, path_or_io, archive, mode",
-    ),
-    PrivateName(
-        "keras.src.saving.saving_lib:H5IOStore.make", "self, path, metadata"
-    ),
-    PrivateName(
         "keras.callbacks:TensorBoard._init_profile_batch",
         None,
         ("_start_batch",),
@@ -366,14 +281,13 @@ READ = (
         "keras.src.backend.common.global_state:set_global_attribute",
         "name, value",
     ),
-    PrivateName("keras.src.backend.tensorflow.distribution_lib:"),
     PrivateName("keras.src.backend.common.masking:get_keras_mask", "x"),
     PrivateName("keras.src.backend.common.masking:set_keras_mask", "x, mask"),
 )
 """What is read or called, and where attributes without a class are set."""
 
-
-def all_names() -> list[PrivateName]:
-    """Returns all names, of both tables."""
-    patched = vars(Patched).values()
-    return [*(x for x in patched if isinstance(x, PrivateName)), *READ]
+NAMES = (
+    *(x for x in vars(Patched).values() if isinstance(x, PrivateName)),
+    *READ,
+)
+"""All of them."""

@@ -28,6 +28,11 @@ class PrivateName:
         return self.since is None or version >= self.since
 
     @property
+    def library(self) -> str:
+        """`"keras"` or `"tensorflow"`."""
+        return re.split("[:.]", self.path)[0]
+
+    @property
     def owner(self) -> Any:
         """The class or module that has it."""
         module, _, inside = self.path.partition(":")

@@ -1,4 +1,4 @@
-"""Every name inside of TensorFlow that the package overrides or reads.
+"""Every name inside of TensorFlow that the core overrides or reads.
 
 Read in TensorFlow 2.20.0 and 2.21.0.
 """
@@ -8,7 +8,7 @@ from keras_conflux._compat.private_names import PrivateName
 _DATA = "tensorflow.python.data.ops"
 _DISTRIBUTE = "tensorflow.python.distribute"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
-_CONTEXT = "tensorflow.python.eager.context:Context"
+CONTEXT = "tensorflow.python.eager.context:Context"
 _CALL_OPTIONS = "tensorflow.python.eager.context:FunctionCallOptions"
 _GRAPH = "tensorflow.python.framework.func_graph:FuncGraph"
 _FUNCTION = (
@@ -18,10 +18,6 @@ _ORDER = (
     "tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies"
 )
 _CONTROL_FLOW = "tensorflow.python.ops.control_flow_v2_func_graphs"
-_STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
-
-MODULE_CALLS = (2, 21)
-"""The first version whose names for calls of StableHLO modules were read."""
 
 OVERRIDDEN = (
     PrivateName(
@@ -97,7 +93,6 @@ LOOP = PrivateName(
 FUNCTION_CALL = PrivateName(
     f"{_FUNCTION}.__call__", None, ("_omit_frequent_tracing_warning",)
 )
-UID = PrivateName("tensorflow.python.framework.ops:uid", "")
 PATCHED = (
     TAPE_GRADIENT,
     TAPE_JACOBIAN,
@@ -111,11 +106,13 @@ PATCHED = (
     INDEXED_CASE,
     LOOP,
     FUNCTION_CALL,
-    UID,
 )
 """What is replaced."""
 
 READ = (
+    PrivateName(
+        "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
+    ),
     PrivateName(
         "tensorflow.python.framework.ops:Operation._update_input",
         "self, index, tensor",
@@ -184,7 +181,7 @@ READ = (
         ("_initialized",),
     ),
     PrivateName("tensorflow.python.eager.context:Context.config"),
-    PrivateName(f"{_CONTEXT}.function_call_options"),
+    PrivateName(f"{CONTEXT}.function_call_options"),
     PrivateName(
         f"{_CALL_OPTIONS}.__init__",
         "self, executor_type, config_proto",
@@ -192,32 +189,26 @@ READ = (
     PrivateName(f"{_CALL_OPTIONS}.config_proto_serialized"),
     PrivateName(f"{_CALL_OPTIONS}.executor_type"),
     PrivateName(
-        f"{_CONTEXT}._initialize_physical_devices",
-        "self, reinitialize",
-        ("_physical_devices",),
-    ),
-    PrivateName(
         "tensorflow.python.framework.config:is_op_determinism_enabled", ""
     ),
-    PrivateName(f"{_CONTEXT}._set_global_seed", "self, seed", ("_rng",)),
     PrivateName(
-        f"{_CONTEXT}.configure_collective_ops",
+        f"{CONTEXT}.configure_collective_ops",
         "self, collective_leader, scoped_allocator_enabled_ops, "
         "use_nccl_communication, device_filters",
     ),
     PrivateName(
-        f"{_CONTEXT}.configure_coordination_service",
+        f"{CONTEXT}.configure_coordination_service",
         "self, service_type, service_leader, enable_health_check, "
         "cluster_register_timeout_in_ms, heartbeat_timeout_in_ms, "
         "shutdown_barrier_timeout_in_ms, coordinated_jobs, "
         "allow_new_incarnation_to_reconnect",
     ),
-    PrivateName(f"{_CONTEXT}.enable_collective_ops", "self, server_def"),
-    PrivateName(f"{_CONTEXT}.set_config_key_value", "self, key, value"),
-    PrivateName(f"{_CONTEXT}.get_config_key_value", "self, key, timeout_in_ms"),
-    PrivateName(f"{_CONTEXT}.get_task_states", "self, job_configs"),
+    PrivateName(f"{CONTEXT}.enable_collective_ops", "self, server_def"),
+    PrivateName(f"{CONTEXT}.set_config_key_value", "self, key, value"),
+    PrivateName(f"{CONTEXT}.get_config_key_value", "self, key, timeout_in_ms"),
+    PrivateName(f"{CONTEXT}.get_task_states", "self, job_configs"),
     PrivateName(
-        f"{_CONTEXT}.report_error_to_cluster",
+        f"{CONTEXT}.report_error_to_cluster",
         "self, error_code, error_message",
     ),
     PrivateName(
@@ -270,34 +261,10 @@ READ = (
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_all_reduce",
         "input, group_assignment, reduce_op, mode, name",
     ),
-    PrivateName(
-        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_call_module",
-        "args, version, module, Sout, Tout, dim_args_spec, platforms, "
-        "function_list, has_token_input_output, disabled_checks, "
-        "use_shardy_partitioner, name",
-        since=MODULE_CALLS,
-    ),
-    PrivateName(
-        f"{_STABLEHLO}:serialize_portable_artifact_str", since=MODULE_CALLS
-    ),
-    PrivateName(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
-    PrivateName(
-        "tensorflow.python.eager.forwardprop_util:TangentInfo.__new__",
-        None,
-        ("tangents",),
-    ),
     PrivateName("tensorflow.python.framework.ops:get_gradient_function", "op"),
     PrivateName(
         "tensorflow.python.ops.handle_data_util:copy_handle_data",
         "source_t, target_t",
-    ),
-    PrivateName(
-        "tensorflow.python.eager.forwardprop_util:pack_tangents",
-        "tensors",
-        ("TangentInfo",),
-    ),
-    PrivateName(
-        "tensorflow.python.eager.record:should_record_backprop", "tensors"
     ),
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
@@ -327,37 +294,14 @@ READ = (
         "AtomicFunction.graph",
     ),
     PrivateName(
-        "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
-    ),
-    PrivateName(
         "tensorflow.python.data.util.structure:from_compatible_tensor_list",
         "element_spec, tensor_list",
     ),
-    PrivateName("tensorflow:data.Dataset._inputs", "self"),
-    PrivateName("tensorflow:data.Dataset._functions", "self"),
-    PrivateName("tensorflow:data.Dataset._variant_tensor"),
-    PrivateName(
-        f"{_DATA}.structured_function:StructuredFunctionWrapper.__init__",
-        None,
-        ("_func",),
-    ),
-    PrivateName(f"{_DATA}.batch_op:_BatchDataset"),
-    PrivateName(f"{_DATA}.batch_op:_ParallelBatchDataset"),
-    PrivateName(
-        f"{_DATA}.cache_op:CacheDataset.__init__", None, ("_filename",)
-    ),
-    PrivateName(f"{_DATA}.concatenate_op:_ConcatenateDataset"),
-    PrivateName(f"{_DATA}.dataset_ops:_OptionsDataset"),
-    PrivateName(f"{_DATA}.filter_op:_FilterDataset"),
     PrivateName(
         f"{_DATA}.iterator_ops:OwnedIterator.__init__",
         None,
         ("_flat_output_types", "_flat_output_shapes", "_iterator_resource"),
     ),
-    PrivateName(f"{_DATA}.map_op:_MapDataset"),
-    PrivateName(f"{_DATA}.map_op:_ParallelMapDataset"),
-    PrivateName(f"{_DATA}.prefetch_op:_PrefetchDataset"),
-    PrivateName(f"{_DATA}.repeat_op:_RepeatDataset"),
     PrivateName(
         f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__",
         None,
@@ -366,7 +310,5 @@ READ = (
 )
 """What is read or called, and where attributes without a class are set."""
 
-
-def all_names() -> list[PrivateName]:
-    """Returns all names, of both tables."""
-    return [*PATCHED, *OVERRIDDEN, *READ]
+NAMES = (*PATCHED, *OVERRIDDEN, *READ)
+"""All of them."""

@@ -18,12 +18,6 @@ def has_started() -> bool:
     return running._initialized
 
 
-def has_listed_devices() -> bool:
-    """Whether TensorFlow has looked for devices, and has read its flags."""
-    running: Any = context.context()
-    return running._physical_devices is not None
-
-
 @functools.cache
 def memory_of(device: str) -> int:
     """Returns how many bytes TensorFlow may take of a device's memory."""
@@ -76,19 +70,3 @@ def copy_that_is_read(variable: Any) -> tf.Variable:
     the first.
     """
     return variable._get_on_device_or_primary()
-
-
-def eager_seed_state() -> Any:
-    """Returns where the generator stands that seeds eager random operations.
-
-    `None` if TensorFlow was given no seed.
-    """
-    generator = getattr(context.context(), "_rng", None)
-    return None if generator is None else generator.getstate()
-
-
-def set_eager_seed_state(saved: Any) -> None:
-    """Puts that generator where it stood, if TensorFlow was given a seed."""
-    generator = getattr(context.context(), "_rng", None)
-    if saved is not None and generator is not None:
-        generator.setstate(saved)

@@ -7,14 +7,11 @@ import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
-from tensorflow.python.eager import forwardprop_util
-from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from tensorflow.python.ops import script_ops
@@ -227,16 +224,6 @@ def with_this_threads_summaries(fn: Callable) -> Callable:
         return fn()
 
     return run
-
-
-def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a gradient tape records what is computed of one of these."""
-    return record.should_record_backprop(tensors)
-
-
-def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a `tf.autodiff.ForwardAccumulator` follows one of these."""
-    return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
 
 
 def inlined(function: Callable) -> Callable:

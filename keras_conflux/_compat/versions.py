@@ -1,8 +1,10 @@
 """Says what to install or set when the package cannot work as imported."""
 
 import importlib.util
+from collections.abc import Iterable
 
 from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
 
 TESTED_KERAS = (3, 14), (3, 15)
@@ -33,10 +35,13 @@ def assert_installed() -> None:
         )
 
 
-def assert_supported() -> None:
+def assert_supported(names: Iterable[PrivateName]) -> None:
     """Compares the insides of Keras and TensorFlow with what is expected.
 
     A version beyond those that are tested is warned about once.
+
+    Args:
+        names: All that the package replaces or reads.
 
     Raises:
         ImportError: If a private name is missing or has changed, with all of
@@ -46,14 +51,15 @@ def assert_supported() -> None:
     import tensorflow as tf
 
     from keras_conflux._common.user_warnings import warn
-    from keras_conflux._compat import private_keras_names
-    from keras_conflux._compat import private_tensorflow_names
 
-    found_keras = numbers(keras.__version__)
-    found_tensorflow = numbers(tf.__version__)
+    versions = {
+        "keras": numbers(keras.__version__),
+        "tensorflow": numbers(tf.__version__),
+    }
     wrong = [
-        *problems(private_keras_names.all_names(), found_keras),
-        *problems(private_tensorflow_names.all_names(), found_tensorflow),
+        problem
+        for name in names
+        for problem in problems([name], versions[name.library])
     ]
     if wrong:
         raise ImportError(

@@ -23,7 +23,9 @@ _Instance = TypeVar("_Instance", contravariant=True)
 _Others = ParamSpec("_Others")
 
 
-class _PerDeviceCall(Protocol[P, R_co]):
+class PerDeviceCall(Protocol[P, R_co]):
+    """A function of parameters `P` as it can be called."""
+
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
@@ -36,7 +38,7 @@ class _PerDeviceCall(Protocol[P, R_co]):
     ) -> R_co: ...
 
 
-class PerDeviceFunction(_PerDeviceCall[P, R_co], Protocol[P, R_co]):
+class PerDeviceFunction(PerDeviceCall[P, R_co], Protocol[P, R_co]):
     """A function of parameters `P`, or a method, that runs on every device."""
 
     def __get__(
@@ -46,24 +48,9 @@ class PerDeviceFunction(_PerDeviceCall[P, R_co], Protocol[P, R_co]):
     ) -> "PerDeviceFunction[_Others, R_co]": ...
 
 
-class SkippingFunction(_PerDeviceCall[P, R_co], Protocol[P, R_co]):
-    """A function of parameters `P` that runs on every device, or is skipped."""
-
-    skipped: int
-    """How many calls were skipped, and returned `None`."""
-
-
 class Decorator(Protocol):
     """What `withdevices` returns if it is given options only."""
 
     def __call__(
         self, fn: Callable[P, R], /
     ) -> PerDeviceFunction[P, Replicas[R]]: ...
-
-
-class SkippingDecorator(Protocol):
-    """What `skip_out_of_memory` returns if it is given options only."""
-
-    def __call__(
-        self, fn: Callable[P, R], /
-    ) -> SkippingFunction[P, Replicas[R] | None]: ...

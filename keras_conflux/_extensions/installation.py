@@ -3,11 +3,16 @@
 import os
 
 from keras_conflux._common import xla_flags
+from keras_conflux._extensions.keras_distribution import (
+    patches as keras_distribution,
+)
 from keras_conflux._extensions.kernels import patches as kernels
+from keras_conflux._extensions.launchers import order as launchers
 from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._extensions.program_cache import cached_program
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.resume import fit as resume
+from keras_conflux._extensions.throughput import slow_input
 
 VARIABLE = "CONFLUX_EXTENSIONS"
 """An environment variable, which is 0 to do without them."""
@@ -26,4 +31,7 @@ def install(version: str) -> None:
     cached_program.install()
     kernels.install()
     optimizers.install()
+    launchers.install()
+    keras_distribution.install()
+    slow_input.install()
     resume.install()

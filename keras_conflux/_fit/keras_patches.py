@@ -6,7 +6,6 @@ before unless a replicated model, or a replica, is concerned.
 
 import functools
 
-from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
@@ -32,7 +31,6 @@ from keras_conflux._fit.numerics import optimizer_writes
 from keras_conflux._fit.numerics import random_draws
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
-from keras_conflux._replication import keras_distribution
 
 PATCHES = (
     # Optimizers.
@@ -49,7 +47,6 @@ PATCHES = (
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
     (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.add),
     (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.add),
-    (Patched.OPTIMIZER_INIT, variables.make_distributed),
     # Losses and metrics.
     (Patched.SCALE_LOSS, losses.scale),
     (Patched.UNSCALE_LOSS, losses.scale),
@@ -83,7 +80,6 @@ PATCHES = (
     (Patched.DROPOUT, random_draws.dropout),
     (Patched.SHUFFLE, random_draws.shuffle),
     # The trainer.
-    (Patched.TRAINER_INIT, variables.make_distributed),
     (Patched.COMPILE, trainer.compile),
     (Patched.METRICS_OR_LOGS, trainer.metrics_or_logs),
     (Patched.RESOLVE_AUTO_JIT, trainer.resolve_auto_jit_compile),
@@ -104,23 +100,11 @@ PATCHES = (
     (Patched.ARRAY_DATASET, reshuffled_arrays.make_dataset),
     (Patched.ENUMERATE_ITERATOR, epoch_iterator.enumerate_step_groups),
     (Patched.CATCH_END, epoch_iterator.catch_end),
-    # keras.distribution.
-    (Patched.SET_DISTRIBUTION, keras_distribution.set_distribution),
-    (Patched.SET_DISTRIBUTION_INSIDE, keras_distribution.set_distribution),
-    (Patched.DATA_PARALLEL_INIT, keras_distribution.make_data_parallel),
 )
 
 
 def install() -> None:
     """Puts the replacements in place. Called once, at import."""
-    keras_internals.provide_distribution(
-        keras_distribution.distribute_tensor,
-        keras_distribution.get_device_count,
-        keras_distribution.initialize,
-        keras_distribution.num_processes,
-        keras_distribution.process_id,
-        keras_distribution.list_devices,
-    )
     patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)

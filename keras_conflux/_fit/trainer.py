@@ -22,7 +22,6 @@ from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._fit import log_sources
 from keras_conflux._fit import side_effects
-from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.first_process import led
 from keras_conflux._fit.input import epoch_iterator
@@ -30,6 +29,7 @@ from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.reshuffled_arrays import reshuffling
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import data_contract
@@ -43,6 +43,17 @@ from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import has_strategies
 from keras_conflux._replication.strategy import is_replicated
+
+_told_at_the_end: list[Callable[[str, Measurements], None]] = []
+
+
+def at_the_end(tell: Callable[[str, Measurements], None]) -> None:
+    """Has a function told, after each `fit`, what the call has measured.
+
+    Args:
+        tell: Is given the name of the model and the measurements.
+    """
+    _told_at_the_end.append(tell)
 
 
 def compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +91,8 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
                 *(original, model, args, kwargs),
                 completed=functools.partial(led, model),
             )
-    slow_input.tell(model.name, plan.measurements)
+    for tell in _told_at_the_end:
+        tell(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
         # for `global_clipnorm`, copies come apart by roundings.

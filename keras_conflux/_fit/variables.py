@@ -20,16 +20,6 @@ from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 
 
-def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
-    """Makes an optimizer or a model under Keras' distribution."""
-    strategy = distribution_strategy()
-    if strategy is None or tf.distribute.has_strategy():
-        original(*args, **kwargs)
-        return
-    with strategy.scope():
-        original(*args, **kwargs)
-
-
 def initialize(original: Callable, variable: Any, value: Any) -> None:
     """Gives a variable its copies, under a strategy or Keras' distribution."""
     strategy = _strategy_of_variables()

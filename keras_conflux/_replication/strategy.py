@@ -23,7 +23,6 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import step_context
-from keras_conflux._replication.keras_distribution import active_devices
 
 
 class ReplicatedStrategy(tf.distribute.MirroredStrategy):
@@ -137,6 +136,11 @@ class _OpenScopes(threading.local):
         self.stack: list[contextlib.AbstractContextManager[Any]] = []
 
 
+def _nothing_set() -> tuple[Device, ...] | None:
+    return None
+
+
+_distributions: list[Callable[[], tuple[Device, ...] | None]] = [_nothing_set]
 _strategies: dict[tuple[Device, ...], ReplicatedStrategy] = {}
 _latest: list[ReplicatedStrategy] = []
 
@@ -157,9 +161,20 @@ def use(strategy: ReplicatedStrategy) -> None:
     _latest[:] = [strategy]
 
 
+def ask_for_distribution(
+    devices: Callable[[], tuple[Device, ...] | None],
+) -> None:
+    """Has a function tell over which devices Keras distributes models.
+
+    Args:
+        devices: Returns `None` while it does not.
+    """
+    _distributions.append(devices)
+
+
 def distribution_strategy() -> ReplicatedStrategy | None:
     """Returns the strategy over the devices of Keras' distribution, if set."""
-    devices = active_devices()
+    devices = _distributions[-1]()
     return None if devices is None else strategy_for(devices)
 
 

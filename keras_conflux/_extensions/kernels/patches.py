@@ -1,16 +1,16 @@
 """What layers of Keras compute by faster kernels."""
 
 from keras_conflux._compat.patching import patch_all
-from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.kernels import attention
 from keras_conflux._extensions.kernels import dense_products
 from keras_conflux._extensions.kernels import gelu
+from keras_conflux._extensions.kernels import private_names
 
 PATCHES = (
-    (Patched.ATTENTION, attention.dot_product_attention),
-    (Patched.GELU, gelu.gelu),
-    (Patched.EINSUM, dense_products.einsum),
-    (Patched.EINSUM_DENSE_CALL, dense_products.einsum_dense),
+    (private_names.ATTENTION, attention.dot_product_attention),
+    (private_names.GELU, gelu.gelu),
+    (private_names.EINSUM, dense_products.einsum),
+    (private_names.EINSUM_DENSE_CALL, dense_products.einsum_dense),
 )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.optimizers import compat
 from keras_conflux._extensions.optimizers.tensors import GivenTensors
 from keras_conflux._replication import step_context
 
@@ -31,7 +31,7 @@ def update(
     Optimizers of the user's own may do something else for each variable, and a
     sparse gradient has any number of rows.
     """
-    if not step_context.in_xla() or not keras_models.updates_with_tensors(
+    if not step_context.in_xla() or not compat.updates_with_tensors(
         optimizer, learning_rate
     ):
         original(optimizer, distribution, grads_and_vars, learning_rate)
@@ -60,7 +60,7 @@ class _SharedUpdate:
     def __init__(self, optimizer: Any, learning_rate: Any) -> None:
         self._optimizer = optimizer
         self._learning_rate = learning_rate
-        self._updated_together = keras_models.updated_together(optimizer)
+        self._updated_together = compat.updated_together(optimizer)
         self._variables: list[keras.Variable | None] = []
         self._function = tf.function(
             self._updated,
@@ -69,7 +69,7 @@ class _SharedUpdate:
         )
 
     def __call__(self, gradient: Any, variable: tf.Variable) -> None:
-        index = keras_models.index_of(self._optimizer, variable)
+        index = compat.index_of(self._optimizer, variable)
         self._variables = self._updated_together[index]
         is_known = isinstance(self._variables[0], keras.Variable)
         if not is_known or not isinstance(gradient, tf.Tensor):

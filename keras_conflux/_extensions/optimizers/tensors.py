@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.optimizers import compat
 
 
 class GivenTensors(keras.StatelessScope):
@@ -43,7 +43,7 @@ def write(
 
 
 def _is_tensor_here(variable: Any) -> bool:
-    scope = keras_internals.stateless_scope()
+    scope = compat.stateless_scope()
     return isinstance(scope, GivenTensors) and isinstance(
         variable, keras.Variable
     )

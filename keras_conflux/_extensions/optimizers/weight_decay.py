@@ -11,16 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.optimizers import compat
 from keras_conflux._replication import step_context
 
 
 def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
     """Decays weights as Keras does, but asks for the learning rate once."""
-    if not step_context.in_xla() or not keras_models.decays_at_one_rate(
-        optimizer
-    ):
+    if not step_context.in_xla() or not compat.decays_at_one_rate(optimizer):
         original(optimizer, variables)
         return
     learning_rate = optimizer.learning_rate
@@ -33,7 +31,7 @@ def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
     for each in variables:
         is_keras = isinstance(each, keras.Variable)
         variable = keras_variables.backing(each) if is_keras else each
-        if keras_models.decays(optimizer, variable):
+        if compat.decays(optimizer, variable):
             weight_decay, rate = factors(variable.dtype)
             # What a variable does besides takes longer to trace.
             tf.raw_ops.AssignSubVariableOp(

@@ -8,9 +8,9 @@ import tensorflow as tf
 from keras_conflux._common import xla_flags
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
-from keras_conflux._compat.repeatable_names import repeatable_names
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.program_cache.cache import ProgramCache
+from keras_conflux._extensions.program_cache.compat import repeatable_names
 from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 from keras_conflux._fit.execution import program_maker
 from keras_conflux._fit.execution.program_maker import Purpose

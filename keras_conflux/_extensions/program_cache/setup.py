@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._common import xla_flags
 from keras_conflux._common.version_numbers import numbers
-from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import environment
 from keras_conflux._extensions.program_cache import flags
 from keras_conflux._extensions.program_cache import folders
@@ -115,7 +115,7 @@ def _assert_tensorflow_fits() -> None:
             f"the flags of TensorFlow {tf.__version__} are not known",
             is_expected=True,
         )
-    if tensorflow_internals.has_listed_devices():
+    if compat.has_listed_devices():
         raise CacheUnavailable(
             "TensorFlow was asked for devices before keras_conflux was "
             "imported, and has read its flags"

@@ -19,8 +19,10 @@ from keras.callbacks import CSVLogger
 from keras.callbacks import TensorBoard
 
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_callbacks
 from keras_conflux._extensions.resume.checkpoint_files import os_errors
+from keras_conflux._extensions.resume.compat import (
+    callbacks as private_callbacks,
+)
 from keras_conflux._extensions.resume.storage import free_name
 from keras_conflux._extensions.resume.storage import storage_of
 
@@ -169,7 +171,7 @@ class CallbackFiles:
     def _flush(self) -> None:
         for callback in self._callbacks:
             if isinstance(callback, TensorBoard):
-                keras_callbacks.flush_tensorboard(callback)
+                private_callbacks.flush_tensorboard(callback)
 
     def _now(self, files: Iterable[tuple[int, str]]) -> list[Written]:
         found = []

@@ -5,9 +5,11 @@ import copy
 from typing import Any
 
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import keras_callbacks
 from keras_conflux._extensions.resume import held_objects
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.compat import (
+    callbacks as private_callbacks,
+)
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 _SET_ANEW = {"params", "min_delta"}
@@ -59,7 +61,7 @@ class CallbackStates:
         ):
             values = plain_values.decode(encoded, arrays)
             if values.pop("monitor_op", False) and callback.monitor_op is None:
-                keras_callbacks.set_monitor(callback)
+                private_callbacks.set_monitor(callback)
             if _tells_its_state(callback):
                 callback.load_state_dict(values)
             else:

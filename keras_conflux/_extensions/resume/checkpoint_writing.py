@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_conflux._compat import weight_files
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import own_files
 from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
 from keras_conflux._extensions.resume.checkpoint_files import FORMAT
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
+from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.stored_arrays import (

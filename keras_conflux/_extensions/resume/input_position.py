@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_iterators
 from keras_conflux._extensions.resume import iterator_history
 from keras_conflux._extensions.resume import random_generators
 from keras_conflux._extensions.resume import sketches
+from keras_conflux._extensions.resume.compat import epoch_iterators
 from keras_conflux._extensions.resume.py_dataset_state import PyDatasetState
 from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._fit.input.epoch_observer import Epoch
@@ -135,7 +135,7 @@ class InputPosition:
         here = self._here
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
         # on; otherwise the next epoch makes one.
-        goes_on = here.begun and keras_iterators.draws_on(self.iterator)
+        goes_on = here.begun and epoch_iterators.draws_on(self.iterator)
         begun = goes_on or step > 0
         return dataclasses.replace(
             here,
@@ -144,11 +144,11 @@ class InputPosition:
             drawn=here.drawn_before + step if step else here.drawn,
             drawn_before=here.drawn_before if step else here.drawn,
             generators=random_generators.states(
-                keras_iterators.dataset_of(self.iterator)
+                epoch_iterators.dataset_of(self.iterator)
             ),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.taken(),
-            made=iterator_history.of(keras_iterators.dataset_of(self.iterator)),
+            made=iterator_history.of(epoch_iterators.dataset_of(self.iterator)),
             validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
         )
@@ -167,8 +167,8 @@ class InputPosition:
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
-        self._held = PyDatasetState(keras_iterators.py_dataset_of(iterator))
-        keras_iterators.count_iterators(iterator, self._note_iterator)
+        self._held = PyDatasetState(epoch_iterators.py_dataset_of(iterator))
+        epoch_iterators.count_iterators(iterator, self._note_iterator)
         _positions[iterator] = self
 
     def restore(self, over: bool) -> bool:
@@ -184,7 +184,7 @@ class InputPosition:
         start = self._start
         if start is None:
             return True
-        keras_iterators.set_learned_number(self.iterator, start.number)
+        epoch_iterators.set_learned_number(self.iterator, start.number)
         if not start.begun:
             self._held.restore(start.attributes)
         if start.validation is not None:
@@ -225,7 +225,7 @@ class InputPosition:
         validation_count: int | None = None,
     ) -> bool:
         """Makes as many as there were, or all; returns whether none is more."""
-        dataset = keras_iterators.dataset_of(self.iterator)
+        dataset = epoch_iterators.dataset_of(self.iterator)
         made = start.iterators_of("training")[:count]
         validated = start.iterators_of("validation")[:validation_count]
         return all(
@@ -238,7 +238,7 @@ class InputPosition:
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
-        dataset = keras_iterators.dataset_of(self.iterator)
+        dataset = epoch_iterators.dataset_of(self.iterator)
         here.iterators = len(iterator_history.of(dataset)) + 1
         here.validation_iterators = self.validation.iterators
         here.drawn = here.drawn_before = 0
@@ -269,9 +269,9 @@ class InputPosition:
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:
-            keras_iterators.add_steps_seen(self.iterator, start.drawn_before)
+            epoch_iterators.add_steps_seen(self.iterator, start.drawn_before)
         # What Python code of the user's draws, drawing again has drawn again.
-        if not keras_iterators.calls_python(self.iterator):
+        if not epoch_iterators.calls_python(self.iterator):
             random_generators.set_states(start.generators)
         _log.info(
             "Drew %d batches again in %.1f s.",

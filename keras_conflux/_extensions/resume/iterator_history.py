@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
-from keras_conflux._compat import keras_iterators
-from keras_conflux._compat import tensorflow_pipelines
+from keras_conflux._extensions.resume.compat import epoch_iterators
+from keras_conflux._extensions.resume.compat import pipelines
 
 _made: Any = weakref.WeakKeyDictionary()
 """By data sets: of each iterator, whether it has been drawn from."""
@@ -22,7 +22,7 @@ _latest: Any = weakref.WeakKeyDictionary()
 def follow(iterator: Any) -> None:
     """Notes which iterators an epoch iterator of Keras makes."""
     note = functools.partial(_note, weakref.ref(iterator))
-    keras_iterators.count_iterators(iterator, note)
+    epoch_iterators.count_iterators(iterator, note)
 
 
 def of(dataset: Any) -> list[bool]:
@@ -40,7 +40,7 @@ def noting_draws(
     """Yields the steps that Keras enumerates, and notes that there are some."""
     for first in steps:
         if iterator in _latest:
-            dataset = keras_iterators.dataset_of(iterator)
+            dataset = epoch_iterators.dataset_of(iterator)
             _made[dataset][_latest[iterator]] = True
         yield first
         yield from steps
@@ -60,12 +60,12 @@ def make_again(dataset: Any, made: list[bool]) -> bool:
     here = _made.setdefault(dataset, [])
     further_on = len(here) > len(made)
     for drawn in made[len(here) :]:
-        tensorflow_pipelines.begin(dataset, drawn)
+        pipelines.begin(dataset, drawn)
         here.append(drawn)
-    return not (further_on and tensorflow_pipelines.has_shuffles(dataset))
+    return not (further_on and pipelines.has_shuffles(dataset))
 
 
 def _note(iterator: Any) -> None:
-    made = _made.setdefault(keras_iterators.dataset_of(iterator()), [])
+    made = _made.setdefault(epoch_iterators.dataset_of(iterator()), [])
     _latest[iterator()] = len(made)
     made.append(False)

@@ -8,8 +8,9 @@ import numpy as np
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import weight_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import seeds
+from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.storage import storage_of
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._replication import accumulated
@@ -41,7 +42,7 @@ class ModelState:
             f"variable{number}": np.array(variable.numpy())
             for number, variable in enumerate(others)
         }
-        shared = keras_variables.present_global_seed()
+        shared = seeds.present_global_seed()
         if shared is not None:
             arrays[_GLOBAL_SEED] = np.array(shared.numpy())
         return cls(
@@ -109,7 +110,7 @@ def _beside_weights(
     optimizer = getattr(model, "optimizer", None)
     known = {id(value) for entry in written for value in entry.values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
-    shared = keras_variables.present_global_seed()
+    shared = seeds.present_global_seed()
     return [
         variable
         for variable in state.variables_of(model)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_conflux._compat import tensorflow_internals
-from keras_conflux._compat import tensorflow_pipelines
+from keras_conflux._extensions.resume.compat import pipelines
+from keras_conflux._extensions.resume.compat import seeds
 
 
 def states(dataset: Any = None) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def states(dataset: Any = None) -> dict[str, Any]:
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "tensorflow": tensorflow_internals.eager_seed_state(),
+        "tensorflow": seeds.eager_seed_state(),
         "variables": variables(dataset),
     }
 
@@ -28,18 +28,18 @@ def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
     """Puts the generators where they stood, and those of a data set."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
-    tensorflow_internals.set_eager_seed_state(saved["tensorflow"])
+    seeds.set_eager_seed_state(saved["tensorflow"])
     set_variables(dataset, saved["variables"])
 
 
 def variables(dataset: Any) -> list[np.ndarray]:
     """Returns the values of the variables of a `tf.data.Dataset`."""
-    found = tensorflow_pipelines.variables_of_dataset(dataset)
+    found = pipelines.variables_of_dataset(dataset)
     return [each.numpy() for each in found]
 
 
 def set_variables(dataset: Any, values: list[np.ndarray]) -> None:
     """Gives the variables of a `tf.data.Dataset` their values."""
-    found = tensorflow_pipelines.variables_of_dataset(dataset)
+    found = pipelines.variables_of_dataset(dataset)
     for variable, value in zip(found, values, strict=False):
         variable.assign(value)

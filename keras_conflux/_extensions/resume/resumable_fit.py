@@ -31,6 +31,7 @@ from keras_conflux._extensions.resume import varying_data
 from keras_conflux._extensions.resume.callback_files import CallbackFiles
 from keras_conflux._extensions.resume.callback_state import CallbackStates
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import epoch_iterators
 from keras_conflux._extensions.resume.from_all_processes import gathered
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
@@ -150,7 +151,7 @@ class ResumableFit:
         if not self._position.skipped:
             random_generators.set_states(
                 _place(self._saved).generators,
-                keras_iterators.dataset_of(iterator),
+                epoch_iterators.dataset_of(iterator),
             )
 
     def _name_what_varies(self) -> bool:
@@ -162,8 +163,8 @@ class ResumableFit:
         varies = fingerprint.name_what_varies(
             "data",
             varying_data.causes(
-                keras_iterators.dataset_of(iterator),
-                keras_iterators.py_dataset_of(iterator),
+                epoch_iterators.dataset_of(iterator),
+                epoch_iterators.py_dataset_of(iterator),
             ),
             self._strict,
         )

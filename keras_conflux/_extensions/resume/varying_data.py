@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._compat import tensorflow_pipelines
-from keras_conflux._compat.captured_datasets import has_unknown_parts
+from keras_conflux._extensions.resume.compat import pipelines
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    has_unknown_parts,
+)
 from keras_conflux._extensions.resume.validation_data import ValidationData
 
 
@@ -35,7 +37,7 @@ def causes_in_validation(data: ValidationData) -> list[str]:
             "draw ahead, have left it"
         )
     cut = data.steps is not None
-    if cut and tensorflow_pipelines.begins_shuffles_later(data.dataset):
+    if cut and pipelines.begins_shuffles_later(data.dataset):
         found.append(
             "`validation_steps` ends it within data that are shuffled and then "
             "repeated, concatenated or cached"
@@ -48,13 +50,13 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         return
     if dataset.options().deterministic is False:
         yield "its option `deterministic` is False"
-    for each in tensorflow_pipelines.datasets_below(dataset):
-        seeds = tensorflow_pipelines.seeds_of_dataset(each)
+    for each in pipelines.datasets_below(dataset):
+        seeds = pipelines.seeds_of_dataset(each)
         if seeds is not None and (seed_is_drawn() or not any(seeds)):
             yield "it shuffles without a seed"
-        if tensorflow_pipelines.is_out_of_order(each):
+        if pipelines.is_out_of_order(each):
             yield "it maps with `deterministic=False`"
-        for operation in tensorflow_pipelines.operations_of_dataset(each):
+        for operation in pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
         if has_unknown_parts(each):
@@ -62,14 +64,12 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
                 "it draws from another data set, whose parts cannot be found "
                 "(let a function of it name that data set)"
             )
-        if tensorflow_pipelines.is_parallel(each):
+        if pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)
-        if tensorflow_pipelines.is_kept_in_memory(each) and any(
+        if pipelines.is_kept_in_memory(each) and any(
             operation.type in _WRITES_VARIABLES
-            for below in tensorflow_pipelines.datasets_below(
-                each, in_files=False
-            )
-            for operation in tensorflow_pipelines.operations_of_dataset(below)
+            for below in pipelines.datasets_below(each, in_files=False)
+            for operation in pipelines.operations_of_dataset(below)
         ):
             yield (
                 "it keeps by `cache` what was computed with variables that go "
@@ -81,14 +81,14 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
 def _of_parallel_calls(dataset: Any) -> Iterator[str]:
     if tensorflow_internals.is_deterministic():
         return
-    for operation in tensorflow_pipelines.operations_of_dataset(dataset):
+    for operation in pipelines.operations_of_dataset(dataset):
         if _draws_in_turn(operation):
             yield (
                 f"it uses `{operation.type}` in parallel calls, which get its "
                 "numbers in any order (leave `num_parallel_calls` out, or use "
                 "stateless operations)"
             )
-        if tensorflow_pipelines.is_python(operation):
+        if pipelines.is_python(operation):
             yield (
                 "it calls Python code in parallel, which draws random numbers "
                 "in any order, if it draws any (leave `num_parallel_calls` out)"

@@ -10,8 +10,8 @@ from typing import Any
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._compat import weight_files
 from keras_conflux._extensions.resume import checkpoint_writing
+from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.storage import storage_of
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 

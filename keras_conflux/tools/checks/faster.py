@@ -99,13 +99,13 @@ def _gigabytes_per_second(devices: Any) -> float:
     import tensorflow as tf
 
     import keras_conflux as kc
-    from keras_conflux.bench import collectives
+    from keras_conflux.tools.checks import all_reduce_time
 
     doing(f"all-reduces of {_MEBIBYTES} MiB over {len(devices)} devices")
     copies = kc.replicate([tf.zeros([_MEBIBYTES * 2**18])], devices)
     on_gpu = devices[0].kind == "GPU"  # compiled, as what `fit` runs there
-    seconds, _ = collectives.seconds_each(
+    seconds, _ = all_reduce_time.seconds_each(
         "sum", copies, devices, on_gpu, _REDUCTIONS, _REPEATS
     )
-    moved = collectives.bytes_moved(_MEBIBYTES * 2**20, len(devices))
+    moved = all_reduce_time.bytes_moved(_MEBIBYTES * 2**20, len(devices))
     return moved / min(seconds) / 1e9

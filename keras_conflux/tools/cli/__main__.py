@@ -3,7 +3,6 @@
 import argparse
 import sys
 
-from keras_conflux.tools.cli import bench
 from keras_conflux.tools.cli import check
 from keras_conflux.tools.cli import env
 from keras_conflux.tools.cli import resume
@@ -21,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("conflux", allow_abbrev=False)
     subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
-    for each in (env, check, run, resume, bench):
+    for each in (env, check, run, resume):
         each.add_to(subcommands)
     options = parser.parse_args(arguments)
     return options.main(options)

@@ -13,11 +13,11 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from keras_conflux._cluster import keras_variables
-from keras_conflux._cluster import mpi
-from keras_conflux._cluster import slurm
-from keras_conflux._cluster import tf_config
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import keras_variables
+from keras_conflux._extensions.launchers import mpi
+from keras_conflux._extensions.launchers import slurm
+from keras_conflux._extensions.launchers import tf_config
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.cli.options import add_json
 

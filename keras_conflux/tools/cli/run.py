@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from keras_conflux._cluster import mpi
-from keras_conflux._cluster import slurm
+from keras_conflux._extensions.launchers import mpi
+from keras_conflux._extensions.launchers import slurm
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang

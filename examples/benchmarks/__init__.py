@@ -1,0 +1,1 @@
+"""Measures training and collectives: `python -m examples.benchmarks`."""

@@ -1,0 +1,227 @@
+"""Measures this machine: `python -m examples.benchmarks`.
+
+Each run is a process of its own, as strategies of several device counts and
+their memory would disturb each other.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from rich.console import Console
+
+from examples.benchmarks import measured
+from examples.benchmarks import plot
+from examples.benchmarks import report
+from examples.benchmarks.cases import CASES
+from examples.benchmarks.runs import Run
+from examples.benchmarks.runs import Runner
+
+_console = Console(stderr=True)  # what is no result
+_ON_KERAS = ("keras", "stock", "conflux")
+_ON_TORCH = ("torch", "torch-eager")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser("python -m examples.benchmarks")
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[1, 2], help="counts"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        default=["small"],
+        choices=list(CASES),
+    )
+    parser.add_argument(
+        "--how",
+        nargs="+",
+        default=["keras", "stock", "conflux"],
+        choices=[*_ON_KERAS, "jax", *_ON_TORCH],
+        help="jax: the same Keras models on JAX; torch: the same layers in "
+        "PyTorch, compiled; torch-eager: not compiled. Both have to be "
+        "installed",
+    )
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        default=[],
+        metavar="PEER=COMMAND",
+        help="what starts the Python that has JAX or PyTorch, such as "
+        "torch=/opt/torch/bin/python or jax='env -u XLA_FLAGS python3'",
+    )
+    parser.add_argument(
+        "--jit", nargs="+", default=["auto"], choices=["auto", "on", "off"]
+    )
+    measured.add_sizes(parser)
+    parser.add_argument(
+        "--breakdown", action="store_true", help="where a step's time goes"
+    )
+    parser.add_argument("--kib", type=int, nargs="*", default=[4, 65536])
+    parser.add_argument("--ops", nargs="+", default=["sum", "mean", "max"])
+    parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument(
+        "--go-on",
+        action="store_true",
+        help="keep the runs that an earlier call has finished in --out",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=1800,
+        metavar="SECONDS",
+        help="end a process that takes longer",
+    )
+    parser.add_argument(
+        "--second-start",
+        action="store_true",
+        help="start each training again, with what it has cached",
+    )
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        default=[],
+        metavar="GPU",
+        help="deal these out, so that runs of few devices go side by side",
+    )
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        nargs=2,
+        metavar=("JSON", "IMAGE"),
+        help="measure nothing; draw what a file of measurements holds",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the measurements as a JSON document instead of tables",
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs everything that the command line asks for and reports it.
+
+    Returns:
+        The exit status: 1 if a run failed, else 0.
+    """
+    options = parse(arguments)
+    if options.draw:
+        plot.draw_file(*options.draw)
+        return 0
+    if 0 < len(options.gpus) < max(options.devices):
+        raise SystemExit(
+            "Expected with --gpus as many GPUs as the largest number of "
+            f"--devices, {max(options.devices)}. Received: "
+            f"{' '.join(options.gpus)}"
+        )
+    runs = [*_training(options), *_peers(options), *_collectives(options)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    runner = Runner(
+        options.out / "runs",
+        _pythons(options.python),
+        options.limit,
+        options.second_start,
+        options.gpus,
+    )
+    found: dict[Run, list[dict]] = {}
+    try:
+        for run, lines in runner.measure(runs, options.go_on):
+            found[run] = lines
+    finally:
+        _report(options, [run for run in runs if run in found], found)
+    return int(not all(found.values()))
+
+
+def _report(
+    options: argparse.Namespace, runs: list[Run], found: dict[Run, list[dict]]
+) -> None:
+    """Shows what has been measured, and writes it."""
+    training, collectives = (
+        [
+            line
+            for run in runs
+            if run.is_training is which
+            for line in found[run]
+        ]
+        for which in (True, False)
+    )
+    report.write(options.out, training, collectives, as_json=options.json)
+    if training:
+        _draw(options.out)
+
+
+def _pythons(texts: list[str]) -> dict[str, list[str]]:
+    """Returns the commands that start the Python of peers."""
+    commands = {}
+    for text in texts:
+        peer, _, command = text.partition("=")
+        if peer not in ("jax", "torch") or not command:
+            raise SystemExit(
+                "Expected --python jax=COMMAND or torch=COMMAND. Received: "
+                f"{text}"
+            )
+        first, *others = shlex.split(command)
+        if os.sep in first:  # it is started in another folder
+            first = os.path.abspath(first)
+        commands[peer] = [first, *others]
+    return commands
+
+
+def _training(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs of `benchmarks.train`."""
+    extra = _sizes(options) + ["--breakdown"] * options.breakdown
+    hows = [how for how in options.how if how in _ON_KERAS]
+    for model, count, how, jit in product(
+        options.models, options.devices, hows, options.jit
+    ):
+        # Plain Keras is for one device, the stock strategy for several.
+        if (how == "keras" and count > 1) or (how == "stock" and count == 1):
+            continue
+        arguments = model, how, str(count), f"--jit={jit}", *extra
+        yield Run("train", count, arguments)
+
+
+def _peers(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs that need not have what this package imports."""
+    for model, count, how in product(
+        options.models, options.devices, options.how
+    ):
+        sizes = _sizes(options)
+        if how == "jax":
+            yield Run("keras_jax", count, (model, str(count), *sizes))
+        elif how in _ON_TORCH:
+            yield Run("pytorch", count, (model, how, str(count), *sizes))
+
+
+def _sizes(options: argparse.Namespace) -> list[str]:
+    sizes = [f"--steps={options.steps}", f"--epochs={options.epochs}"]
+    return sizes + [f"--batch={options.batch}"] * bool(options.batch)
+
+
+def _collectives(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs of `benchmarks.collectives`."""
+    sizes = [str(size) for size in options.kib]
+    for count in options.devices:
+        if count > 1 and sizes:
+            arguments = str(count), "--kib", *sizes, "--ops", *options.ops
+            yield Run("collectives", count, arguments, is_training=False)
+
+
+def _draw(folder: Path) -> None:
+    try:
+        plot.draw_file(folder / "bench.json", folder / "speed.png")
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        _console.print("There is no plot, as matplotlib is not installed.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The Keras models that are timed."""
+
+import functools
+from typing import Any
+
+import keras
+from keras import layers
+from keras import ops
+
+
+def build(name: str) -> keras.Model:
+    """Makes a model, compiled but for `jit_compile`.
+
+    Args:
+        name: One of `examples.benchmarks.cases`.
+    """
+    return _BUILDERS[name]()
+
+
+def resnet() -> keras.Model:
+    """ResNet-50 for 1,000 classes (He et al. 2016, arXiv 1512.03385)."""
+    make: Any = keras.applications.ResNet50
+    model = make(
+        weights=None, input_shape=(224, 224, 3), classifier_activation=None
+    )
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(optimizer, _cross_entropy())
+    return model
+
+
+def gpt(
+    depth: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    length: int = 512,
+    vocabulary: int = 32_000,
+    head_dtype: str | None = "float32",
+) -> keras.Model:
+    """A decoder of the size of GPT-2 small (Radford et al. 2019).
+
+    Args:
+        depth: How many blocks it has.
+        width: Of each token.
+        heads: Of each attention.
+        length: Of each sequence.
+        vocabulary: How many tokens there are.
+        head_dtype: What the last layer computes in; `None` means as the others
+            do. The loss is computed in float32 in any case.
+    """
+    tokens = layers.Input((length,), dtype="int32")
+    x = layers.Embedding(vocabulary, width)(tokens)
+    for _ in range(depth):
+        h = layers.LayerNormalization()(x)
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        x = x + attention(h, h, use_causal_mask=True)
+        x = x + _perceptron(layers.LayerNormalization()(x), width)
+    x = layers.LayerNormalization()(x)
+    head = layers.Dense(vocabulary, dtype=head_dtype)
+    model = keras.Model(tokens, head(x))
+    model.compile(keras.optimizers.AdamW(1e-4), _cross_entropy())
+    return model
+
+
+def vit(
+    depth: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    size: int = 224,
+    patch: int = 16,
+    classes: int = 1000,
+) -> keras.Model:
+    """ViT-B/16 (Dosovitskiy et al. 2021, arXiv 2010.11929), no dropout."""
+    images = layers.Input((size, size, 3))
+    x = layers.Conv2D(width, patch, strides=patch)(images)
+    x = ClassToken()(layers.Reshape((-1, width))(x))
+    x = Positions()(x)
+    for _ in range(depth):
+        h = layers.LayerNormalization(epsilon=1e-6)(x)
+        x = x + layers.MultiHeadAttention(heads, width // heads)(h, h)
+        h = layers.LayerNormalization(epsilon=1e-6)(x)
+        x = x + _perceptron(h, width)
+    x = layers.LayerNormalization(epsilon=1e-6)(x)
+    model = keras.Model(images, layers.Dense(classes)(x[:, 0]))
+    model.compile(keras.optimizers.AdamW(1e-4), _cross_entropy())
+    return model
+
+
+def bert(
+    depth: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    length: int = 512,
+    vocabulary: int = 30_522,
+) -> keras.Model:
+    """BERT base, told to sort texts (Devlin et al. 2019, arXiv 1810.04805).
+
+    The texts are padded with zeros, which no attention sees. A text is one
+    segment, so there is no embedding of segments. There is no dropout.
+    """
+    tokens = layers.Input((length,), dtype="int32")
+    # Given to each attention, as Keras takes the mask of `mask_zero=True` from
+    # `x` when `x` is attended to, so `x + attended` and what follows lose it.
+    seen = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)
+    x = _normalised(Positions()(layers.Embedding(vocabulary, width)(tokens)))
+    for _ in range(depth):
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        x = _normalised(x + attention(x, x, attention_mask=seen))
+        x = _normalised(x + _perceptron(x, width))
+    first = layers.Dense(width, activation="tanh")(x[:, 0])
+    model = keras.Model(tokens, layers.Dense(2)(first))
+    model.compile(keras.optimizers.AdamW(1e-5), _cross_entropy())
+    return model
+
+
+def small() -> keras.Model:
+    """A convolutional network that a CPU trains in milliseconds."""
+    model = keras.Sequential(
+        [
+            layers.Input((16, 16, 3)),
+            layers.Conv2D(8, 3, strides=2, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), _cross_entropy())
+    return model
+
+
+class ClassToken(layers.Layer):
+    """Puts one learned token before the others."""
+
+    def build(self, shape: tuple) -> None:
+        """Makes the token."""
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
+
+    def call(self, x: Any) -> Any:
+        """Returns one token more."""
+        token = ops.zeros_like(x[:, :1]) + self.token
+        return ops.concatenate([token, x], axis=1)
+
+
+class Positions(layers.Layer):
+    """Adds what is learned of each place in a sequence."""
+
+    def build(self, shape: tuple) -> None:
+        """Makes a vector for each place."""
+        self.table = self.add_weight(
+            shape=shape[1:],
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            name="table",
+        )
+
+    def call(self, x: Any) -> Any:
+        """Returns the sum."""
+        return x + self.table
+
+
+def _perceptron(x: Any, width: int) -> Any:
+    hidden = layers.Dense(4 * width, activation="gelu")(x)
+    return layers.Dense(width)(hidden)
+
+
+def _normalised(x: Any) -> Any:
+    return layers.LayerNormalization(epsilon=1e-12)(x)
+
+
+def _cross_entropy() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+_BUILDERS = {
+    "resnet": resnet,
+    "gpt": gpt,
+    "gpt-bf16": functools.partial(gpt, head_dtype=None),
+    "vit": vit,
+    "bert": bert,
+    "small": small,
+}

@@ -1,0 +1,191 @@
+"""Draws measured speed: a panel per model, a bar per measurement.
+
+    python -m examples.benchmarks --draw docs/data/performance.json IMAGE
+
+This makes the picture of the documents; the benchmark draws its own results.
+"""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from examples.benchmarks import report
+
+NAMES = {
+    "conflux": "keras-conflux",
+    "keras": "Keras + XLA",
+    "stock": "MirroredStrategy",
+    "jax": "Keras on JAX",
+    "torch": "PyTorch, torch.compile",
+    "torch-eager": "PyTorch, eager",
+}
+TITLES = {  # in the order of the panels
+    "resnet": "ResNet-50, 224x224 images",
+    "gpt": "GPT, float32 head",
+    "gpt-bf16": "GPT, bfloat16 head",
+    "vit": "ViT-B/16, 224x224 images",
+    "bert": "BERT base, padded texts",
+}
+LIBRARIES = {
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "jax": "JAX",
+    "torch": "PyTorch",
+}
+COLUMNS = 3
+GAP = 0.4  # between groups, in rows
+FULL = 1.38  # width of a panel, in longest bars
+INK, FAINT, BAR, HIGHLIGHT = "#1f2933", "#5f6b76", "#d6dce3", "#8db7f5"
+
+
+def draw_file(source: Path, image: Path) -> None:
+    """Draws what a file of measurements holds.
+
+    Args:
+        source: A `bench.json` of this benchmark. If some of its runs are marked
+            as `shown`, only these are drawn.
+        image: The file to write; its suffix says of which kind, such as `.svg`.
+    """
+    document = json.loads(source.read_text())
+    runs = document["training"] + document.get("peers", [])
+    shown = [run for run in runs if run.get("shown")] or runs
+    image.parent.mkdir(parents=True, exist_ok=True)
+    machine = document["machine"]
+    # Runs that are kept may have been made on another machine than the last.
+    names = [run["gpu"] for run in shown if run.get("gpu")]
+    draw(image, shown, machine | {"gpus": names or machine["gpus"]})
+
+
+def draw(image: Path, runs: list[dict], machine: dict) -> None:
+    """Draws runs as horizontal bars, grouped by the number of devices.
+
+    Args:
+        image: The file to write.
+        runs: At least one; see `examples.benchmarks.train` for their fields.
+        machine: What `report.machine` returns.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    panels = _panels(runs)
+    lines = math.ceil(len(panels) / COLUMNS)
+    columns = math.ceil(len(panels) / lines)
+    rows = max(map(_height, panels))
+    inches = (0.24 * rows + 0.9) * lines + 0.5
+    # Text stays text, and the same runs give the same file.
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "conflux"}
+    metadata: Any = {"Date": None} if image.suffix == ".svg" else None
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(3.7 * columns, inches), facecolor="white")
+        places = figure.subplots(lines, columns, squeeze=False).flat
+        for place, panel in itertools.zip_longest(places, panels):
+            if panel:
+                _draw_panel(place, panel, rows, _kind(machine))
+            else:
+                place.set_axis_off()
+        note = _footnote(machine, shown=runs)
+        figure.text(0.01, 0.1 / inches, note, fontsize=8, color=FAINT)
+        figure.tight_layout(rect=(0, 0.45 / inches, 1, 1), w_pad=2, h_pad=2)
+        figure.savefig(image, dpi=120, metadata=metadata)
+
+
+def _panels(runs: list[dict]) -> list[list[dict]]:
+    """Returns the runs of each model."""
+    models = [*TITLES, *(run["model"] for run in runs)]
+    panels = [
+        [run for run in runs if run["model"] == model]
+        for model in dict.fromkeys(models)
+    ]
+    return [panel for panel in panels if panel]
+
+
+def _height(panel: list[dict]) -> float:
+    """Returns a panel's height in rows: bars, headings and gaps."""
+    groups = len({run["devices"] for run in panel})
+    return len(panel) + (1 + GAP) * groups - GAP
+
+
+def _draw_panel(axes: Any, runs: list[dict], rows: float, device: str) -> None:
+    fastest = max(map(report.throughput, runs))
+    row = 0
+    for count in sorted({run["devices"] for run in runs}):
+        heading = f"{count} {device}{'s' * (count > 1)}"
+        axes.text(0, row, heading, color=INK, weight="bold", va="center")
+        group = [run for run in runs if run["devices"] == count]
+        for run in sorted(group, key=report.throughput, reverse=True):
+            row += 1
+            _draw_bar(axes, row, run, runs, fastest)
+        row += 1 + GAP
+    axes.set(
+        xlim=(0, fastest * FULL), ylim=(rows - 0.5, -0.5), xticks=[], yticks=[]
+    )
+    axes.spines[:].set_visible(False)
+    title = TITLES.get(runs[0]["model"], runs[0]["model"])
+    axes.set_title(title, loc="left", color=INK, weight="bold", pad=20)
+    unit = (
+        f"{runs[0]['unit']} per second, batch {runs[0]['batch']} per {device}"
+    )
+    axes.text(0, 1.02, unit, color=FAINT, transform=axes.transAxes)
+
+
+def _draw_bar(
+    axes: Any, row: float, run: dict, runs: list[dict], fastest: float
+) -> None:
+    ours = run["how"] == "conflux"
+    speed = report.throughput(run)
+    axes.barh(row, speed, height=0.78, color=HIGHLIGHT if ours else BAR)
+    weight = "bold" if ours else "normal"
+    style: Any = {"va": "center", "color": INK, "size": 9, "weight": weight}
+    axes.text(0.015 * fastest, row, _name(run), **style)
+    scaling = _scaling(run, runs)
+    of_linear = "" if scaling is None else f"({scaling:.0%}) "
+    text = f"{of_linear}{_short(speed)}"
+    axes.text(fastest * FULL, row, text, ha="right", **style)
+
+
+def _name(run: dict) -> str:
+    how: str = run["how"]
+    name = NAMES.get(how, how)
+    jit = run.get("jit", "auto")
+    return name if jit == "auto" else f"{name}, XLA {jit}"
+
+
+def _scaling(run: dict, runs: list[dict]) -> float | None:
+    """Returns the speed over that of as many single devices of its kind."""
+    for other in runs:
+        same = _name(other) == _name(run)
+        if same and other["devices"] == 1 < run["devices"]:
+            single = report.throughput(other)
+            return report.throughput(run) / single / run["devices"]
+    return None
+
+
+def _short(number: float) -> str:
+    """Returns three digits of a number, such as 6.77k, 641k or 1.28M."""
+    if number >= 999_500:
+        size, letter = 1e6, "M"
+    elif number >= 999.5:
+        size, letter = 1e3, "k"
+    else:
+        size, letter = 1, ""
+    return f"{number / size:#.3g}".rstrip(".") + letter
+
+
+def _kind(machine: dict) -> str:
+    return "GPU" if machine["gpus"] else "device"
+
+
+def _footnote(machine: dict, shown: list[dict]) -> str:
+    names = ", ".join(dict.fromkeys(machine["gpus"])) or machine["cpu"]
+    versions = {key: machine[key] for key in ("tensorflow", "keras")}
+    for run in shown:
+        versions |= run.get("versions", {})
+    listed = ", ".join(f"{LIBRARIES[key]} {versions[key]}" for key in versions)
+    if not any(_scaling(run, shown) for run in shown):
+        return f"{names}; {listed}."
+    return (
+        f"{names}; {listed}.\n(90%) means 90% of linear scaling: of the speed "
+        f"with one {_kind(machine)} times their number."
+    )

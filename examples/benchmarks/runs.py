@@ -1,0 +1,214 @@
+"""Starts what is measured: each run a process with a time limit of its own.
+
+What a run has printed is kept in a file, so that an interrupted measurement can
+go on.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
+from pathlib import Path
+
+from rich.console import Console
+
+from keras_conflux._common import xla_flags
+from keras_conflux._extensions.program_cache import flags
+
+_PEERS = {"keras_jax": "jax", "pytorch": "torch"}
+"""The modules that need not have what this package imports, by what they need.
+"""
+_console = Console(stderr=True)  # what is no result
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A module of this package, and what it is told."""
+
+    module: str
+    """Its name, such as `"train"`."""
+    devices: int
+    arguments: tuple[str, ...]
+    is_training: bool = True
+    """Whether it can be started a second time, to see how long that takes."""
+
+    @property
+    def name(self) -> str:
+        """What nothing else in a folder of runs is called."""
+        words = [self.module, *self.arguments]
+        return "_".join(word.strip("-") for word in words)
+
+
+@dataclasses.dataclass
+class Runner:
+    """Starts runs, and keeps what they print."""
+
+    folder: Path
+    """Where it is kept."""
+    pythons: Mapping[str, Sequence[str]]
+    """By `"jax"` and `"torch"`, the command that starts their Python, if that
+    is not the one of this process."""
+    limit: float
+    """How many seconds a process may take."""
+    starts_twice: bool = False
+    """Whether each training is started again, with what it has cached."""
+    gpus: Sequence[str] = ()
+    """The GPUs to deal out, so that several runs go side by side. If empty, one
+    run after another has all GPUs."""
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._free = list(self.gpus)
+        self._change = threading.Condition()
+        self._running: set[subprocess.Popen] = set()
+        self._ends = False
+
+    def measure(
+        self, runs: Sequence[Run], go_on: bool
+    ) -> Iterator[tuple[Run, list[dict]]]:
+        """Yields each run that ends, and what it has printed.
+
+        What has failed has printed nothing.
+
+        Args:
+            runs: What to measure.
+            go_on: Whether what is kept of these runs is taken as it is.
+        """
+        # Runs of many devices would wait for ever beside many of few.
+        runs = sorted(runs, key=lambda run: run.devices)
+        workers = ThreadPoolExecutor(max(1, len(self.gpus)))
+        try:
+            ends = {
+                workers.submit(self._lines, run, go_on): run for run in runs
+            }
+            for end in as_completed(ends):
+                yield ends[end], end.result()
+        finally:
+            self._ends = True
+            for process in list(self._running):
+                _kill(process)
+            workers.shutdown(cancel_futures=True)
+
+    def _lines(self, run: Run, go_on: bool) -> list[dict]:
+        kept = self.folder / f"{run.name}.json"
+        if go_on and kept.exists():
+            lines = json.loads(kept.read_text())
+            if not self._lacks_second_start(run, lines):
+                return lines
+        kept.unlink(missing_ok=True)
+        with self._placed(run) as place, tempfile.TemporaryDirectory() as cache:
+            _console.print(f"[dim]{run.name}[/dim]", soft_wrap=True)
+            environ = _environment(run, Path(cache)) | place
+            lines = self._output(run, environ)
+            if self.starts_twice and run.is_training and lines:
+                again = self._output(run, environ, "--epochs=1")
+                for line, other in zip(lines, again, strict=False):
+                    line["second_start_s"] = other["start_s"]
+        if lines:
+            written = kept.with_suffix(".part")
+            written.write_text(json.dumps(lines))
+            written.replace(kept)
+        return lines
+
+    def _lacks_second_start(self, run: Run, lines: list[dict]) -> bool:
+        return (
+            self.starts_twice
+            and run.is_training
+            and any("second_start_s" not in line for line in lines)
+        )
+
+    @contextlib.contextmanager
+    def _placed(self, run: Run) -> Iterator[dict[str, str]]:
+        """Waits for GPUs, and hands them back."""
+        if not self.gpus:
+            yield {}
+            return
+        with self._change:
+            self._change.wait_for(lambda: len(self._free) >= run.devices)
+            taken = [self._free.pop(0) for _ in range(run.devices)]
+        try:
+            yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
+        finally:
+            with self._change:
+                self._free += taken
+                self._change.notify_all()
+
+    def _output(
+        self, run: Run, environ: Mapping[str, str], *more: str
+    ) -> list[dict]:
+        """Returns the lines of JSON that a process prints, if it succeeds."""
+        package, folder = "examples.benchmarks", None
+        needs = _PEERS.get(run.module)
+        if needs:  # it cannot import this package
+            package, folder = "benchmarks", Path(__file__).parent.parent
+        python = self.pythons.get(needs or "", [sys.executable])
+        command = [*python, "-m", f"{package}.{run.module}", *run.arguments]
+        if run.is_training:
+            command.append(f"--began={time.time()}")
+        process = subprocess.Popen(
+            [*command, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environ,
+            start_new_session=True,  # so that what it starts ends with it
+        )
+        self._running.add(process)
+        try:
+            if self._ends:
+                _kill(process)
+            out, said = process.communicate(timeout=self.limit)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            out, said = process.communicate()
+            said += f"\nIt was ended after {self.limit:g} s, its time limit."
+        finally:
+            self._running.discard(process)
+        if process.returncode:
+            (self.folder / f"{run.name}.log").write_text(said)
+            last = said.strip()[-500:]
+            _console.print(f"[red]failed[/red]: {run.name}\n", last)
+            return []
+        starts = (line for line in out.splitlines() if line.startswith("{"))
+        return [json.loads(line) for line in starts]
+
+
+def _environment(run: Run, cache: Path) -> dict[str, str]:
+    """Returns the environment of a run whose caches of programs are empty."""
+    environ = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        **os.environ,
+        "KERAS_CONFLUX_CACHE": str(cache / "keras_conflux"),
+        "CUDA_CACHE_PATH": str(cache / "cuda"),
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
+    if run.module == "train" and "conflux" not in run.arguments:
+        # Keras by itself has neither.
+        environ["KERAS_CONFLUX_CACHE"] = environ[xla_flags.SWITCH] = "0"
+    if run.module == "keras_jax":
+        environ["KERAS_BACKEND"] = "jax"
+    # Other programs may not know them.
+    flags.remove(environ)
+    xla_flags.remove_products(environ)
+    return environ
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """Ends a process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,114 @@
+"""Times plain `model.fit` in a process of its own and prints JSON.
+
+    python -m examples.benchmarks.train MODEL HOW DEVICES [options]
+
+HOW is `keras`, plain Keras on one device; `stock`, Keras under TensorFlow's
+own `MirroredStrategy`; or `conflux`, a model that was given to `replicate`.
+DEVICES is how many each process has. `conflux run --processes N -m` starts N.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import keras_conflux as kc
+from examples.benchmarks import breakdown
+from examples.benchmarks import measured
+from examples.benchmarks import models
+from examples.benchmarks import report
+from examples.benchmarks.cases import CASES
+from examples.benchmarks.epoch_clock import EpochClock
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser("python -m examples.benchmarks.train")
+    parser.add_argument("model")
+    parser.add_argument("how", choices=["keras", "stock", "conflux"])
+    parser.add_argument("devices", type=int)
+    measured.add_options(parser)
+    parser.add_argument("--jit", choices=["auto", "on", "off"], default="auto")
+    parser.add_argument("--execution", type=int, default=1)
+    parser.add_argument("--profile", help="a folder for a trace of 24 steps")
+    parser.add_argument(
+        "--breakdown", action="store_true", help="where a step's time goes"
+    )
+    return parser.parse_args(arguments)
+
+
+def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
+    """Returns the compiled model and a global batch of data."""
+    case = CASES[options.model]
+    devices = kc.devices(options.devices)
+    keras.config.set_dtype_policy(case.dtype)
+    keras.utils.set_random_seed(0)
+    with_scope = options.how == "stock" and options.devices > 1
+    strategy = (
+        tf.distribute.MirroredStrategy(list(devices))
+        if with_scope
+        else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        model = models.build(options.model)
+    model.compile(
+        model.optimizer,
+        model.loss,
+        jit_compile={"auto": "auto", "on": True, "off": False}[options.jit],
+        steps_per_execution=options.execution,
+    )
+    if options.how == "conflux":
+        kc.replicate(model, devices)
+    batch = options.batch or case.batch_size
+    return model, case.data(batch * options.devices * kc.process_count())
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Trains for one epoch that is not timed and some that are."""
+    model, data = prepare(options)
+    dataset = tf.data.Dataset.from_tensors(data).repeat(options.steps)
+    clock = EpochClock()
+    history = model.fit(
+        dataset,
+        epochs=options.epochs + 1,
+        verbose=0,  # pyright: ignore[reportArgumentType]
+        callbacks=[clock],
+    )
+    if options.profile:
+        with tf.profiler.experimental.Profile(options.profile):
+            model.fit(dataset.take(24), verbose=0)  # pyright: ignore[reportArgumentType]
+    devices = kc.devices(options.devices)
+    on_gpu = devices[0].kind == "GPU"
+    peaks = [
+        tf.config.experimental.get_memory_info(device)["peak"]
+        for device in devices
+        if on_gpu
+    ]
+    losses = history.history["loss"]
+    versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    names = report.gpus()
+    result = measured.result(
+        *(options, clock.clock, losses, peaks),
+        names[0] if names else None,
+        versions,
+        kc.process_count(),
+    )
+    if options.breakdown and options.how == "conflux":
+        result["breakdown"] = breakdown.of_program(model, data)
+    return result
+
+
+def main() -> None:
+    """Prints one line of JSON, for all processes if there are several."""
+    options = parse(sys.argv[1:])
+    kc.initialize()
+    result = measure(options)
+    if kc.process_index() == 0:
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Launchers, which tell a process of the others that it trains with.
+
+There are none by default, and only the arguments of `initialize` name other
+processes. `ask` adds a launcher.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._common.errors import ClusterError
+
+
+@dataclasses.dataclass(frozen=True)
+class Announcement:
+    """That a launcher has started some processes, and how to find them.
+
+    The number of processes is known at once. What finds their addresses is
+    called for one announcement only, as processes may have to talk for it.
+    """
+
+    source: str
+    """The launcher, or the variable, such as `"Slurm"`."""
+    count_from: str
+    """The variable that tells the number of processes."""
+    count: int
+    """The number of processes."""
+    find: Callable[[], Cluster]
+    """Returns the processes."""
+
+
+Launcher = Callable[[Mapping[str, str]], Announcement | None]
+"""Returns what environment variables tell, `None` if they tell of nobody."""
+
+_launchers: list[Launcher] = []
+_resolvers: list[Callable[[Any], Cluster | None]] = []
+
+
+def ask(launcher: Launcher) -> None:
+    """Has a launcher asked from now on, after those before it."""
+    _launchers.append(launcher)
+
+
+def resolve_by(resolve: Callable[[Any], Cluster | None]) -> None:
+    """Has a function find the processes that a resolver knows.
+
+    Args:
+        resolve: Is given a `tf.distribute.cluster_resolver.ClusterResolver`.
+    """
+    _resolvers.append(resolve)
+
+
+def announcements(environ: Mapping[str, str]) -> list[Announcement]:
+    """Returns what launchers tell, in the order in which they are asked.
+
+    Args:
+        environ: The environment variables.
+
+    Raises:
+        ClusterError: If a launcher's variables are wrong, or there is no
+            launcher.
+    """
+    if not _launchers:
+        raise _nobody_to_ask()
+    told = [launcher(environ) for launcher in _launchers]
+    return [each for each in told if each is not None]
+
+
+def resolved(resolver: Any) -> Cluster | None:
+    """Returns the processes that a resolver knows.
+
+    Raises:
+        ClusterError: If nobody has said how to ask resolvers.
+    """
+    if not _resolvers:
+        raise _nobody_to_ask()
+    return _resolvers[-1](resolver)
+
+
+def _nobody_to_ask() -> ClusterError:
+    return ClusterError(
+        "No launcher is asked for the other processes, as CONFLUX_EXTENSIONS=0 "
+        "does without them. Give `initialize` the addresses of all processes "
+        "and the index of this one, which is 0 if it is alone, or unset "
+        "CONFLUX_EXTENSIONS."
+    )

@@ -1,0 +1,1 @@
+"""What numbers are like, and whether they are finite."""

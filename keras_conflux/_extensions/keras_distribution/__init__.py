@@ -1,0 +1,1 @@
+"""`keras.distribution` on TensorFlow."""

@@ -1,0 +1,203 @@
+"""What `keras.distribution` means on TensorFlow: a list of devices.
+
+Its backend functions have the names by which Keras calls them on any backend;
+the TensorFlow backend of Keras lacks these.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.initialization import join_others
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._devices.device import Device
+from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._devices.device import list_devices as all_devices
+from keras_conflux._extensions.keras_distribution import compat
+
+_WHAT_EXISTS = (
+    "What exists is a copy of the model on each device of a mesh of one axis: "
+    "`keras.distribution.DataParallel()` for all devices, or "
+    "`DataParallel(devices=[...])`."
+)
+
+
+class _SetHere(threading.local):
+    """The distribution that was last set in this thread, as Keras keeps it."""
+
+    value: Any = None
+
+
+_set_here = _SetHere()
+
+
+def active_devices() -> tuple[Device, ...] | None:
+    """Returns the devices of the distribution that is set, `None` if none is.
+
+    Raises:
+        DeviceError: If its devices do not exist, repeat or are mixed.
+        NotImplementedError: If it is something else than a `DataParallel`.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        return _devices_of(distribution)
+    if _set_here.value is not None:
+        ended, _set_here.value = _set_here.value, None
+        warn(
+            f"`clear_session()` has ended {ended}: what is made from here on "
+            "lies on one device. After it, set the distribution again with "
+            "`keras.distribution.set_distribution`, or give the model to "
+            "`keras_conflux.replicate`."
+        )
+    return None
+
+
+def set_distribution(original: Callable[..., Any], value: Any) -> None:
+    """Refuses what cannot run when it is set, before anything is made."""
+    if value is not None:
+        _devices_of(value)
+    original(value)
+    _set_here.value = value
+
+
+def make_data_parallel(
+    original: Callable[..., Any],
+    distribution: Any,
+    device_mesh: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Makes a `DataParallel` of a mesh with further axes, all of size 1."""
+    # Keras 3.15.1 means to warn of these and dies in the call of `warn`.
+    if isinstance(device_mesh, keras.distribution.DeviceMesh):
+        device_mesh = _one_axis(device_mesh)
+    original(distribution, device_mesh, *args, **kwargs)
+    if process_count() > 1:
+        # Keras would take a part of the batches of each data set, and refuse
+        # all other data, before this package sees them.
+        compat.take_whole_datasets(distribution)
+
+
+def get_device_count(device_type: str | None = None) -> int:
+    """Returns the number of devices of a kind; of GPUs, if any, by default."""
+    return len(keras.distribution.list_devices(device_type))
+
+
+def num_processes() -> int:
+    """Returns how many processes train together."""
+    return process_count()
+
+
+def process_id() -> int:
+    """Returns which of the processes this one is, from 0."""
+    return process_index()
+
+
+def initialize(
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Joins the other processes, as `keras_conflux.initialize` does.
+
+    Args:
+        job_addresses: The processes' addresses, separated by commas.
+        num_processes: How many processes there are.
+        process_id: Which one this is.
+
+    Raises:
+        ClusterError: If these are wrong or incomplete.
+        ProcessError: If the others do not come.
+    """
+    given = {
+        "JOB_ADDRESSES": job_addresses,
+        "NUM_PROCESSES": num_processes,
+        "PROCESS_ID": process_id,
+    }
+    join_others(
+        {
+            f"KERAS_DISTRIBUTION_{name}": str(value)
+            for name, value in given.items()
+            if value is not None
+        }
+    )
+
+
+def list_devices(device_type: str | None = None) -> list[str]:
+    """Returns the names of this process' devices, GPUs if there are any.
+
+    Args:
+        device_type: `"cpu"`, `"gpu"`, or `None`.
+    """
+    kind = device_type.upper() if device_type else None
+    found = [d for d in all_devices() if kind in (None, d.kind)]
+    gpus = [d for d in found if d.kind == "GPU"]
+    return [d.lower() for d in gpus or found]
+
+
+def distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """Returns `tensor`, where that is what the layout describes.
+
+    A program sees global tensors, and a replica's program its own part of the
+    batch. So a tensor that is replicated, or split along its first axis, is
+    the same tensor to the program. To split a batch for a loop of your own,
+    see `keras_conflux.split`.
+
+    Args:
+        tensor: A tensor, or a tree of them.
+        layout: A `keras.distribution.TensorLayout`.
+
+    Raises:
+        NotImplementedError: If the layout splits another axis.
+        ValueError: If it splits an axis and has no mesh.
+    """
+    split = [
+        (axis, name)
+        for axis, name in enumerate(layout.axes)
+        if name is not None
+    ]
+    if split and layout.device_mesh is None:
+        raise ValueError(
+            f"A layout that splits a tensor, here {layout.axes}, needs a mesh: "
+            "`TensorLayout(axes, device_mesh=mesh)`."
+        )
+    for axis, name in split:
+        names = list(layout.device_mesh.axis_names)
+        is_batch = axis == 0 and name == names[0]
+        if not is_batch and layout.device_mesh.shape[names.index(name)] > 1:
+            raise NotImplementedError(
+                f"The layout {layout.axes} splits axis {axis} of a tensor over "
+                f"{name!r} of {layout.device_mesh}. Only the first axis of a "
+                "tensor, that of the batch, is split here, and over the first "
+                f"axis of a mesh. {_WHAT_EXISTS}"
+            )
+    return tensor
+
+
+def _devices_of(distribution: Any) -> tuple[Device, ...]:
+    if not isinstance(distribution, keras.distribution.DataParallel):
+        raise NotImplementedError(
+            "keras-conflux cannot split variables over devices. Received: "
+            f"{distribution!r}. {_WHAT_EXISTS}"
+        )
+    return find_devices(distribution.device_mesh.devices.flatten().tolist())
+
+
+def _one_axis(
+    mesh: keras.distribution.DeviceMesh,
+) -> keras.distribution.DeviceMesh:
+    if len(mesh.shape) == 1:
+        return mesh
+    if math.prod(mesh.shape[1:]) > 1:
+        raise NotImplementedError(
+            "Data parallelism takes the first axis of a mesh; others must be "
+            f"of size 1. Received: {mesh}. {_WHAT_EXISTS}"
+        )
+    return keras.distribution.DeviceMesh(
+        mesh.shape[:1], mesh.axis_names[:1], mesh.devices.flatten()
+    )

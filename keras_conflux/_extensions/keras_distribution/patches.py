@@ -1,0 +1,49 @@
+"""The methods of Keras that know what `keras.distribution` has set."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat.patching import patch_all
+from keras_conflux._extensions.keras_distribution import compat
+from keras_conflux._extensions.keras_distribution import keras_distribution
+from keras_conflux._extensions.keras_distribution import private_names
+from keras_conflux._replication.strategy import ask_for_distribution
+from keras_conflux._replication.strategy import distribution_strategy
+
+
+def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
+    """Makes an optimizer or a model under Keras' distribution."""
+    strategy = distribution_strategy()
+    if strategy is None or tf.distribute.has_strategy():
+        original(*args, **kwargs)
+        return
+    with strategy.scope():
+        original(*args, **kwargs)
+
+
+PATCHES = (
+    (private_names.OPTIMIZER_INIT, make_distributed),
+    (private_names.TRAINER_INIT, make_distributed),
+    (private_names.SET_DISTRIBUTION, keras_distribution.set_distribution),
+    (
+        private_names.SET_DISTRIBUTION_INSIDE,
+        keras_distribution.set_distribution,
+    ),
+    (private_names.DATA_PARALLEL_INIT, keras_distribution.make_data_parallel),
+)
+
+
+def install() -> None:
+    """Puts the replacements in place. Called once, at import."""
+    ask_for_distribution(keras_distribution.active_devices)
+    compat.provide_distribution(
+        keras_distribution.distribute_tensor,
+        keras_distribution.get_device_count,
+        keras_distribution.initialize,
+        keras_distribution.num_processes,
+        keras_distribution.process_id,
+        keras_distribution.list_devices,
+    )
+    patch_all(PATCHES)

@@ -1,0 +1,1 @@
+"""How launchers tell a process of the others that it trains with."""

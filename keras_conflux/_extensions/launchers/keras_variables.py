@@ -1,0 +1,96 @@
+"""Processes that are told in the variables of `keras.distribution`.
+
+`keras.distribution.initialize` describes them. On JAX the address of the first
+process is enough. TensorFlow's processes connect each to each, so all are
+needed here.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.cluster import separated
+from keras_conflux._cluster.cluster import split_address
+from keras_conflux._cluster.launchers import Announcement
+from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers.variables import integer
+
+ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
+COUNT = "KERAS_DISTRIBUTION_NUM_PROCESSES"
+INDEX = "KERAS_DISTRIBUTION_PROCESS_ID"
+
+
+def announced(environ: Mapping[str, str]) -> Announcement | None:
+    """Returns what the variables of `keras.distribution` tell.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        An announcement, or `None` if none of the variables is set.
+
+    Raises:
+        ClusterError: If only some are set, or they do not fit together.
+    """
+    given = environ.get(ADDRESSES, "")
+    count = integer(environ, COUNT)
+    index = integer(environ, INDEX)
+    if not given.strip():
+        _refuse_without_addresses(count, index)
+        return None
+    addresses = all_addresses(separated(given), count, ADDRESSES)
+    if index is None and len(addresses) > 1:
+        raise ClusterError(
+            f"{ADDRESSES} is set, but {INDEX} is not. Set it to a number from "
+            f"0 to {len(addresses) - 1}, another in each process."
+        )
+    cluster = Cluster(addresses, index or 0, ADDRESSES)
+    return Announcement(
+        source="the variables of keras.distribution",
+        count_from=ADDRESSES if count is None else COUNT,
+        count=len(addresses),
+        find=lambda: cluster,
+    )
+
+
+def all_addresses(
+    addresses: Sequence[str], count: int | None, source: str
+) -> tuple[str, ...]:
+    """Returns the addresses of all processes.
+
+    Args:
+        addresses: One address per process. One address for several processes
+            means this port of its host, and the ports after it.
+        count: The number of processes, if it was given.
+        source: Where this was found, for the messages of errors.
+
+    Returns:
+        One address per process.
+
+    Raises:
+        ClusterError: If there are too few or too many addresses.
+    """
+    if count is None or len(addresses) == count:
+        return tuple(addresses)
+    if len(addresses) == 1 and count > 1:
+        host, port = split_address(addresses[0], source)
+        return tuple(f"{host}:{port + k}" for k in range(count))
+    raise ClusterError(
+        f"{source}: expected the addresses of all {count} processes, "
+        "separated by commas, or one address if all run on one host. Got "
+        f"{len(addresses)}: {', '.join(addresses)}. The processes of "
+        "TensorFlow connect each to each, unlike those of JAX, so each "
+        "must know all addresses."
+    )
+
+
+def _refuse_without_addresses(count: int | None, index: int | None) -> None:
+    """Refuses variables that speak of processes without saying where."""
+    is_alone = count == 1 and index in (None, 0)
+    if is_alone or (count is None and index is None):
+        return
+    given = INDEX if count is None else COUNT
+    raise ClusterError(
+        f"{given} is set, but {ADDRESSES} is not. Set it to the addresses of "
+        f"all processes, such as 10.0.0.1:2222,10.0.0.2:2222, or unset {given}."
+    )

@@ -1,0 +1,88 @@
+"""Processes that `mpirun` or `mpiexec` has started.
+
+MPI tells each process its rank, but nobody's address. The processes exchange
+their addresses with mpi4py.
+"""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.launchers import Announcement
+from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers.keras_variables import ADDRESSES
+from keras_conflux._extensions.launchers.keras_variables import INDEX
+from keras_conflux._extensions.launchers.variables import rank_and_count
+
+PMI_SIZE = "PMI_SIZE"
+"""The one of these variables that Slurm sets as well."""
+
+_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("PMI_RANK", PMI_SIZE),  # MPICH, Intel MPI, srun --mpi=pmi2
+)
+
+
+def announced(environ: Mapping[str, str]) -> Announcement | None:
+    """Returns what MPI tells its processes.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        An announcement, or `None` outside of MPI.
+
+    Raises:
+        ClusterError: If only one of rank and size is set.
+    """
+    for rank_name, count_name in _VARIABLES:
+        task = rank_and_count(environ, rank_name, count_name)
+        if task is not None:
+            return Announcement(
+                source="MPI",
+                count_from=count_name,
+                count=task[1],
+                find=lambda task=task: _find(*task),
+            )
+    return None
+
+
+def _find(rank: int, count: int) -> Cluster:
+    """Exchanges the addresses; all processes call it."""
+    world = _world()
+    if (world.Get_rank(), world.Get_size()) != (rank, count):
+        raise ClusterError(
+            f"MPI started this process as {rank} of {count}, but mpi4py "
+            f"finds that it is {world.Get_rank()} of {world.Get_size()}. It "
+            "was probably built for another MPI: install it anew with "
+            "`python -m pip install --no-binary mpi4py mpi4py`."
+        )
+    # No other process of this host gets the port while it is bound.
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        port = bound.getsockname()[1]
+        found = world.allgather((socket.gethostname(), port))
+    hosts = {host for host, _ in found}
+    addresses = [
+        # A host need not know its own name.
+        f"{host if hosts - {host} else 'localhost'}:{port}"
+        for host, port in found
+    ]
+    return Cluster(tuple(addresses), rank, "MPI")
+
+
+def _world() -> Any:
+    """Returns the communicator of all processes of MPI."""
+    try:
+        from mpi4py import MPI
+    except ModuleNotFoundError as error:
+        if error.name != "mpi4py":
+            raise
+        raise ClusterError(
+            "MPI started this process, but does not tell the addresses of "
+            "the others. Install mpi4py, with which they tell each other: "
+            "`python -m pip install mpi4py`. Or give the addresses in "
+            f"{ADDRESSES} and this process' number in {INDEX}."
+        ) from error
+    return MPI.COMM_WORLD

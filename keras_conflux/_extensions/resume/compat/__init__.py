@@ -1,0 +1,1 @@
+"""What resuming needs of the insides of Keras and TensorFlow."""

@@ -1,0 +1,177 @@
+"""What a `tf.data.Dataset` is made of."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import batch_op
+from tensorflow.python.data.ops import cache_op
+from tensorflow.python.data.ops import concatenate_op
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import filter_op
+from tensorflow.python.data.ops import map_op
+from tensorflow.python.data.ops import prefetch_op
+from tensorflow.python.data.ops import repeat_op
+
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    captured_datasets,
+)
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    captures_any,
+)
+from keras_conflux._extensions.resume.compat.captured_datasets import (
+    has_unknown_parts,
+)
+
+
+def datasets_below(
+    dataset: tf.data.Dataset, in_files: bool = True
+) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and those that it is made of.
+
+    Args:
+        dataset: The uppermost one.
+        in_files: Whether also what a cache keeps in files.
+    """
+    if not in_files and _cache_file(dataset):
+        return
+    yield dataset
+    for each in (*dataset._inputs(), *captured_datasets(dataset)):
+        yield from datasets_below(each, in_files)
+
+
+def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+    """Returns the seeds that a data set shuffles or draws by, if it does."""
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    if any(seed is None for seed in seeds):
+        return None
+    return int(tf.get_static_value(seeds[0])), int(
+        tf.get_static_value(seeds[1])
+    )
+
+
+def is_out_of_order(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set yields what is ready first."""
+    return getattr(dataset, "_deterministic", None) == "false"
+
+
+def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set is drawn from once, and then kept by this process."""
+    return _cache_file(dataset) == b""
+
+
+def _cache_file(dataset: Any) -> bytes | None:
+    """Returns where a data set is cached, if it is: `b""` is in memory."""
+    if not isinstance(dataset, cache_op.CacheDataset):
+        return None
+    return tf.get_static_value(dataset._filename) or b""
+
+
+def is_parallel(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set calls its function several times at once."""
+    calls = getattr(dataset, "_num_parallel_calls", None)
+    return calls is not None and tf.get_static_value(calls) != 1
+
+
+def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
+    """Returns the operations of the functions that a data set calls.
+
+    Those of functions inside of these are among them, such as of a data set
+    that an `interleave` makes of each element.
+    """
+    found: list[tf.Operation] = []
+    waiting = [each.function.graph for each in dataset._functions()]
+    seen = set()
+    while waiting:
+        graph = waiting.pop()
+        if id(graph) not in seen:
+            seen.add(id(graph))
+            found += graph.get_operations()
+            waiting += [each.graph for each in graph._functions.values()]
+    return found
+
+
+def variables_of_dataset(dataset: Any) -> list[tf.Variable]:
+    """Returns the variables that the functions of data sets read or change."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return []
+    found = {
+        id(variable): variable
+        for each in datasets_below(dataset)
+        for function in each._functions()
+        for variable in function.function.variables
+    }
+    return list(found.values())
+
+
+def is_python(operation: tf.Operation) -> bool:
+    """Whether an operation calls Python code."""
+    return operation.type in _PYTHON
+
+
+_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
+
+
+def has_shuffles(dataset: Any) -> bool:
+    """Whether a data set takes seeds for each iterator that is made of it."""
+    return isinstance(dataset, tf.data.Dataset) and any(
+        seeds_of_dataset(each) is not None or has_unknown_parts(each)
+        for each in datasets_below(dataset)
+    )
+
+
+def begins_shuffles_later(dataset: Any) -> bool:
+    """Whether a data set takes seeds also while it is drawn from."""
+    return isinstance(dataset, tf.data.Dataset) and any(
+        has_shuffles(each)
+        for each in datasets_below(dataset)
+        if isinstance(each, _BEGINS_LATER) or captures_any(each)
+    )
+
+
+def is_endless(dataset: tf.data.Dataset) -> bool:
+    """Whether a data set may not end."""
+    return dataset.cardinality() < 0 and any(
+        each.cardinality() == tf.data.INFINITE_CARDINALITY
+        for each in datasets_below(dataset)
+    )
+
+
+def begin(dataset: Any, drawn: bool) -> None:
+    """Makes an iterator and drops it. Variables are left as they were.
+
+    Args:
+        dataset: A data set.
+        drawn: Whether to draw all of it, if that takes seeds. Nothing is drawn
+            of an endless one.
+    """
+    if not (drawn and begins_shuffles_later(dataset)):
+        iter(dataset)
+        return
+    while isinstance(dataset, _DRAWS_ALL):
+        (dataset,) = dataset._inputs()
+    if is_endless(dataset):
+        iter(dataset)
+        return
+    variables = [(each, each.numpy()) for each in variables_of_dataset(dataset)]
+    for _ in dataset:
+        pass
+    for variable, value in variables:
+        variable.assign(value)
+
+
+_BEGINS_LATER = (
+    repeat_op._RepeatDataset,
+    concatenate_op._ConcatenateDataset,
+    cache_op.CacheDataset,
+)
+_DRAWS_ALL = (
+    batch_op._BatchDataset,
+    batch_op._ParallelBatchDataset,
+    dataset_ops._OptionsDataset,
+    filter_op._FilterDataset,
+    map_op._MapDataset,
+    map_op._ParallelMapDataset,
+    prefetch_op._PrefetchDataset,
+)
+"""What draws all of its input, once."""

@@ -1,0 +1,31 @@
+"""Seeds from which random numbers go on."""
+
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
+from tensorflow.python.eager import context
+
+
+def present_global_seed() -> keras.Variable | None:
+    """Returns the seed behind `keras.random`, if this thread has used it."""
+    name = seed_generator.GLOBAL_SEED_GENERATOR
+    generator = global_state.get_global_attribute(name)
+    return None if generator is None else generator.state
+
+
+def eager_seed_state() -> Any:
+    """Returns where the generator stands that seeds eager random operations.
+
+    `None` if TensorFlow was given no seed.
+    """
+    generator = getattr(context.context(), "_rng", None)
+    return None if generator is None else generator.getstate()
+
+
+def set_eager_seed_state(saved: Any) -> None:
+    """Puts that generator where it stood, if TensorFlow was given a seed."""
+    generator = getattr(context.context(), "_rng", None)
+    if saved is not None and generator is not None:
+        generator.setstate(saved)

@@ -1,0 +1,49 @@
+"""Tells, once, that `fit` has waited for its data and not for the devices."""
+
+import logging
+
+from keras_conflux._fit import trainer
+from keras_conflux._fit.input.measurements import Measurements
+
+MINIMUM_SECONDS = 10.0
+"""How long the wait has to be. The first batches of any epoch are waited for.
+"""
+MINIMUM_SHARE = 0.2
+"""How large a part of the time."""
+
+_log = logging.getLogger("keras_conflux")
+_has_told = False
+
+
+def install() -> None:
+    """Has it told after each `fit`. Called once, at import."""
+    trainer.at_the_end(tell)
+
+
+def tell(name: str, measured: Measurements) -> None:
+    """Logs a warning if the data of a call of `fit` has limited its speed.
+
+    Args:
+        name: That of the model.
+        measured: What the call has waited for and done. The time in which
+            programs are compiled does not count.
+    """
+    global _has_told
+    waited = measured.waited_in_call
+    total = waited + measured.busy_in_call
+    is_short = waited < MINIMUM_SECONDS
+    if _has_told or is_short or waited < MINIMUM_SHARE * total:
+        return
+    _has_told = True
+    _log.warning(
+        "%s: `fit` has waited for its data for %.0f of %.0f s. With a "
+        "tf.data.Dataset, give `num_parallel_calls=tf.data.AUTOTUNE` to `map`, "
+        "call `cache()` where the data fit into memory, and "
+        "`prefetch(tf.data.AUTOTUNE)` last. With a keras.utils.PyDataset, set "
+        "`workers` and `use_multiprocessing`. The callback "
+        "keras_conflux.Throughput shows the wait of each epoch as "
+        "`input_wait`.",
+        name,
+        waited,
+        total,
+    )

@@ -1,1 +1,0 @@
-"""Measures training and collectives: `python -m keras_conflux.bench`."""

@@ -1,0 +1,396 @@
+"""`python -m examples.benchmarks` on CPU devices.
+
+It is no part of what is installed. `test_examples.py` has the run of CI.
+"""
+
+import argparse
+import importlib
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import time
+from typing import ClassVar
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ON_GPU
+
+from examples.benchmarks import __main__ as benchmarks
+from examples.benchmarks import attention
+from examples.benchmarks import measured
+from examples.benchmarks import messages
+from examples.benchmarks import models
+from examples.benchmarks import pipeline
+from examples.benchmarks import plot
+from examples.benchmarks import report
+from examples.benchmarks import runs
+from keras_conflux._common import xla_flags
+from keras_conflux._common.version_numbers import numbers
+from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.throughput import slow_input
+
+pytestmark = pytest.mark.long
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")
+def test_what_is_measured(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    options = "--steps 4 --epochs 2 --kib 4 --ops max --how conflux"
+    options += " --breakdown"
+    assert benchmarks.main([*options.split(), "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    runs = [(run["how"], run["devices"]) for run in found["training"]]
+    assert runs == [("conflux", 1), ("conflux", 2)]
+    for run in found["training"]:
+        assert len(run["ms_a_step"]) == 2
+        assert all(ms > 0 for ms in run["ms_a_step"])
+    assert {run["op"] for run in found["collectives"]} == {"max"}
+    assert found["machine"]["keras"]
+    for run in found["training"]:
+        assert run["breakdown"]["alone_ms"] > 0
+    shown = capsys.readouterr().out
+    assert "model.fit" in shown
+    assert "allreduce" in shown
+    assert "exchange" in shown
+    assert (tmp_path / "speed.png").stat().st_size > 10_000
+
+
+class Started(subprocess.Popen):
+    """A process that is not started, but prints a line."""
+
+    calls: ClassVar[list] = []
+    prints, returncode, pid = '{"start_s": 1, "ms_a_step": []}', 0, -1
+
+    def __init__(self, command, **settings):
+        self.calls.append((command, settings))
+
+    def communicate(self, **_):
+        return self.prints, ""
+
+
+@pytest.fixture
+def started(monkeypatch):
+    monkeypatch.setattr(Started, "calls", [])
+    monkeypatch.setattr(Started, "prints", Started.prints)
+    monkeypatch.setattr(Started, "returncode", 0)
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(report, "write", lambda *_, **__: None)
+    monkeypatch.setattr(plot, "draw_file", lambda *_: None)
+    return Started
+
+
+def test_a_run_that_fails_is_told_and_made_again(tmp_path, started):
+    started.returncode = 1
+    asked = ["--devices", "1", "--go-on", "--out", str(tmp_path)]
+    assert benchmarks.main([*asked, "--how", "keras", "conflux"]) == 1
+    started.returncode = 0
+    assert benchmarks.main([*asked, "--how", "keras"]) == 0
+    assert len(started.calls) == 3  # nothing of the two that failed is kept
+    assert benchmarks.main([*asked, "--how", "keras", "conflux"]) == 0
+    assert len(started.calls) == 4
+    assert "conflux" in started.calls[-1][0]
+    asked.remove("--go-on")
+    assert benchmarks.main([*asked, "--how", "keras"]) == 0
+    assert len(started.calls) == 5
+
+
+def test_what_prints_nothing_has_failed(tmp_path, started):
+    started.prints = "no JSON"
+    assert benchmarks.main(["--devices", "1", "--out", str(tmp_path)]) == 1
+
+
+def test_the_second_start_has_what_the_first_has_cached(tmp_path, started):
+    asked = "--devices 1 --how keras torch conflux --second-start"
+    assert benchmarks.main([*asked.split(), "--out", str(tmp_path)]) == 0
+    assert len(started.calls) == 6
+    names = {"KERAS_CONFLUX_CACHE", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR"}
+    folders = []
+    for first, second in zip(
+        started.calls[::2], started.calls[1::2], strict=True
+    ):
+        assert second[0][-1] == "--epochs=1"
+        assert second[0][:-2] == first[0][:-1]  # but for the time
+        one, two = ({n: c[1]["env"][n] for n in names} for c in (first, second))
+        assert one == two
+        folders.append(one)
+    caches = [each["KERAS_CONFLUX_CACHE"] for each in folders]
+    assert caches[0] == "0"  # Keras by itself has no such cache
+    assert len({each["CUDA_CACHE_PATH"] for each in folders}) == 3
+
+
+def test_runs_share_gpus_and_end_in_time(tmp_path, monkeypatch):
+    """Two runs of one GPU meet; one that hangs is ended, and its children."""
+    script = tmp_path / "python"
+    script.write_text(
+        """#!/bin/sh
+cd "$(dirname "$0")"
+touch "on$CUDA_VISIBLE_DEVICES"
+case "$*" in
+*resnet*) sleep 60 & echo $! > child; wait;;
+*small*) until [ -e on0 ] && [ -e on1 ]; do sleep 0.01; done;;
+esac
+echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\"}"
+"""
+    )
+    script.chmod(0o755)
+    runner = runs.Runner(
+        *(tmp_path / "runs", {"torch": [str(script)]}, 5), gpus=["0", "1"]
+    )
+    asked = [
+        runs.Run("pytorch", len(name.split(",")), (name,))
+        for name in ("0,1", "small 1", "small 2")
+    ]
+    found = {run.arguments[0]: out for run, out in runner.measure(asked, False)}
+    assert sorted(found["0,1"][0]["gpus"].split(",")) == ["0", "1"]
+    assert {found[f"small {i}"][0]["gpus"] for i in (1, 2)} == {"0", "1"}
+
+    runner = runs.Runner(tmp_path / "runs", {"torch": [str(script)]}, limit=1)
+    hanging = runs.Run("pytorch", 1, ("resnet",))
+    assert [*runner.measure([hanging], False)] == [(hanging, [])]
+    assert (
+        "1 s, its time limit"
+        in (tmp_path / "runs/pytorch_resnet.log").read_text()
+    )
+    child = pathlib.Path("/proc", (tmp_path / "child").read_text().strip())
+    deadline = time.monotonic() + 5
+    while child.exists() and "Z" not in (child / "stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
+    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    flags.set_autotuning(os.environ, pathlib.Path(f"/{flags.FOLDER_PREFIX}1"))
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    xla_flags.choose_products(os.environ)
+    if numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:
+        assert "cublaslt" in os.environ["XLA_FLAGS"]
+    asked = "--models small --devices 1 2 --how conflux jax torch --batch 8"
+    asked += " --kib --python torch=env\\ there/python"
+    assert benchmarks.main([*shlex.split(asked), "--out", str(tmp_path)]) == 0
+    peers = [call for call in started.calls if call[1]["cwd"]]
+    assert len(started.calls) == 6
+    assert len(peers) == 4
+    words = [" ".join(command[:-1]) for command, _ in peers]
+    for count in "12":
+        jax = f"-m benchmarks.keras_jax small {count} --steps=64 --epochs=4"
+        torch = (
+            f"-m benchmarks.pytorch small torch {count} --steps=64 --epochs=4"
+        )
+        assert f"{sys.executable} {jax} --batch=8" in words
+        assert f"env there/python {torch} --batch=8" in words
+    for command, settings in peers:
+        # JAX may be of a version that dies of other flags.
+        assert settings["env"]["XLA_FLAGS"] == "--mine"
+        if "benchmarks.keras_jax" in command:
+            assert settings["env"]["KERAS_BACKEND"] == "jax"
+
+    # What the peers import is there without this package.
+    monkeypatch.syspath_prepend(peers[0][1]["cwd"])
+    for missing in ("keras_conflux", "tensorflow", "keras"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    assert importlib.import_module("benchmarks.measured").CASES
+
+
+def test_a_python_of_what_is_no_peer(tmp_path):
+    with pytest.raises(SystemExit, match=r"Received: keras=python3"):
+        benchmarks.main(["--python", "keras=python3", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize("how", ["jax", "torch-eager"])
+def test_peers(tmp_path, how):
+    pytest.importorskip(how.partition("-")[0])
+    asked = f"--models small --devices 2 --how {how} --steps 4 --epochs 1 --kib"
+    assert benchmarks.main([*asked.split(), "--out", str(tmp_path)]) == 0
+    (found,) = json.loads((tmp_path / "bench.json").read_text())["training"]
+    assert found["how"] == how
+    assert len(found["ms_a_step"]) == 1
+    assert found["start_s"] > 0
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt", "vit", "bert", "small"])
+def test_peers_have_the_same_numbers_of_weights(name):
+    torch = pytest.importorskip("torch")
+    pytorch_models = importlib.import_module(
+        "examples.benchmarks.pytorch_models"
+    )
+    with torch.device("meta"):
+        peer = pytorch_models.Trained(name)
+    ours = models.build(name)
+    sizes = [math.prod(each.shape) for each in ours.trainable_weights]
+    assert sum(each.numel() for each in peer.parameters()) == sum(sizes)
+
+
+def test_a_start_is_all_but_the_steps():
+    options = argparse.Namespace(
+        **{"model": "small", "how": "jax", "devices": 1, "batch": 8},
+        **{"jit": "auto", "execution": 1, "steps": 10, "epochs": 2},
+        began=1000.0,
+    )
+    clock = measured.Clock()
+    clock.seconds, clock.ends = [20, 5, 2, 2], [1030, 1035, 1037, 1039]
+    found = measured.result(options, clock, [], [], None, {})
+    assert found["start_s"] == 35 - 2 * 2
+    assert found["ms_a_step"] == [200, 200]
+
+
+def test_the_narrow_head_has_a_wide_loss(monkeypatch):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        small = {"depth": 1, "width": 16, "heads": 2, "length": 8}
+        wide, narrow = (
+            models.gpt(**small, vocabulary=32, head_dtype=dtype)
+            for dtype in ("float32", None)
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    narrow.set_weights(wide.get_weights())
+    x = np.arange(16).reshape(2, 8)
+    assert wide(x).dtype == "float32"
+    assert narrow(x).dtype == "bfloat16"
+    losses = [model.evaluate(x, x, verbose=0) for model in (wide, narrow)]
+    assert losses[0] != losses[1]
+    np.testing.assert_allclose(*losses, rtol=2e-3)
+
+
+def test_berts_padding_is_not_seen():
+    bert = models.bert(depth=2, width=16, heads=2, length=8, vocabulary=32)
+    (embedding,) = (
+        layer for layer in bert.layers if layer.name.startswith("embedding")
+    )
+    x = np.array([[3, 4, 5, 0, 0, 0, 0, 0]])
+    table = embedding.embeddings.numpy()
+    noise = np.random.default_rng(0).standard_normal(16)
+
+    def logits(changed):
+        rows = (np.arange(32) == changed)[:, None]
+        embedding.embeddings.assign(table + noise * rows)
+        return bert(x).numpy()
+
+    usual = logits(31)  # a token that the text does not have
+    np.testing.assert_array_equal(logits(0), usual)
+    assert not np.allclose(logits(5), usual)
+
+
+def test_efficiency_is_over_single_devices():
+    def run(devices, ms):
+        return {
+            "model": "m",
+            "how": "conflux",
+            "devices": devices,
+            "batch": 8,
+            "jit": "auto",
+            "ms_a_step": ms,
+            "units_a_step": 8 * devices,
+        }
+
+    one, four = run(1, [10, 11, 10]), run(4, [12.5, 12.5, 90])
+    assert report.throughput(one) == 800
+    assert report.efficiency(four, [one, four]) == pytest.approx(0.8)
+    assert report.efficiency(four, [four]) is None
+    assert report.efficiency(four | {"jit": "off"}, [one, four]) is None
+
+
+def texts(image: pathlib.Path) -> list[str]:
+    return re.findall(r"<text [^>]*>([^<]*)</text>", image.read_text())
+
+
+@pytest.mark.parametrize(
+    ("data", "image", "counts"),
+    [
+        ("performance.json", "speed.svg", {"1 GPU", "2 GPUs", "4 GPUs"}),
+        ("one_gpu.json", "one_gpu.svg", {"1 GPU"}),
+        ("two_gpus.json", "two_gpus.svg", {"1 GPU", "2 GPUs"}),
+    ],
+)
+def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
+    pytest.importorskip("matplotlib")
+    drawn, again = tmp_path / "speed.svg", tmp_path / "again.svg"
+    for each in (drawn, again):
+        benchmarks.main(["--draw", str(DOCS / "data" / data), str(each)])
+    assert drawn.read_bytes() == again.read_bytes()
+    assert counts | {"keras-conflux"} <= {*texts(drawn)}
+    has_scaling = any("linear scaling" in text for text in texts(drawn))
+    assert has_scaling == (len(counts) > 1)
+    assert texts(drawn) == texts(DOCS / "images" / image)
+    assert drawn.stat().st_size < 60_000
+
+
+def test_the_picture_of_runs_of_another_machine(tmp_path):
+    pytest.importorskip("matplotlib")
+    run = {"how": "torch", "devices": 1, "batch": 8, "gpu": "NVIDIA H200"}
+    run |= {"ms_a_step": [5.0], "unit": "images", "units_a_step": 8}
+    models = ("resnet", "gpt", "gpt-bf16", "vit", "bert")
+    runs = [
+        run | {"model": name, "versions": {"torch": "3"}} for name in models
+    ]
+    here = {"gpus": [], "cpu": "x", "tensorflow": "2", "keras": "3"}
+    source, drawn = tmp_path / "bench.json", tmp_path / "speed.svg"
+    source.write_text(json.dumps({"machine": here, "training": runs}))
+    plot.draw_file(source, drawn)
+    shown = texts(drawn)
+    assert {*plot.TITLES.values()} <= {*shown}
+    assert shown.count("PyTorch, torch.compile") == len(models)
+    assert any(
+        "NVIDIA H200; " in each and "PyTorch 3" in each for each in shown
+    )
+
+
+@pytest.mark.parametrize("source", ["synthetic", "memory", "files"])
+def test_input_pipelines(monkeypatch, capsys, source):
+    monkeypatch.setattr(slow_input, "_has_told", False)
+    monkeypatch.setattr(slow_input, "MINIMUM_SECONDS", 0.0)
+    monkeypatch.setattr(slow_input, "MINIMUM_SHARE", 0.0)
+    asked = "--model small --batch 4 --images 6 --steps 3 --epochs 2"
+    pipeline.main([source, *asked.split()])
+    found = json.loads(capsys.readouterr().out)
+    assert found["source"] == source
+    assert len(found["samples_per_second"]) == 2
+    assert found["alone_images_s"] > 0
+    (said,) = found["said"]
+    assert "waited for its data" in said
+
+
+@pytest.mark.parametrize("source", ["memory", "files"])
+def test_images_of_a_pipeline(tmp_path, source):
+    data = pipeline.SOURCES[source](6, 8, 16, tmp_path)
+    (images, labels), (others, _) = data.take(2).as_numpy_iterator()
+    assert images.shape == (8, 16, 16, 3)
+    assert images.dtype == "uint8"
+    assert 40 < images.std() < 90
+    assert set(labels) == set(range(6))  # drawn again when all are drawn
+    assert not np.array_equal(images, others)
+
+
+@pytest.mark.parametrize("way", ["fused", "keras"])
+def test_attentions(monkeypatch, capsys, way):
+    disabled = []
+    monkeypatch.setattr(
+        keras.config, "disable_flash_attention", lambda: disabled.append(way)
+    )
+    asked = "16 --batch 1 --layers 1 --steps 2 --epochs 1 --way"
+    policy = keras.config.dtype_policy()
+    try:
+        attention.main([*asked.split(), way])
+    finally:
+        keras.config.set_dtype_policy(policy)
+    found = json.loads(capsys.readouterr().out)
+    assert found["attention"] == way
+    assert disabled == ["keras"] * (way == "keras")
+    assert len(found["step_ms"]) == 1
+    assert len(found["losses"]) == 2
+
+
+def test_messages_of_a_process_that_is_alone(monkeypatch):
+    monkeypatch.setattr(messages, "_REPETITIONS", 3)
+    found = messages.measure()
+    assert found["processes"] == 1
+    assert found["sum_ms"] > 0
