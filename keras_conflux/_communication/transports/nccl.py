@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.op_names import NCCL_OPS
+from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat import tensorflow_graphs
 
 
@@ -19,7 +19,7 @@ class Nccl:
         self._group_key = group_key
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: str
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del index
@@ -28,7 +28,7 @@ class Nccl:
             tensor = tf.cast(tensor, tf.float32)
         reduced = tf.raw_ops.NcclAllReduce(
             input=tensor,
-            reduction=NCCL_OPS[op],
+            reduction=op.nccl_op,
             num_devices=self._size,
             shared_name=f"conflux_{self._group_key}_{call}",
         )

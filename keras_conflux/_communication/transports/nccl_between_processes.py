@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_conflux._communication.transports.counters import new_counter
-from keras_conflux._communication.transports.op_names import MERGE_OPS
+from keras_conflux._communication.transports.ops import Op
 from keras_conflux._devices.device import Device
 
 
@@ -30,7 +30,7 @@ class NcclBetweenProcesses:
         self._tokens = [new_counter(device, 0.0) for device in devices]
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: str
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call
@@ -46,7 +46,7 @@ class NcclBetweenProcesses:
             group_key=self._group_key,
             instance_key=key,
             ordering_token=[self._tokens[index].handle],
-            merge_op=MERGE_OPS[op],
+            merge_op=op.merge_op,
             final_op="Id",
             communication_hint="nccl",
         )
