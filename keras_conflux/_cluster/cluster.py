@@ -1,6 +1,8 @@
-"""The processes that train together."""
+"""The processes that train together, and what launchers tell of them."""
 
 import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
 
 from keras_conflux._common.errors import ClusterError
 
@@ -80,3 +82,82 @@ def split_address(address: str, source: str) -> tuple[str, int]:
             f"'[fd00::1]:2222', with a port from 1 to 65535. Got {address!r}."
         )
     return host, int(port)
+
+
+@dataclasses.dataclass(frozen=True)
+class Announcement:
+    """That a launcher has started some processes, and how to find them.
+
+    The number of processes is known at once. What finds their addresses is
+    called for one announcement only, as processes may have to talk for it.
+    """
+
+    source: str
+    """The launcher, or the variable, such as `"Slurm"`."""
+    count_from: str
+    """The variable that tells the number of processes."""
+    count: int
+    """The number of processes."""
+    find: Callable[[], Cluster]
+    """Returns the processes."""
+
+
+def integer(environ: Mapping[str, str], name: str) -> int | None:
+    """Returns the value of a variable that holds a number from 0.
+
+    Args:
+        environ: The environment variables.
+        name: The variable.
+
+    Returns:
+        The number, or `None` if the variable is not set or empty.
+
+    Raises:
+        ClusterError: If the variable holds something else.
+    """
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise ClusterError(
+            f"Expected the environment variable {name} to be a number from "
+            f"0. Got {text!r}."
+        )
+    return int(text)
+
+
+def rank_and_count(
+    environ: Mapping[str, str], rank_name: str, count_name: str
+) -> tuple[int, int] | None:
+    """Returns which process this is, and how many there are.
+
+    Args:
+        environ: The environment variables.
+        rank_name: The variable that tells which process this is.
+        count_name: The variable that tells how many processes there are.
+
+    Returns:
+        Both numbers, or `None` if neither variable is set.
+
+    Raises:
+        ClusterError: If only one is set, or the rank is not below the count.
+    """
+    rank = integer(environ, rank_name)
+    count = integer(environ, count_name)
+    if rank is None and count is None:
+        return None
+    if rank is None or count is None:
+        given, missing = rank_name, count_name
+        if rank is None:
+            given, missing = count_name, rank_name
+        raise ClusterError(
+            f"The environment variable {given} is set, but {missing} is not. "
+            "A launcher sets both: start the program through it, set "
+            f"{missing} as well, or unset {given}."
+        )
+    if rank >= count:
+        raise ClusterError(
+            f"Expected {rank_name} to be below {count_name}. Got "
+            f"{rank_name}={rank} and {count_name}={count}."
+        )
+    return rank, count

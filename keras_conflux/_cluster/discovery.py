@@ -9,7 +9,7 @@ from keras_conflux._cluster import keras_variables
 from keras_conflux._cluster import mpi
 from keras_conflux._cluster import slurm
 from keras_conflux._cluster import tf_config
-from keras_conflux._cluster.announcement import Announcement
+from keras_conflux._cluster.cluster import Announcement
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.resolver import resolve
 from keras_conflux._common.errors import ClusterError

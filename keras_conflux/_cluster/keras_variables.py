@@ -8,9 +8,9 @@ needed here.
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from keras_conflux._cluster.announcement import Announcement
-from keras_conflux._cluster.announcement import integer
+from keras_conflux._cluster.cluster import Announcement
 from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.cluster import integer
 from keras_conflux._cluster.cluster import split_address
 from keras_conflux._common.errors import ClusterError
 

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from keras_conflux._cluster.announcement import Announcement
-from keras_conflux._cluster.announcement import rank_and_count
+from keras_conflux._cluster.cluster import Announcement
 from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.cluster import rank_and_count
 from keras_conflux._cluster.keras_variables import ADDRESSES
 from keras_conflux._cluster.keras_variables import INDEX
 from keras_conflux._common.errors import ClusterError

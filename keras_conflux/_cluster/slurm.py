@@ -9,10 +9,10 @@ own order.
 import dataclasses
 from collections.abc import Mapping
 
-from keras_conflux._cluster.announcement import Announcement
-from keras_conflux._cluster.announcement import integer
-from keras_conflux._cluster.announcement import rank_and_count
+from keras_conflux._cluster.cluster import Announcement
 from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.cluster import integer
+from keras_conflux._cluster.cluster import rank_and_count
 from keras_conflux._cluster.node_lists import expand_counts
 from keras_conflux._cluster.node_lists import expand_nodes
 from keras_conflux._common.errors import ClusterError

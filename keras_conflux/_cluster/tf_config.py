@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from keras_conflux._cluster.announcement import Announcement
+from keras_conflux._cluster.cluster import Announcement
 from keras_conflux._cluster.jobs import cluster_of_jobs
 from keras_conflux._common.errors import ClusterError
 

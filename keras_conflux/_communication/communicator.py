@@ -30,9 +30,7 @@ from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports import eager
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.nccl import Nccl
-from keras_conflux._communication.transports.nccl_between_processes import (
-    NcclBetweenProcesses,
-)
+from keras_conflux._communication.transports.nccl import NcclBetweenProcesses
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op

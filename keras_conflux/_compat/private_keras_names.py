@@ -7,8 +7,8 @@ behaviour for replicated objects.
 
 import keras
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import version_numbers
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
@@ -20,7 +20,7 @@ _LOSS = "keras.src.losses.loss:"
 _RANDOM = "keras.src.backend.tensorflow.random:"
 _DISTRIBUTION = "keras.src.distribution.distribution_lib:"
 
-if numbers(keras.__version__) >= (3, 16):
+if version_numbers(keras.__version__) >= (3, 16):
     _TRAINER = "keras.src.trainers.trainer:BaseTrainer"
     _TF_TRAINER = "keras.src.backend.tensorflow.trainer:Trainer"
     _TF_OPS = "keras.src.backend.tensorflow.ops"
@@ -29,7 +29,9 @@ else:
     _TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
     _TF_OPS = "keras.src.backend.tensorflow"
 _KNOWS_PROCESSES = (
-    "Distribution" if numbers(keras.__version__) >= (3, 15) else "DataParallel"
+    "Distribution"
+    if version_numbers(keras.__version__) >= (3, 15)
+    else "DataParallel"
 )
 _TF_VARIABLE = f"{_TF_OPS}.core:Variable"
 

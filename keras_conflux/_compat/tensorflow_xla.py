@@ -5,9 +5,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat.private_names import version_numbers
 
 
 def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
@@ -29,7 +29,9 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
 
 def has_module_calls() -> bool:
     """Whether XLA programs can have parts that are written in StableHLO."""
-    return numbers(tf.__version__) >= private_tensorflow_names.MODULE_CALLS
+    return (
+        version_numbers(tf.__version__) >= private_tensorflow_names.MODULE_CALLS
+    )
 
 
 def module_call(

@@ -2,8 +2,8 @@
 
 import importlib.util
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import problems
+from keras_conflux._compat.private_names import version_numbers
 
 TESTED_KERAS = (3, 14), (3, 15)
 TESTED_TENSORFLOW = (2, 20), (2, 21)
@@ -49,8 +49,8 @@ def assert_supported() -> None:
     from keras_conflux._compat import private_keras_names
     from keras_conflux._compat import private_tensorflow_names
 
-    found_keras = numbers(keras.__version__)
-    found_tensorflow = numbers(tf.__version__)
+    found_keras = version_numbers(keras.__version__)
+    found_tensorflow = version_numbers(tf.__version__)
     wrong = [
         *problems(private_keras_names.all_names(), found_keras),
         *problems(private_tensorflow_names.all_names(), found_tensorflow),
@@ -73,8 +73,8 @@ def untested() -> str | None:
     import keras
     import tensorflow as tf
 
-    if _is_in(numbers(keras.__version__), TESTED_KERAS) and _is_in(
-        numbers(tf.__version__), TESTED_TENSORFLOW
+    if _is_in(version_numbers(keras.__version__), TESTED_KERAS) and _is_in(
+        version_numbers(tf.__version__), TESTED_TENSORFLOW
     ):
         return None
     return (

@@ -2,7 +2,7 @@
 
 import os
 
-from keras_conflux._common import xla_flags
+from keras_conflux._compat import xla_flags
 from keras_conflux._extensions.kernels import patches as kernels
 from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._extensions.program_cache import cached_program

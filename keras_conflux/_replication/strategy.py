@@ -14,11 +14,11 @@ import tensorflow as tf
 from keras_conflux._cluster.initialization import initialize_if_named
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
@@ -102,7 +102,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         def made() -> list[tf.Variable]:
             with tf.init_scope():
                 zeros = np.zeros(3, "uint64")
-                return [new_counter(device, zeros) for device in local]
+                return [own_variable(device, zeros) for device in local]
 
         # In the scope of a strategy, each would get copies of its own.
         return outside_of_strategies(made)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.transports.ops import Op
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 
 
@@ -28,7 +28,7 @@ class CpuRing:
     ) -> None:
         self._size = size
         self._group_key = group_key
-        self._counters = [new_counter(device) for device in devices]
+        self._counters = [own_variable(device) for device in devices]
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: Op, call: str

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat import tensorflow_xla
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 
 
@@ -40,7 +40,7 @@ class XlaNccl:
         self._rank = rank
         self._size = size
         self._group_key = group_key
-        self._latest = [new_counter(each, 0.0) for each in devices if in_order]
+        self._latest = [own_variable(each, 0.0) for each in devices if in_order]
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: Op, call: str
