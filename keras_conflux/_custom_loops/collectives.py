@@ -23,10 +23,10 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 @tf.autograph.experimental.do_not_convert
@@ -269,7 +269,7 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     first, *others = values
     if not others and _are_variables(first):
         return _in_place(call, first, *weight)
-    if in_replica() or whole_batch.current() is not None:
+    if in_replica() or whole_batch_strategy() is not None:
         if others or isinstance(first, Replicas):
             raise ValueError(
                 f"{call}: inside a replica, give this replica's tree alone; "
@@ -305,7 +305,7 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
             f"{call}: there is no floating-point variable in {target!r}. "
             "Build a model before it is reduced."
         )
-    if whole_batch.current() is not None:
+    if whole_batch_strategy() is not None:
         return  # a replica alone has what all have
     strategy = state.strategy_of(found)
     if strategy is None:

@@ -17,9 +17,9 @@ from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._replication import step_context
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 def has_samples() -> tf.Tensor | None:
@@ -102,7 +102,7 @@ def _gathered(axis: int, tree: Tree) -> Tree:
 
 def _this_replica() -> ReplicaCollectives:
     """Returns the collectives of the replica that calls."""
-    if whole_batch.current() is not None:
+    if whole_batch_strategy() is not None:
         return ReplicaCollectives(OneReplica(), 0)
     return replica_collectives()
 

@@ -1,9 +1,11 @@
 """The strategy: one replica per device, each running the whole program."""
 
 import contextlib
+import contextvars
 import functools
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 from typing import Self
@@ -197,6 +199,33 @@ def in_replica() -> bool:
     return context is not None and isinstance(
         context.strategy, ReplicatedStrategy
     )
+
+
+_on_whole_batch: contextvars.ContextVar[ReplicatedStrategy | None] = (
+    contextvars.ContextVar("strategy_on_whole_batch", default=None)
+)
+
+
+@contextlib.contextmanager
+def on_whole_batch(strategy: ReplicatedStrategy) -> Iterator[None]:
+    """Says that a step runs once in this thread, on the whole batch.
+
+    So it does with `run_eagerly=True`, outside of all strategies: it is the
+    step of one device. It reads the first copy of a variable, and writes all.
+
+    Args:
+        strategy: The strategy that replicates the model.
+    """
+    token = _on_whole_batch.set(strategy)
+    try:
+        yield
+    finally:
+        _on_whole_batch.reset(token)
+
+
+def whole_batch_strategy() -> ReplicatedStrategy | None:
+    """Returns the strategy of the model whose step runs once here, if any."""
+    return None if in_replica() else _on_whole_batch.get()
 
 
 def outside_of_replicas(function: Callable[[], Any]) -> Any:
