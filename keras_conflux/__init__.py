@@ -1,7 +1,7 @@
 """Keras 3 models on several devices, with the result of one."""
 
 from keras_conflux import _supported as _supported
-from keras_conflux._cluster.barriers import barrier
+from keras_conflux._cluster.agreement import barrier
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index

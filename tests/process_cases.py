@@ -30,7 +30,7 @@ from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
-from keras_conflux._replication import reshuffling
+from keras_conflux._replication import model_options
 from keras_conflux._replication import synchronization
 
 X, Y = regression(61)
@@ -83,7 +83,7 @@ def shuffled(replicate):
 
 def reshuffled(replicate):
     model = replicate(dense())
-    reshuffling.choose(model, True)
+    model_options.choose(model, None, True)
     with reshuffled_arrays.reshuffling(True):  # on plain Keras, too
         return trained(model, shuffle=True)
 

@@ -31,8 +31,8 @@ from examples.benchmarks import pipeline
 from examples.benchmarks import plot
 from examples.benchmarks import report
 from examples.benchmarks import runs
-from keras_conflux._common import xla_flags
-from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat import xla_flags
+from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._extensions.program_cache import flags
 from keras_conflux._extensions.throughput import slow_input
 
@@ -171,7 +171,7 @@ def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
     flags.set_autotuning(os.environ, pathlib.Path(f"/{flags.FOLDER_PREFIX}1"))
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
     xla_flags.choose_products(os.environ)
-    if numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:
+    if version_numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:
         assert "cublaslt" in os.environ["XLA_FLAGS"]
     asked = "--models small --devices 1 2 --how conflux jax torch --batch 8"
     asked += " --kib --python torch=env\\ there/python"

@@ -19,8 +19,9 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux._communication import float_order
+from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
+from keras_conflux._communication.transports import ops
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._replication import step_context
@@ -169,6 +170,22 @@ def test_indexed_slices_stay_sparse_and_may_be_uneven(count):
             kc.withdevices(lambda: kc.broadcast(slices(0)), devices=count)()
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("sum", tf.int32), ("mean", tf.float32)]
+)
+def test_indexed_slices_of_integers(op, dtype, count):
+    @kc.withdevices(devices=count)
+    def reduced():
+        slices = tf.IndexedSlices(tf.constant([[6, 12]]), tf.constant([1]))
+        result = kc.allreduce(op, slices)
+        assert result.dtype == dtype
+        return tf.reduce_sum(result.values, 0)
+
+    expected = np.array([6, 12]) * (count if op == "sum" else 1)
+    for value in reduced():
+        np.testing.assert_array_equal(value, expected)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_weighted_mean_ignores_nan_of_weight_zero(count, inside):
     def mean(value, weight):
@@ -241,12 +258,12 @@ def test_integers_are_in_the_order_of_floats(dtype, values):
     x = tf.constant(values, dtype)
     expected = tf.cast(x, tf.float64).numpy()
     for op in ("min", "max"):
-        integers = float_order.to_ordered_integers(x, op)
-        back = tf.cast(float_order.to_floats(integers, dtype), tf.float64)
+        integers = dtypes.to_ordered_integers(x, ops.OPS[op])
+        back = tf.cast(dtypes.to_floats(integers, dtype), tf.float64)
         np.testing.assert_array_equal(back, expected)
         chosen = tf.constant(OPS[op](integers.numpy()), integers.dtype)
         np.testing.assert_array_equal(
-            tf.cast(float_order.to_floats(chosen, dtype), tf.float64),
+            tf.cast(dtypes.to_floats(chosen, dtype), tf.float64),
             OPS[op](expected),
         )
 
@@ -262,7 +279,7 @@ def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):
         return original(self, tensor, index, op, call)
 
     def lowered(self, tensor, op):
-        assert op == "sum"
+        assert op is ops.SUM
         ring = strategy.communicator._in_graph
         return original(ring, tensor, kc.replica().index, op, None)
 
@@ -667,13 +684,13 @@ def test_collectives_of_programs_that_differ_are_in_order(in_order):
 
     @tf.function
     def inner():
-        return call(tf.ones([2, 3]), op="sum")
+        return call(tf.ones([2, 3]), op=ops.SUM)
 
     @tf.function(jit_compile=True)
     def program(rows, chosen):
         first = inner()
-        branch = tf.cond(chosen, lambda: call(rows, op="max"), lambda: rows)
-        return first, branch, call(tf.zeros([], tf.int32), op="sum")
+        branch = tf.cond(chosen, lambda: call(rows, op=ops.MAX), lambda: rows)
+        return first, branch, call(tf.zeros([], tf.int32), op=ops.SUM)
 
     given = tf.ones([4], tf.int64), tf.constant(True)
     text = program.experimental_get_compiler_ir(*given)(stage="hlo")
@@ -686,7 +703,7 @@ def test_collectives_of_programs_that_differ_are_in_order(in_order):
 
 def test_collectives_of_branches_and_functions_may_have_other_ranks():
     transport = XlaNccl(DEVICES[:1], int, 2, group_key=1, in_order=False)
-    call = functools.partial(transport.all_reduce, index=0, call="", op="sum")
+    call = functools.partial(transport.all_reduce, index=0, call="", op=ops.SUM)
 
     @tf.function(jit_compile=True)
     def program(rows, chosen):

@@ -22,7 +22,7 @@ from tensorflow.python.eager.context import Context
 
 import keras_conflux as kc
 from keras_conflux._cluster import failures
-from keras_conflux._common import daemons
+from keras_conflux._common import waiting
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import error_texts
@@ -677,20 +677,20 @@ def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
 
 
 def test_a_thread_is_kept_unless_its_execution_hangs(monkeypatch):
-    monkeypatch.setattr(daemons, "_idle", [])
+    monkeypatch.setattr(waiting, "_idle", [])
     threads = []
 
     def note() -> None:
         threads.append(threading.current_thread())
 
     for _ in range(2):
-        assert daemons.run(note).wait(10)
+        assert waiting.run_in_daemon(note).wait(10)
     assert threads[0] is threads[1]
     assert threads[0].daemon
 
     hangs = threading.Event()
-    hanging = daemons.run(hangs.wait)
-    assert daemons.run(note).wait(10)
+    hanging = waiting.run_in_daemon(hangs.wait)
+    assert waiting.run_in_daemon(note).wait(10)
     assert threads[2] is not threads[0]
     assert not hanging.is_set()
     hangs.set()
@@ -700,7 +700,7 @@ def test_a_thread_is_kept_unless_its_execution_hangs(monkeypatch):
 def test_a_kept_thread_keeps_no_batch():
     batch = tf.random.uniform([8])
     there = weakref.ref(batch)
-    assert daemons.run(functools.partial(tf.identity, batch)).wait(10)
+    assert waiting.run_in_daemon(functools.partial(tf.identity, batch)).wait(10)
     del batch
     until = time.monotonic() + 10
     while there() is not None and time.monotonic() < until:

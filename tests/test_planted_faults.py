@@ -74,7 +74,7 @@ PLACES = {
     "reduce": f"{COLLECTIVES}._reduce",
     "reduce a tree": f"{COLLECTIVES}.all_reduce",
     "sum gradients": f"{NUMERICS}.gradients:reduced",
-    "reduce sparse": f"{COLLECTIVES}._sparse_sum",
+    "reduce sparse": f"{COLLECTIVES}._reduce_sparse",
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
     "role of a log": f"{NUMERICS}.logs:_role_and_value",
     "seed of a loss": f"{NUMERICS}.tape:_seeded",
@@ -83,7 +83,7 @@ PLACES = {
     "slices of the gathered": f"{GLOBAL_BATCH}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
     "set a sum": f"{REPLICATION}.state:set_sum",
-    "has samples": "keras_conflux._custom_loops.stand_ins:has_samples",
+    "has samples": "keras_conflux._custom_loops.verbs:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
     "values of logs": f"{NUMERICS}.logs:global_values",
     "values of means": f"{NUMERICS}.mean_metrics:global_values",
@@ -463,7 +463,7 @@ FAULTS = [
     ),
     Fault(
         "sparse gradients are not gathered",
-        {"reduce sparse": lambda original, self, leaf, *_: leaf},
+        {"reduce sparse": lambda original, self, op, leaf, *_: leaf},
         ("embedding with sparse gradients and clipping",),
     ),
     Fault(

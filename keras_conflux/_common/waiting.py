@@ -5,12 +5,11 @@ import contextvars
 import functools
 import logging
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
-
-from keras_conflux._common import daemons
 
 DEFAULT_STEP_TIMEOUT = 1800.0
 """How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
@@ -20,6 +19,52 @@ otherwise."""
 def step_timeout() -> float:
     """Returns how many seconds a step, or another process, is waited for."""
     return float(os.environ.get("CONFLUX_STEP_TIMEOUT", DEFAULT_STEP_TIMEOUT))
+
+
+_idle: "list[_Daemon]" = []
+
+# A fork has none of the threads.
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def run_in_daemon(work: Callable[[], None]) -> threading.Event:
+    """Runs `work`, which must not raise, in a thread that does nothing else.
+
+    Starting a thread takes as long as a step of a small model, so threads are
+    kept for the next call. They are daemons, which `concurrent.futures` does
+    not have: one whose call hangs must not keep Python from ending.
+
+    Returns:
+        An event that is set when the work has ended.
+    """
+    try:
+        daemon = _idle.pop()
+    except IndexError:
+        daemon = _Daemon()
+    ended = threading.Event()
+
+    def then_be_idle() -> None:
+        work()
+        _idle.append(daemon)
+        ended.set()
+
+    daemon.give(then_be_idle)
+    return ended
+
+
+class _Daemon:
+    """A thread that runs one function after another."""
+
+    def __init__(self) -> None:
+        self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def give(self, function: Callable[[], None]) -> None:
+        self._given.put(function)
+
+    def _work(self) -> None:
+        while True:
+            self._given.get()()  # without a name that would keep its batches
 
 
 class DaemonCall:
@@ -42,7 +87,7 @@ class DaemonCall:
                 self._outcome["error"] = error
 
         context = contextvars.copy_context()
-        self._ended = daemons.run(functools.partial(context.run, run))
+        self._ended = run_in_daemon(functools.partial(context.run, run))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Returns whether the call has ended, after some seconds at most."""

@@ -26,13 +26,14 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._communication import float_order
+from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports import eager
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.nccl import Nccl
-from keras_conflux._communication.transports.nccl_between_processes import (
-    NcclBetweenProcesses,
-)
+from keras_conflux._communication.transports.nccl import NcclBetweenProcesses
+from keras_conflux._communication.transports.ops import SUM
+from keras_conflux._communication.transports.ops import Extreme
+from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import shared_trace
 from keras_conflux._compat import tensorflow_tracing
@@ -176,7 +177,7 @@ class Communicator:
         return self.size == 1 or self.on_gpu
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, in_xla: bool = False
+        self, tensor: tf.Tensor, index: int, op: Op, in_xla: bool = False
     ) -> tf.Tensor:
         """Returns the reduction of every replica's `tensor`.
 
@@ -184,7 +185,7 @@ class Communicator:
             tensor: Dense, of a shape and dtype that all replicas share.
                 bfloat16, half, float32, float64, int32 or int64.
             index: The calling replica.
-            op: `"sum"`, `"product"`, `"min"` or `"max"`.
+            op: Any but `MEAN`.
             in_xla: Whether what is traced becomes part of an XLA program.
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
@@ -197,11 +198,10 @@ class Communicator:
                     "`tf.config.run_functions_eagerly(True)`."
                 )
             return eager.all_reduce(tensor, op, self.devices[0])
-        is_extreme = op in ("min", "max")
-        if self.on_gpu and is_extreme and tensor.dtype.is_floating:
-            integers = float_order.to_ordered_integers(tensor, op)
+        if self.on_gpu and isinstance(op, Extreme) and tensor.dtype.is_floating:
+            integers = dtypes.to_ordered_integers(tensor, op)
             reduced = self.all_reduce(integers, index, op, in_xla)
-            return float_order.to_floats(reduced, tensor.dtype)
+            return dtypes.to_floats(reduced, tensor.dtype)
         if in_xla:
             call = self._next_call(index)
             return self._in_xla.all_reduce(tensor, index, op, call)
@@ -337,13 +337,13 @@ class Communicator:
         @tf.function
         def all_devices() -> None:
             for index, _ in enumerate(self.devices):
-                self.all_reduce(tf.zeros(()), index, "sum")
+                self.all_reduce(tf.zeros(()), index, SUM)
 
         with told_to_all("a strategy's first collective"), self.tracing():
             all_devices()
 
     def _reduce_in_graph(
-        self, tensor: tf.Tensor, index: int, op: str
+        self, tensor: tf.Tensor, index: int, op: Op
     ) -> tf.Tensor:
         if tensorflow_tracing.in_replica_loop():
             raise NotImplementedError(

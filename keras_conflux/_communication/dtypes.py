@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._communication.transports.ops import Extreme
+
 REDUCIBLE = (
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64,
 )  # fmt: skip
@@ -66,25 +68,48 @@ def weighted(leaf: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
     return masked * tf.cast(weight, leaf.dtype)
 
 
-def divided(leaf: tf.Tensor, count: int, op: str) -> tf.Tensor:
-    """Divides a sum by `count`; the mean of integers is a float."""
-    if op == "mean" and not leaf.dtype.is_floating:
-        exact = tf.cast(leaf, tf.float64) / count
-        return tf.cast(exact, keras.config.floatx())
-    return leaf / tf.cast(count, leaf.dtype) if count > 1 else leaf
-
-
 def as_summable(leaf: tf.Tensor) -> tf.Tensor:
     """Returns a leaf in a dtype that can be added."""
     return tf.cast(leaf, _SUMMABLE.get(leaf.dtype, leaf.dtype))
 
 
-def sum_identity(leaf: tf.Tensor) -> tf.Tensor:
-    """Returns the scalar that changes nothing if added to such a leaf."""
-    # -0.0 is what leaves every float as it is when added, -0.0 included.
-    return tf.constant(-0.0 if leaf.dtype.is_floating else 0, leaf.dtype)
+# NCCL takes `fminf` and `fmaxf`, which drop NaN: where one replica has NaN, the
+# result would be another's number. One device says NaN. Among integers NaN has
+# a place, beyond all numbers.
+_INTEGERS = {tf.float32: tf.int32, tf.float64: tf.int64}
+_FLOATS = {integer: floats for floats, integer in _INTEGERS.items()}
 
 
-def sum_identity_like(leaf: tf.Tensor) -> tf.Tensor:
-    """Returns what changes nothing of a leaf of this shape if added."""
-    return tf.fill(tf.shape(leaf), sum_identity(leaf))
+def to_ordered_integers(x: tf.Tensor, op: Extreme) -> tf.Tensor:
+    """Returns integers that are in the order of `x`.
+
+    Args:
+        x: Floats of any shape.
+        op: `MIN`, which puts NaN below all numbers, or `MAX`, above.
+    """
+    if x.dtype not in _INTEGERS:  # of 16 bits, which no collective counts in
+        x = tf.cast(x, tf.float32)
+    integer = _INTEGERS[x.dtype]
+    bits = tf.constant(op.nan_bits(integer), integer)
+    x = tf.where(tf.math.is_nan(x), tf.bitcast(bits, x.dtype), x)
+    return _flip_negatives(tf.bitcast(x, integer))
+
+
+def to_floats(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the floats of which `to_ordered_integers` made `x`."""
+    return tf.cast(tf.bitcast(_flip_negatives(x), _FLOATS[x.dtype]), dtype)
+
+
+def _flip_negatives(bits: tf.Tensor) -> tf.Tensor:
+    """Turns the order of the negative ones round; its own inverse.
+
+    The bits of a float are its sign and then its size.
+    """
+    places = tf.constant(8 * bits.dtype.size - 1, bits.dtype)
+    if_negative = tf.bitwise.right_shift(bits, places)  # all bits, else none
+    return tf.bitwise.bitwise_xor(
+        bits,
+        tf.bitwise.bitwise_and(
+            if_negative, tf.constant(bits.dtype.max, bits.dtype)
+        ),
+    )

@@ -16,21 +16,12 @@ from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.communicator import OneReplica
+from keras_conflux._communication.transports.ops import MAX
+from keras_conflux._communication.transports.ops import MEAN
+from keras_conflux._communication.transports.ops import SUM
+from keras_conflux._communication.transports.ops import Op
+from keras_conflux._communication.transports.ops import find_op
 from keras_conflux._compat import error_texts
-
-OPS = ("sum", "mean", "product", "min", "max")
-_SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
-
-
-def standardize_op(op: str) -> str:
-    """Returns the name in `OPS` that `op` spells."""
-    name = _SPELLINGS.get(str(op).lower(), str(op).lower())
-    if name not in OPS:
-        raise ValueError(
-            f"Unknown op {op!r}. Expected one of "
-            f"{', '.join(map(repr, OPS))} (or '+', '*', 'avg')."
-        )
-    return name
 
 
 class ReplicaCollectives:
@@ -67,27 +58,29 @@ class ReplicaCollectives:
         return self._communicator.on_gpu
 
     def all_reduce(
-        self, op: str, tree: Tree, weight: tf.Tensor | None = None
+        self, op: str | Op, tree: Tree, weight: tf.Tensor | None = None
     ) -> Tree:
         """Returns the reduction of the replicas' trees, equal on all.
 
         Args:
-            op: One of `OPS`.
+            op: See `find_op`.
             tree: This replica's tree of numeric leaves.
-            weight: For `"mean"`, a scalar that says how much this replica
+            weight: For `MEAN`, a scalar that says how much this replica
                 counts. With 0, nothing of its tree counts, NaN included.
         """
-        leaves = self._leaves(f"allreduce({op!r})", tree, dtypes.REDUCIBLE)
+        op = find_op(op)
+        verb = f"allreduce({op.name!r})"
+        leaves = self._leaves(verb, tree, dtypes.REDUCIBLE)
         if weight is not None:
             weight = tf.cast(weight, tf.float64)
-            total = self._reduce("sum", weight)
+            total = self._reduce(SUM, weight)
             weight = tf.math.divide_no_nan(weight, total)
         return self._reduce_leaves(op, tree, leaves, weight)
 
     def weighted_sum(self, tree: Tree, weight: tf.Tensor) -> Tree:
         """Sums trees times weights. Of weight 0, NaN counts nothing either."""
         leaves = self._leaves("allreduce('mean')", tree, dtypes.REDUCIBLE)
-        return self._reduce_leaves("mean", tree, leaves, weight)
+        return self._reduce_leaves(MEAN, tree, leaves, weight)
 
     def weighted(self, tree: Tree, weight: tf.Tensor) -> Tree:
         """Returns the tree times a weight, without reducing it."""
@@ -119,12 +112,12 @@ class ReplicaCollectives:
             )
         mine = []
         for leaf in map(dtypes.as_summable, leaves):
-            nothing = dtypes.sum_identity_like(leaf)
+            nothing = tf.fill(tf.shape(leaf), SUM.neutral(leaf.dtype))
             chosen = leaf if is_root is True else nothing
             if tf.is_tensor(is_root):
                 chosen = tf.where(is_root, leaf, nothing)
             mine.append(chosen)
-        copies = self._reduce_each("sum", mine)
+        copies = self._reduce_each(SUM, mine)
         return trees.refill(
             tree,
             [
@@ -199,21 +192,19 @@ class ReplicaCollectives:
         )
 
     def _reduce_leaves(
-        self, op: str, tree: Tree, leaves: list[Any], weight: Any
+        self, op: Op, tree: Tree, leaves: list[Any], weight: Any
     ) -> Tree:
-        if any(map(dtypes.is_sparse, leaves)) and op not in ("sum", "mean"):
+        if any(map(dtypes.is_sparse, leaves)) and not op.is_linear:
             raise ValueError(
-                f"allreduce({op!r}) does not work on tf.IndexedSlices, only "
-                "'sum' and 'mean' do. Make them dense with "
+                f"allreduce({op.name!r}) does not work on tf.IndexedSlices, "
+                "only 'sum' and 'mean' do. Make them dense with "
                 "`tf.convert_to_tensor`."
             )
         dense = [leaf for leaf in leaves if not dtypes.is_sparse(leaf)]
-        count = (
-            self._communicator.size if op == "mean" and weight is None else 1
-        )
+        count = self.count if weight is None else 1
         reduced = iter(self._reduce_each(op, dense, weight, count))
         results = [
-            self._sparse_sum(leaf, weight, count)
+            self._reduce_sparse(op, leaf, weight, count)
             if dtypes.is_sparse(leaf)
             else next(reduced)
             for leaf in leaves
@@ -221,15 +212,13 @@ class ReplicaCollectives:
         return trees.refill(tree, results)
 
     def _reduce_each(
-        self, op: str, dense: list[Any], weight: Any = None, count: int = 1
+        self, op: Op, dense: list[Any], weight: Any = None, count: int = 1
     ) -> list[Any]:
-        kind = "sum" if op == "mean" else op
-
         # Weights and counts act on whole buckets: a few kernels, not a few
         # for each of some hundred gradients.
         def reduce(flat: tf.Tensor) -> tf.Tensor:
-            total = self._reduce(kind, dtypes.weighted(flat, weight))
-            return dtypes.divided(total, count, op)
+            reduced = self._reduce(op.reduce_as, dtypes.weighted(flat, weight))
+            return op.finish(reduced, count)
 
         if self.count == 1:
             return [reduce(leaf) for leaf in dense]
@@ -238,39 +227,30 @@ class ReplicaCollectives:
         # first, which are the last to be known.
         return map_buckets(reduce, dense, in_order=self._in_xla)
 
-    def _reduce(self, op: str, tensor: tf.Tensor) -> tf.Tensor:
-        """A differentiable all-reduce of one tensor."""
+    def _reduce(self, op: Op, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the reduction of one tensor, which can be differentiated."""
 
         @tf.custom_gradient
         def reduce(x: tf.Tensor) -> Any:
             y = self._communicator.all_reduce(x, self._index, op, self._in_xla)
 
             def gradient(dy: tf.Tensor) -> tf.Tensor:
-                # What all replicas' results owe to this replica's value.
-                total = self._reduce("sum", dy)
-                if op == "sum":
-                    return total
-                if op == "product":
-                    return total * self._product_of_others(x)
-                chosen = tf.cast(tf.equal(x, y), x.dtype)
-                return total * chosen / self._reduce("sum", chosen)
+                return op.gradient(self.total(dy), x, y, self)
 
             return y, gradient
 
         return reduce(tensor)
 
-    def _product_of_others(self, x: tf.Tensor) -> tf.Tensor:
-        # Not y / x: a factor may be zero.
-        factors = self._gather(tf.expand_dims(x, 0), 0, is_even=True)
-        others = [
-            factors[index]
-            for index in range(self._communicator.size)
-            if index != self._rank
+    def total(self, tensor: tf.Tensor) -> tf.Tensor:
+        """See `Peers`."""
+        return self._reduce(SUM, tensor)
+
+    def of_others(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """See `Peers`."""
+        stacked = self._gather(tf.expand_dims(tensor, 0), 0, is_even=True)
+        return [
+            stacked[rank] for rank in range(self.count) if rank != self._rank
         ]
-        product = tf.ones_like(x)
-        for factor in others:
-            product *= factor
-        return product
 
     def _gather(
         self, leaf: tf.Tensor, axis: int, is_even: bool = False
@@ -282,43 +262,43 @@ class ReplicaCollectives:
             raise ValueError(
                 f"`axis` is {axis}, but a tensor has {rank} axes: {leaf.shape}"
             )
-        if self._communicator.size == 1:
+        if self.count == 1:
             return tf.identity(leaf)
         place = self._placed_evenly if is_even else self._placed
         placed = place(dtypes.as_summable(leaf), axis % rank)
-        return tf.cast(self._reduce("sum", placed), leaf.dtype)
+        return tf.cast(self._reduce(SUM, placed), leaf.dtype)
 
     def _placed(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the joined tensor with zeros where other replicas' rows are.
 
         The replicas tell each other their numbers of rows.
         """
-        size, rank = self._communicator.size, leaf.shape.rank
+        size, rank = self.count, leaf.shape.rank
         length = tf.shape(leaf)[axis]
-        lengths = self._reduce("sum", tf.one_hot(self._rank, size, length, 0))
+        lengths = self._reduce(SUM, tf.one_hot(self._rank, size, length, 0))
         before = tf.reduce_sum(lengths[: self._rank])
         after = tf.reduce_sum(lengths[self._rank + 1 :])
         padding = tf.pad([[before, after]], [[axis, rank - 1 - axis], [0, 0]])
-        zero = dtypes.sum_identity(leaf)
+        zero = SUM.neutral(leaf.dtype)
         return tf.pad(leaf, padding, constant_values=zero)
 
     def _placed_evenly(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the same for rows of one number, at places that XLA knows."""
-        size, rank = self._communicator.size, leaf.shape.rank
+        size, rank = self.count, leaf.shape.rank
         is_here = tf.range(size) == self._rank
         is_here = tf.reshape(is_here, [size] + [1] * (rank - axis))
-        zero = dtypes.sum_identity(leaf)
+        zero = SUM.neutral(leaf.dtype)
         placed = tf.where(is_here, tf.expand_dims(leaf, axis), zero)
         shape = tf.shape(leaf)
         joined = [shape[:axis], [size * shape[axis]], shape[axis + 1 :]]
         return tf.reshape(placed, tf.concat(joined, 0))
 
-    def _sparse_sum(
-        self, leaf: tf.IndexedSlices, weight: Any, count: int
+    def _reduce_sparse(
+        self, op: Op, leaf: tf.IndexedSlices, weight: Any, count: int
     ) -> tf.IndexedSlices:
         values = dtypes.weighted(leaf.values, weight)
         return tf.IndexedSlices(
-            values=dtypes.divided(self._gather(values, 0), count, "mean"),
+            values=op.finish(self._gather(values, 0), count),
             indices=self._gather(leaf.indices, 0),
             dense_shape=leaf.dense_shape,
         )
@@ -337,10 +317,10 @@ class ReplicaCollectives:
             for leaf in leaves
             if not dtypes.is_sparse(leaf) and not leaf.shape.is_fully_defined()
         ]
-        if not unknown or self._communicator.size == 1:
+        if not unknown or self.count == 1:
             return
         sizes = tf.stack([tf.size(leaf, tf.int64) for leaf in unknown])
-        bounds = self._reduce("max", tf.concat([sizes, -sizes], 0))
+        bounds = self._reduce(MAX, tf.concat([sizes, -sizes], 0))
         largest, smallest = tf.split(bounds, 2)
         same = tf.debugging.assert_equal(
             largest,

@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import version_numbers
 
 
 def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
@@ -43,7 +43,7 @@ def patch_all(
     table: Iterable[tuple[PrivateName, Callable[..., Any]]],
 ) -> None:
     """Patches each point of a table that this version of Keras has."""
-    version = numbers(keras.__version__)
+    version = version_numbers(keras.__version__)
     for point, replacement in table:
         if point.is_in(version):
             patch(point, replacement)

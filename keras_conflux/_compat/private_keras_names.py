@@ -7,8 +7,8 @@ behaviour for replicated objects.
 
 import keras
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import version_numbers
 
 OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
@@ -19,7 +19,7 @@ _METRICS = "keras.src.metrics.reduction_metrics:"
 _LOSS = "keras.src.losses.loss:"
 _RANDOM = "keras.src.backend.tensorflow.random:"
 
-if numbers(keras.__version__) >= (3, 16):
+if version_numbers(keras.__version__) >= (3, 16):
     _TRAINER = "keras.src.trainers.trainer:BaseTrainer"
     TF_TRAINER = "keras.src.backend.tensorflow.trainer:Trainer"
     TF_OPS = "keras.src.backend.tensorflow.ops"

@@ -83,3 +83,8 @@ def _mentioned(function: Any) -> set[str]:
         found |= {each for each in code.co_consts if isinstance(each, str)}
         waiting += [each for each in code.co_consts if inspect.iscode(each)]
     return found
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version: `(3, 15, 1)` of `"3.15.1"`."""
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])

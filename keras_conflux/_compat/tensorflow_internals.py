@@ -1,6 +1,7 @@
 """What TensorFlow keeps private of its state, devices and variables."""
 
 import functools
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -61,6 +62,30 @@ def replica_index() -> int:
 def handle_of(variable: tf.Variable) -> Any:
     """Returns by what graphs know a variable."""
     return variable.handle
+
+
+_own_variables: Any = weakref.WeakValueDictionary()
+
+
+def own_variable(device: str, value: Any = 0) -> tf.Variable:
+    """Returns a new variable of the package's own, such as a counter.
+
+    Each replica has its own, and its steps write them. Whoever asks what a
+    step of the user's writes leaves them out.
+
+    Args:
+        device: Where it lies.
+        value: What it begins with.
+    """
+    with tf.device(device):
+        made = tf.Variable(tf.constant(value), trainable=False)
+    _own_variables[id(handle_of(made))] = made
+    return made
+
+
+def is_own_variable(handle: Any) -> bool:
+    """Whether a handle is that of such a variable."""
+    return id(handle) in _own_variables
 
 
 def copy_that_is_read(variable: Any) -> tf.Variable:

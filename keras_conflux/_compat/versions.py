@@ -3,9 +3,9 @@
 import importlib.util
 from collections.abc import Iterable
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
+from keras_conflux._compat.private_names import version_numbers
 
 TESTED_KERAS = (3, 14), (3, 15)
 TESTED_TENSORFLOW = (2, 20), (2, 21)
@@ -53,8 +53,8 @@ def assert_supported(names: Iterable[PrivateName]) -> None:
     from keras_conflux._common.user_warnings import warn
 
     versions = {
-        "keras": numbers(keras.__version__),
-        "tensorflow": numbers(tf.__version__),
+        "keras": version_numbers(keras.__version__),
+        "tensorflow": version_numbers(tf.__version__),
     }
     wrong = [
         problem
@@ -79,8 +79,8 @@ def untested() -> str | None:
     import keras
     import tensorflow as tf
 
-    if _is_in(numbers(keras.__version__), TESTED_KERAS) and _is_in(
-        numbers(tf.__version__), TESTED_TENSORFLOW
+    if _is_in(version_numbers(keras.__version__), TESTED_KERAS) and _is_in(
+        version_numbers(tf.__version__), TESTED_TENSORFLOW
     ):
         return None
     return (

@@ -1,11 +1,7 @@
 """The collectives: what replicas exchange when the user asks for it.
 
-Each has two call forms. Inside `withdevices`, `strategy.run` or a
-`train_step`, a replica gives its own tree and gets its own result. Outside,
-all replicas' trees are given, and a `Replicas` comes back.
-
-In a step of `fit`, the others see nothing of a replica without samples
-(`stand_ins.py`).
+Each has two call forms, see `allreduce`. What one replica does is the same in
+both (`verbs.py`).
 """
 
 import dataclasses
@@ -19,22 +15,18 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
-from keras_conflux._communication.communicator import OneReplica
-from keras_conflux._communication.tree_collectives import ReplicaCollectives
-from keras_conflux._communication.tree_collectives import standardize_op
-from keras_conflux._custom_loops import stand_ins
+from keras_conflux._communication.transports.ops import find_op
+from keras_conflux._custom_loops import verbs
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
-from keras_conflux._replication.strategy import replica_rank
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 @tf.autograph.experimental.do_not_convert
@@ -97,29 +89,26 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
         mean_of_all(kc.split(x))
         ```
     """
-    op = standardize_op(op)
-    if weight is not None and op != "mean":
-        raise ValueError(f"`weight` goes with 'mean' only. Received: {op!r}.")
-    return _collective(_Call("allreduce", op=op), (values, *others), weight)
+    found = find_op(op)
+    if weight is not None and not found.takes_weights:
+        raise ValueError(
+            f"`weight` goes with 'mean' only. Received: {found.name!r}."
+        )
+    call = _Call(f"allreduce({found.name!r})", verbs.allreduce, (found,))
+    return _collective(call, (values, *others), weight)
 
 
 @tf.autograph.experimental.do_not_convert
 def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
     """Reduces the replicas' trees to replica `root`; others keep their own.
 
-    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
-    replica gives its tree. Outside, the trees of all replicas are given, and a
-    `Replicas` comes back. Leaves, their dtypes and NaN are as in `allreduce`.
+    The call forms, the leaves and their dtypes are those of `allreduce`.
 
     Args:
-        op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
-            or `"max"`.
-        values: Inside a replica, its tree. Outside, a `Replicas`, or the
-            first of the replicas' trees. In both places also a model or
-            variables: the floating-point copies of replica `root` are then
-            changed in place.
-        *others: Outside, the other replicas' trees, if `values` is the first.
-            Leaves have the shapes and dtypes of those of `values`.
+        op: See `allreduce`.
+        values: See `allreduce`. Of a model or variables, the floating-point
+            copies of replica `root` are changed in place.
+        *others: See `allreduce`.
         root: The index of the replica that gets the result, from 0.
 
     Returns:
@@ -128,18 +117,10 @@ def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
         variables were reduced in place.
 
     Raises:
-        DeviceError: Outside, if there are more trees than devices.
-        ReplicaMismatchError: If the trees differ in structure, shape or dtype,
-            or if replicas make different collective calls.
-        StrategyError: Outside, if there is a single tree, so nothing to
-            reduce it with. If variables are not replicated, or are by several
-            strategies.
-        TypeError: If a leaf is not numeric, or of a dtype that cannot be
-            reduced.
-        ValueError: If the op is unknown or does not work on
-            `tf.IndexedSlices`, if the tree has no leaves or a model no
-            floating-point variables, if there is no replica `root`, or if a
-            replica gives several trees.
+        ConfluxError: Where `allreduce` raises one.
+        TypeError: Where `allreduce` raises it.
+        ValueError: Where `allreduce` raises it, and if there is no replica
+            `root`.
 
     Example:
         ```python
@@ -147,7 +128,8 @@ def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
         print(list(result))  # 2.0 on the first device, its own on the second
         ```
     """
-    call = _Call("reduce", op=standardize_op(op), root=root)
+    found = find_op(op)
+    call = _Call(f"reduce({found.name!r})", verbs.reduce, (found, root))
     return _collective(call, (values, *others))
 
 
@@ -155,25 +137,19 @@ def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
 def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     """Gives every replica the tree of replica `root`, bit by bit.
 
-    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
-    replica gives its tree and gets that of `root`. Outside, the trees of all
-    replicas are given, and a `Replicas` comes back.
-
-    Leaves are float16, bfloat16, float32, float64, bool, or integers of 8 to 64
-    bits, signed or not; each keeps its shape and dtype. `None` leaves stay
-    `None`.
+    The call forms are those of `allreduce`. Leaves are float16, bfloat16,
+    float32, float64, bool, or integers of 8 to 64 bits, signed or not; each
+    keeps its shape and dtype. `None` leaves stay `None`.
 
     In a step of `fit`, `evaluate` or `predict`, replica `root` may have no
     samples, as in a last batch of one. Then the next replica that has some
     sends its tree; after the last replica comes the first one.
 
     Args:
-        values: Inside a replica, its tree. Outside, a `Replicas`, or the
-            first of the replicas' trees. The trees of all replicas have one
-            structure. In both places also a model or variables: their
-            floating-point copies are then overwritten in place.
-        *others: Outside, the other replicas' trees, if `values` is the first.
-            Leaves have the shapes and dtypes of those of `values`.
+        values: See `allreduce`. The trees of all replicas have one structure.
+            Of a model or variables, the floating-point copies are overwritten
+            in place.
+        *others: See `allreduce`.
         root: The index of the replica whose tree is sent, from 0.
 
     Returns:
@@ -181,16 +157,12 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
         trees. `None` if variables were overwritten in place.
 
     Raises:
-        DeviceError: Outside, if there are more trees than devices.
-        ReplicaMismatchError: If the trees differ in structure, shape or dtype,
-            or if replicas make different collective calls.
-        StrategyError: Outside, if there is a single tree, so no replica to
-            send it to. If variables are not replicated, or are by several
-            strategies.
+        ConfluxError: Where `allreduce` raises one.
         TypeError: If a leaf is not numeric, or of a dtype that cannot be sent,
             or is a `tf.IndexedSlices`.
-        ValueError: If the tree has no leaves, if there is no replica `root`,
-            or if a replica gives several trees.
+        ValueError: If the tree has no leaves or a model no floating-point
+            variables, if there is no replica `root`, or if a replica gives
+            several trees.
 
     Example:
         ```python
@@ -202,20 +174,16 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
         kc.assert_in_sync(shared_noise())
         ```
     """
-    return _collective(_Call("broadcast", root=root), (values, *others))
+    call = _Call("broadcast", verbs.broadcast, (root,))
+    return _collective(call, (values, *others))
 
 
 @tf.autograph.experimental.do_not_convert
 def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     """Joins the replicas' leaves along an axis, in replica order.
 
-    Inside a `withdevices` function, `strategy.run` or a `train_step`, each
-    replica gives its tree and gets the joined one. Outside, the trees of all
-    replicas are given, and a `Replicas` comes back.
-
-    Leaves are float16, bfloat16, float32, float64, bool, or integers of 8 to 64
-    bits, signed or not; each keeps its dtype. `None` leaves stay `None`.
-    The result can be differentiated.
+    The call forms are those of `allreduce`, and the leaves are those of
+    `broadcast`; each keeps its dtype. The result can be differentiated.
 
     In a step of `fit`, `evaluate` or `predict`, a replica may have no samples,
     as in a last batch of one. It runs on a copy of another's sample, which the
@@ -228,12 +196,11 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     `fit` run as graphs then, with a warning.
 
     Args:
-        values: Inside a replica, its tree. Outside, a `Replicas`, or the
-            first of the replicas' trees. The trees of all replicas have one
-            structure and the same dtypes. Sizes along `axis` may differ, all
-            others are equal. Scalars are joined to a vector. Of a model or of
-            variables, give the values: a variable cannot change its shape.
-        *others: Outside, the other replicas' trees, if `values` is the first.
+        values: See `allreduce`. The trees of all replicas have one structure
+            and the same dtypes. Sizes along `axis` may differ, all others are
+            equal. Scalars are joined to a vector. Of a model or of variables,
+            give the values: a variable cannot change its shape.
+        *others: See `allreduce`.
         axis: The axis to join along; counts from the last one if negative.
 
     Returns:
@@ -241,11 +208,7 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
         `(6, 3)` along axis 0. Outside, a `Replicas` of equal trees.
 
     Raises:
-        DeviceError: Outside, if there are more trees than devices.
-        ReplicaMismatchError: If replicas make different collective calls, or
-            give a different number of leaves.
-        StrategyError: Outside, if there is a single tree, so nothing to join
-            it with.
+        ConfluxError: Where `allreduce` raises one.
         tf.errors.UnimplementedError: In `withdevices(jit_compile=True)`, if
             sizes differ or are not known.
         TypeError: If a leaf is not numeric, or of a dtype that cannot be sent.
@@ -258,56 +221,27 @@ def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
         print(joined[0].shape)  # (3, 3)
         ```
     """
-    return _collective(_Call("allgather", axis=axis), (values, *others))
+    call = _Call("allgather", verbs.allgather, (axis,), sizes_differ=True)
+    return _collective(call, (values, *others))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """A collective with its settings, as one replica makes it."""
 
-    verb: str
-    op: str | None = None
-    root: int = 0
-    axis: int = 0
+    name: str
+    """What errors call it."""
+    verb: Callable[..., Tree]
+    """The function of `verbs.py`. It takes the settings first."""
+    settings: tuple[Any, ...]
+    sizes_differ: bool = False
+    """Whether the leaves of replicas may have different sizes."""
+
+    def __call__(self, *given: Any) -> Tree:
+        return self.verb(*self.settings, *given)
 
     def __str__(self) -> str:
-        return f"{self.verb}({self.op!r})" if self.op else self.verb
-
-    def __call__(self, tree: Tree, weight: Any = None) -> Tree:
-        this = _this_replica()
-        if self.root not in range(this.count):
-            raise ValueError(
-                f"{self}: `root` is the index of a replica, from 0 to "
-                f"{this.count - 1}. Received: {self.root}."
-            )
-        if self.verb == "allgather":
-            return _of_first(stand_ins.all_gather(this, tree, self.axis))
-        if self.verb == "broadcast":
-            return stand_ins.broadcast(this, tree, self.root)
-        reduced = stand_ins.all_reduce(this, self.op or "sum", tree, weight)
-        if self.verb == "allreduce":
-            return reduced
-        if this.count > 1 and replica_rank() != self.root:
-            reduced = trees.map_leaves(tf.convert_to_tensor, tree)
-        return _of_first(reduced)
-
-
-def _this_replica() -> ReplicaCollectives:
-    """Returns the collectives of the replica that calls."""
-    if whole_batch.current() is not None:
-        return ReplicaCollectives(OneReplica(), 0)
-    return replica_collectives()
-
-
-def _of_first(tree: Tree) -> Tree:
-    """Says of what replicas have that a step of `fit` keeps the first one's.
-
-    A replica without samples has gathered its own rows, too.
-    """
-    context = step_context.current_fit_step()
-    if context is not None:
-        context.kinds.mark_own(trees.flatten(tree))
-    return tree
+        return self.name
 
 
 @functools.cache
@@ -322,27 +256,36 @@ def _on_every_device(
     )
 
 
-def _collective(
-    call: _Call, values: tuple[Any, ...], weight: Any = None
-) -> Any:
+def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
+    """Makes a call in the form that the place of the caller asks for.
+
+    Args:
+        call: What each replica does.
+        values: The trees that the user has given.
+        *weight: That of this replica, or of each, if the call takes one.
+    """
     if not any(_leaves(tree) for tree in values):
         raise ValueError(f"{call}: the tree {values[0]!r} has no leaves.")
     first, *others = values
     if not others and _are_variables(first):
-        return _in_place(call, first, weight)
-    if in_replica() or whole_batch.current() is not None:
+        return _in_place(call, first, *weight)
+    if in_replica() or whole_batch_strategy() is not None:
         if others or isinstance(first, Replicas):
             raise ValueError(
                 f"{call}: inside a replica, give this replica's tree alone; "
                 "the other replicas give theirs."
             )
-        return _inside(call, first, weight)
+        result = call(first, *weight)
+        context = step_context.current()
+        if context is not None:
+            context.reduced.extend(trees.flatten(result))
+        return result
     replicas = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]
-    if call.verb != "allgather":
+    if not call.sizes_differ:
         trees.assert_alike(dict(enumerate(standard)), str(call))
     run = _on_every_device(call, replicas.devices, _ranks(standard))
-    return run(Replicas(standard, replicas.devices), weight)
+    return run(Replicas(standard, replicas.devices), *weight)
 
 
 def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
@@ -350,15 +293,7 @@ def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
     return tuple(tf.TensorShape(leaf.shape).rank for leaf in leaves)
 
 
-def _inside(call: _Call, tree: Tree, weight: Any) -> Tree:
-    result = call(tree, weight)
-    context = step_context.current()
-    if context is not None:
-        context.reduced.extend(trees.flatten(result))
-    return result
-
-
-def _in_place(call: _Call, target: Any, weight: Any) -> None:
+def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     """Applies a collective to the copies of variables."""
     found = [
         variable
@@ -370,7 +305,7 @@ def _in_place(call: _Call, target: Any, weight: Any) -> None:
             f"{call}: there is no floating-point variable in {target!r}. "
             "Build a model before it is reduced."
         )
-    if whole_batch.current() is not None:
+    if whole_batch_strategy() is not None:
         return  # a replica alone has what all have
     strategy = state.strategy_of(found)
     if strategy is None:
@@ -382,12 +317,12 @@ def _in_place(call: _Call, target: Any, weight: Any) -> None:
     copies = list(zip(*map(state.copies, found), strict=True))
     if in_replica():
         mine = copies[replica_index()]
-        results = [(mine, call([v.read_value() for v in mine], weight))]
+        results = [(mine, call([v.read_value() for v in mine], *weight))]
     else:
         values = [[v.read_value() for v in each] for each in copies]
         replicas = Replicas(values, strategy.devices)
         run = _on_every_device(call, strategy.devices, _ranks(values))
-        reduced = run(replicas, weight)
+        reduced = run(replicas, *weight)
         results = zip(copies, reduced, strict=True)
     for mine, values in results:
         for copy, value in zip(mine, values, strict=True):

@@ -25,7 +25,6 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import step_context
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
@@ -35,6 +34,7 @@ from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import replica_rank
 from keras_conflux._replication.strategy import strategy_for
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def replica() -> Replica:
         print([index.numpy() for index in whoami()])
         ```
     """
-    of_whole_batch = whole_batch.current()
+    of_whole_batch = whole_batch_strategy()
     if of_whole_batch is not None:
         return Replica(0, 1, of_whole_batch.devices[0])
     if not in_replica():

@@ -32,7 +32,7 @@ from keras_conflux._fit.input.execution_plan import following
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.reshuffled_arrays import reshuffling
 from keras_conflux._replication import common_seed
-from keras_conflux._replication import data_contract
+from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
@@ -270,7 +270,7 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
         strategy = strategy or distribution_strategy()
         if strategy is not None:
             promotion.promote(model, strategy)
-    data_contract.follow(model)
+    model_options.apply_data_contract(model)
     if not isinstance(strategy, ReplicatedStrategy):
         return None
     if strategy.communicator.size > 1:

@@ -13,11 +13,11 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 def initialize(original: Callable, variable: Any, value: Any) -> None:
@@ -43,7 +43,7 @@ def initialize(original: Callable, variable: Any, value: Any) -> None:
 
 def _strategy_of_variables() -> ReplicatedStrategy | None:
     if not tf.distribute.has_strategy():
-        return whole_batch.current() or distribution_strategy()
+        return whole_batch_strategy() or distribution_strategy()
     current = tf.distribute.get_strategy()
     in_its_scope = tf.distribute.in_cross_replica_context()
     is_ours = isinstance(current, ReplicatedStrategy)

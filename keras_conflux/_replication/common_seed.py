@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_variables
-from keras_conflux._replication import exchange
 from keras_conflux._replication import running
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
@@ -43,7 +42,7 @@ def take(
     if strategy in former:
         _move(seeds.state, former[present], former[strategy])
     elif present is not None:
-        exchange.demote([seeds.state])
+        state.remove_copies([seeds.state])
 
 
 def give_back() -> None:
@@ -70,4 +69,4 @@ def _move(seed: Any, old: Any, new: Any) -> None:
     with tf.init_scope():
         for copy in state.copies(new):
             copy.assign(value)
-    exchange.exchange(seed, old, new)
+    state.swap_backing(seed, old, new)

@@ -12,7 +12,6 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import common_seed
-from keras_conflux._replication import exchange
 from keras_conflux._replication import running
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
@@ -143,7 +142,7 @@ def demote(target: Any) -> None:
         running.assert_not_held(owners, change)
         running.assert_not_read(replicated, change)
     accumulated.give_to_all(owners)
-    exchange.demote(found)
+    state.remove_copies(found)
     _attach(owners, None)
 
 
@@ -219,7 +218,7 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
     old = keras_variables.backing(variable)
     value = state.copies(old)[0].read_value()
     new = keras_variables.make_backing(variable, value, summed)
-    exchange.exchange(variable, old, new)
+    state.swap_backing(variable, old, new)
     if summed:
         state.keep_in_parts(new)
     if not state.is_mirrored(variable):

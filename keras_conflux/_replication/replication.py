@@ -14,10 +14,9 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import DevicesLike
-from keras_conflux._replication import data_contract
+from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
-from keras_conflux._replication import reshuffling
-from keras_conflux._replication.data_contract import DataContract
+from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
@@ -125,8 +124,7 @@ def replicate(
         model.fit(kc.shard(x), kc.shard(y), verbose=0)  # its part
         ```
     """
-    data_contract.check(data, target)
-    reshuffling.check(reshuffle, target)
+    model_options.check(target, data, reshuffle)
     if devices is None:
         strategy = strategy_for(None) if target is None else current_strategy()
     else:
@@ -144,8 +142,7 @@ def replicate(
             target,
         )
     if isinstance(target, Replicable):
-        data_contract.choose(target, data)
-        reshuffling.choose(target, reshuffle)
+        model_options.choose(target, data, reshuffle)
         promotion.promote(target, strategy if devices is not None else None)
         return target
     if callable(target) and not isinstance(
@@ -206,8 +203,7 @@ def unreplicate(target: KerasObject) -> KerasObject:
         ```
     """
     promotion.demote(target)
-    data_contract.forget(target)
-    reshuffling.forget(target)
+    model_options.forget(target)
     return target
 
 

@@ -3,6 +3,8 @@
 import weakref
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -12,6 +14,8 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
 
@@ -209,3 +213,38 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
             )
         found = strategy
     return found
+
+
+def swap_backing(variable: keras.Variable, old: Any, new: Any) -> None:
+    """Puts another TensorFlow variable behind a Keras variable.
+
+    Args:
+        variable: The Keras variable.
+        old: The TensorFlow variable that is behind it.
+        new: The one that shall be. It has the value already.
+    """
+    tensorflow_internals.keep_identity(copies(old)[0], copies(new)[0])
+    keras_variables.set_backing(variable, new)
+    traced_functions.note_swap(copies(old), copies(new))
+
+
+def remove_copies(variables: Sequence[keras.Variable]) -> None:
+    """Puts each variable that is replicated back on one device.
+
+    Args:
+        variables: Any Keras variables.
+    """
+    for variable in variables:
+        old = keras_variables.backing(variable)
+        if not is_replicated(old):
+            continue
+        # A strategy's scope may be open here, but not in another thread.
+        with ThreadPoolExecutor(1) as thread:
+            new = thread.submit(_single_copy, variable, old).result()
+        swap_backing(variable, old, new)
+
+
+def _single_copy(variable: keras.Variable, old: Any) -> tf.Variable:
+    with tf.device(copies(old)[0].device):
+        # Reading from outside of the replicas adds up a metric's copies.
+        return keras_variables.make_backing(variable, tf.convert_to_tensor(old))

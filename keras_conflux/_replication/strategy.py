@@ -1,9 +1,11 @@
 """The strategy: one replica per device, each running the whole program."""
 
 import contextlib
+import contextvars
 import functools
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 from typing import Self
@@ -14,11 +16,11 @@ import tensorflow as tf
 from keras_conflux._cluster.initialization import initialize_if_named
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._communication.transports.counters import new_counter
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
@@ -101,7 +103,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         def made() -> list[tf.Variable]:
             with tf.init_scope():
                 zeros = np.zeros(3, "uint64")
-                return [new_counter(device, zeros) for device in local]
+                return [own_variable(device, zeros) for device in local]
 
         # In the scope of a strategy, each would get copies of its own.
         return outside_of_strategies(made)
@@ -212,6 +214,33 @@ def in_replica() -> bool:
     return context is not None and isinstance(
         context.strategy, ReplicatedStrategy
     )
+
+
+_on_whole_batch: contextvars.ContextVar[ReplicatedStrategy | None] = (
+    contextvars.ContextVar("strategy_on_whole_batch", default=None)
+)
+
+
+@contextlib.contextmanager
+def on_whole_batch(strategy: ReplicatedStrategy) -> Iterator[None]:
+    """Says that a step runs once in this thread, on the whole batch.
+
+    So it does with `run_eagerly=True`, outside of all strategies: it is the
+    step of one device. It reads the first copy of a variable, and writes all.
+
+    Args:
+        strategy: The strategy that replicates the model.
+    """
+    token = _on_whole_batch.set(strategy)
+    try:
+        yield
+    finally:
+        _on_whole_batch.reset(token)
+
+
+def whole_batch_strategy() -> ReplicatedStrategy | None:
+    """Returns the strategy of the model whose step runs once here, if any."""
+    return None if in_replica() else _on_whole_batch.get()
 
 
 def outside_of_replicas(function: Callable[[], Any]) -> Any:

@@ -14,21 +14,21 @@ from keras_conflux._compat import tensorflow_tracing
 
 _replaced: Any = weakref.WeakValueDictionary()
 """By id, the handles that Keras variables have had, and have no more."""
-_exchanges = 0
+_swaps = 0
 """How often Keras variables have got other handles."""
 _settings = 0
 """How often the settings of layers have changed."""
 
 
-def note_exchange(old: Any, new: Any) -> None:
+def note_swap(old: Any, new: Any) -> None:
     """Records that a Keras variable has other handles.
 
     Args:
         old: The copies of the TensorFlow variable that it had.
         new: Those of the one that it has. It may have had them before.
     """
-    global _exchanges
-    _exchanges += 1
+    global _swaps
+    _swaps += 1
     for copy in old:
         _replaced[id(copy.handle)] = copy.handle
     for copy in new:
@@ -46,7 +46,7 @@ class Staleness:
 
     def __init__(self) -> None:
         self._settings = _settings
-        self._exchanges = -1
+        self._swaps = -1
         self._reads_replaced = False
 
     def of(self, function: Any) -> bool:
@@ -55,8 +55,8 @@ class Staleness:
         Args:
             function: A traced function.
         """
-        if self._exchanges != _exchanges:
-            self._exchanges = _exchanges
+        if self._swaps != _swaps:
+            self._swaps = _swaps
             graphs = tensorflow_tracing.traces_of(function)
             self._reads_replaced = reads(graphs, _replaced)
         return self._settings != _settings or self._reads_replaced

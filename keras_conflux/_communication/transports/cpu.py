@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.counters import new_counter
-from keras_conflux._communication.transports.op_names import MERGE_OPS
+from keras_conflux._communication.transports.ops import Op
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 
 
@@ -28,10 +28,10 @@ class CpuRing:
     ) -> None:
         self._size = size
         self._group_key = group_key
-        self._counters = [new_counter(device) for device in devices]
+        self._counters = [own_variable(device) for device in devices]
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: str
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call
@@ -46,7 +46,7 @@ class CpuRing:
             # A resource of the replica's own: without one TensorFlow runs the
             # collectives of a function one after another, replica by replica.
             ordering_token=[counter.handle],
-            merge_op=MERGE_OPS[op],
+            merge_op=op.merge_op,
             final_op="Id",
             communication_hint="ring",
         )

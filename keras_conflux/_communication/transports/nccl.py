@@ -1,9 +1,13 @@
-"""All-reduces between GPUs, in a graph."""
+"""All-reduces between GPUs, in a graph, of one process or of several."""
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.op_names import NCCL_OPS
+from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat.tensorflow_internals import own_variable
+from keras_conflux._devices.device import Device
 
 
 class Nccl:
@@ -19,7 +23,7 @@ class Nccl:
         self._group_key = group_key
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: str
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del index
@@ -28,7 +32,7 @@ class Nccl:
             tensor = tf.cast(tensor, tf.float32)
         reduced = tf.raw_ops.NcclAllReduce(
             input=tensor,
-            reduction=NCCL_OPS[op],
+            reduction=op.nccl_op,
             num_devices=self._size,
             shared_name=f"conflux_{self._group_key}_{call}",
         )
@@ -37,3 +41,50 @@ class Nccl:
 
     def recover(self) -> None:
         """Does nothing: a failed step leaves no state behind."""
+
+
+class NcclBetweenProcesses:
+    """TensorFlow's collective over NCCL, with keys drawn while the op runs.
+
+    The key is drawn on the host. What orders the collectives lies on the GPU,
+    because TensorFlow runs an op where its resources are.
+
+    Args:
+        devices: One device per replica of this process, in replica order.
+        size: The number of replicas, those of all processes.
+        group_key: Tells this group of devices from others.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], size: int, group_key: int
+    ) -> None:
+        self._size = size
+        self._group_key = group_key
+        self._counters = [own_variable("CPU:0", 0) for _ in devices]
+        self._tokens = [own_variable(device, 0.0) for device in devices]
+
+    def all_reduce(
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
+    ) -> tf.Tensor:
+        """See `Communicator.all_reduce`."""
+        del call
+        dtype = tensor.dtype
+        if dtype == tf.int32:  # which TensorFlow keeps on the host
+            tensor = tf.cast(tensor, tf.int64)
+        counter = self._counters[index]
+        with tf.device("CPU:0"), tf.control_dependencies([tensor]):
+            key = tf.convert_to_tensor(counter.assign_add(1, read_value=True))
+        reduced = tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            group_size=self._size,
+            group_key=self._group_key,
+            instance_key=key,
+            ordering_token=[self._tokens[index].handle],
+            merge_op=op.merge_op,
+            final_op="Id",
+            communication_hint="nccl",
+        )
+        return tf.cast(reduced, dtype)
+
+    def recover(self) -> None:
+        """Does nothing: processes cannot recover from a failed step."""

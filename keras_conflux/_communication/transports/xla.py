@@ -1,13 +1,16 @@
 """All-reduces inside XLA programs, between GPUs."""
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._communication.transports.counters import new_counter
-from keras_conflux._communication.transports.op_names import MERGE_OPS
+from keras_conflux._communication.transports.ops import SUM
+from keras_conflux._communication.transports.ops import Extreme
+from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat import tensorflow_xla
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 
 
@@ -37,10 +40,10 @@ class XlaNccl:
         self._rank = rank
         self._size = size
         self._group_key = group_key
-        self._latest = [new_counter(each, 0.0) for each in devices if in_order]
+        self._latest = [own_variable(each, 0.0) for each in devices if in_order]
 
     def all_reduce(
-        self, tensor: tf.Tensor, index: int, op: str, call: str
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
     ) -> tf.Tensor:
         """See `Communicator.all_reduce`."""
         del call
@@ -58,26 +61,25 @@ class XlaNccl:
             tf.reshape(reduced[:-1], tf.shape(tensor)), tensor.shape
         )
 
-    def _reduced(self, tensor: tf.Tensor, index: int, op: str) -> tf.Tensor:
-        if op in ("sum", "product"):
+    def _reduced(self, tensor: tf.Tensor, index: int, op: Op) -> tf.Tensor:
+        if not isinstance(op, Extreme):
             return self._lowered(tensor, op)
         if tensor.dtype == tf.int32:
             # Only CollectiveReduceV2 says which devices the program is for,
             # and it supports sums and products alone. So it sums an empty
             # tensor.
-            self._lowered(tf.zeros([0], tensor.dtype), "sum")
+            self._lowered(tf.zeros([0], tensor.dtype), SUM)
             return tensorflow_xla.xla_all_reduce(
-                tensor, self._size, MERGE_OPS[op]
+                tensor, self._size, op.merge_op
             )
         # That other op does not support int64. So all tensors are gathered by
         # a sum of blocks, of which each replica fills its own.
         blocks = [tf.zeros_like(tensor)] * self._size
         blocks[self._rank(index)] = tensor
-        gathered = self._lowered(tf.stack(blocks), "sum")
-        reduce = tf.reduce_min if op == "min" else tf.reduce_max
-        return reduce(gathered, axis=0)
+        gathered = self._lowered(tf.stack(blocks), SUM)
+        return functools.reduce(op.of_two, tf.unstack(gathered, num=self._size))
 
-    def _lowered(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+    def _lowered(self, tensor: tf.Tensor, op: Op) -> tf.Tensor:
         # Channels are numbered anew in each branch and function, and XLA lays
         # out all tensors of one number alike, so they have one rank.
         reduced = tf.raw_ops.CollectiveReduceV2(
@@ -86,7 +88,7 @@ class XlaNccl:
             group_key=self._group_key,
             instance_key=1,
             ordering_token=[],
-            merge_op=MERGE_OPS[op],
+            merge_op=op.merge_op,
             final_op="Id",
             communication_hint="nccl",
         )

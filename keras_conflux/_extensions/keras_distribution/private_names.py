@@ -2,14 +2,16 @@
 
 import keras
 
-from keras_conflux._common.version_numbers import numbers
 from keras_conflux._compat.private_keras_names import TF_OPTIMIZER
 from keras_conflux._compat.private_keras_names import TF_TRAINER
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import version_numbers
 
 _DISTRIBUTION = "keras.src.distribution.distribution_lib:"
 _KNOWS_PROCESSES = (
-    "Distribution" if numbers(keras.__version__) >= (3, 15) else "DataParallel"
+    "Distribution"
+    if version_numbers(keras.__version__) >= (3, 15)
+    else "DataParallel"
 )
 
 OPTIMIZER_INIT = PrivateName(f"{TF_OPTIMIZER}.__init__", "self, args, kwargs")

@@ -8,7 +8,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
 
-from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._extensions.kernels import private_names
 
 
@@ -24,7 +24,7 @@ def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
 
 def has_module_calls() -> bool:
     """Whether XLA programs can have parts that are written in StableHLO."""
-    return numbers(tf.__version__) >= private_names.MODULE_CALLS
+    return version_numbers(tf.__version__) >= private_names.MODULE_CALLS
 
 
 def module_call(

@@ -7,8 +7,8 @@ from collections.abc import MutableMapping
 
 import tensorflow as tf
 
-from keras_conflux._common import xla_flags
-from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat import xla_flags
+from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import environment
 from keras_conflux._extensions.program_cache import flags
@@ -110,7 +110,7 @@ def _gpus(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _assert_tensorflow_fits() -> None:
-    if numbers(tf.__version__)[:2] not in xla_flags.KNOWN_TENSORFLOW:
+    if version_numbers(tf.__version__)[:2] not in xla_flags.KNOWN_TENSORFLOW:
         raise CacheUnavailable(
             f"the flags of TensorFlow {tf.__version__} are not known",
             is_expected=True,

@@ -25,7 +25,7 @@ from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._fit import side_effects
 from keras_conflux._fit.input.epoch_observer import observe
-from keras_conflux._replication import data_contract
+from keras_conflux._replication import model_options
 
 _log = logging.getLogger("keras_conflux")
 
@@ -62,7 +62,9 @@ def _resumed(
     callbacks = keras.tree.flatten(given["callbacks"])
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses
-    is_local = process_count() > 1 and data_contract.of(model) == "local"
+    is_local = (
+        process_count() > 1 and model_options.data_contract_of(model) == "local"
+    )
     parts = process_count() if is_local else 1
     with writer.open():
         writing = callbacks if process_index() == 0 else []

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.barriers import barrier
+from keras_conflux._cluster.agreement import barrier
 from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index

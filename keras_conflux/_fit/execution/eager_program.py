@@ -6,8 +6,8 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.input.batches import Batch
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import on_whole_batch
 from keras_conflux._replication.strategy import outside_of_strategies
 
 
@@ -31,7 +31,7 @@ class EagerProgram:
 
     def _run(self, data: Tree) -> Tree:
         with (
-            whole_batch.entered(self._strategy),
+            on_whole_batch(self._strategy),
             tf.device(self._strategy.devices[0]),
         ):
             return self._step.on_whole_batch(data)

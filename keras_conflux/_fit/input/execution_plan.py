@@ -19,8 +19,7 @@ from keras_conflux._fit.input.local_batches import LocalSharder
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
 from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
-from keras_conflux._replication import data_contract
-from keras_conflux._replication import reshuffling
+from keras_conflux._replication import model_options
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -63,7 +62,7 @@ class ExecutionPlan:
             compiles(model, strategy),
             _runs_on_whole_batches(model, strategy),
             model.name,
-            data_contract.is_local(model),
+            model_options.reads_own_part(model),
             drawn_by_keras=True,
         )
 
@@ -76,7 +75,7 @@ class ExecutionPlan:
     ) -> "ExecutionPlan":
         """Returns a plan of many steps per execution, if no callback minds."""
         compiled = compiles(model, strategy)
-        is_local = data_contract.is_local(model)
+        is_local = model_options.reads_own_part(model)
         chooses = compiled and not any(map(needs_every_batch, callbacks))
         if strategy.communicator.spans_processes:
             chooses = chooses and not is_local
@@ -88,7 +87,7 @@ class ExecutionPlan:
             _runs_on_whole_batches(model, strategy),
             model.name,
             is_local,
-            reshuffling.of(model),
+            model_options.reshuffles(model),
             chooses,
             steered=any(map(may_steer_data, callbacks)),
             is_ending=lambda: getattr(weakly(), "stop_training", False),
@@ -118,7 +117,7 @@ def _runs_on_whole_batches(
 ) -> bool:
     eager = keras_models.runs_eagerly(model)
     spans_processes = strategy.communicator.spans_processes
-    if eager and spans_processes and data_contract.is_local(model):
+    if eager and spans_processes and model_options.reads_own_part(model):
         raise NotImplementedError(
             f"{model.name}: with `run_eagerly=True` a step runs once, on the "
             'whole batch, of which each process has a part with data="local". '

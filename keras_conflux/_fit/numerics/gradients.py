@@ -24,11 +24,11 @@ from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 _outside_functions: Any = weakref.WeakKeyDictionary()
 
@@ -338,7 +338,7 @@ def _outside(
 ) -> Any:
     """Applies gradients on every replica, where they are given once for all."""
     given = None if trainable_variables is None else list(trainable_variables)
-    if whole_batch.current() is not None:
+    if whole_batch_strategy() is not None:
         return single_update.apply(original, optimizer, grads, given)
     if tf.distribute.has_strategy():
         is_replicated_here = state.replicated_by(optimizer.variables[:1])

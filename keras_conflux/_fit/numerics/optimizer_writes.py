@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._fit.numerics.sparse_gradients import each_once
-from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
@@ -31,7 +31,7 @@ def _repeatable(value: Any) -> Any:
 
 
 def _has_copies() -> bool:
-    strategy = whole_batch.current()
+    strategy = whole_batch_strategy()
     if strategy is not None:
         return strategy.communicator.size > 1
     return in_replica() and replica_collectives().count > 1

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._communication.transports.counters import is_counter
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
@@ -67,7 +67,7 @@ def _written(model: keras.Model, context: StepContext) -> list[_Written]:
     }
     found = []
     for handle, uses in tensorflow_graphs.uses_of_resources(context.graph):
-        if id(handle) in known or is_counter(handle):
+        if id(handle) in known or is_own_variable(handle):
             continue
         writes = [
             use

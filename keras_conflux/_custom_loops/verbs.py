@@ -1,9 +1,9 @@
-"""Collectives of a user's inside `fit`, where a replica may have no samples.
+"""What one replica does in each of the collectives that a user can call.
 
-A replica without samples runs on a copy of one, and what it computes is
-ignored. So the others see nothing of what it gives, and it sends nothing. It
-sees what they gave and, where rows are joined, its own rows behind theirs: its
-program is to find them.
+Inside `fit` a replica may have no samples. It runs on a copy of one then, and
+what it computes is ignored. So the others see nothing of what it gives, and it
+sends nothing. It sees what they gave and, where rows are joined, its own rows
+behind theirs: its program is to find them.
 """
 
 import functools
@@ -13,9 +13,13 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._communication.communicator import OneReplica
+from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._replication import step_context
+from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
+from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 def has_samples() -> tf.Tensor | None:
@@ -27,25 +31,35 @@ def has_samples() -> tf.Tensor | None:
     return None if known else context.batch_fraction > 0
 
 
-def all_reduce(
-    this: ReplicaCollectives, op: str, tree: Tree, weight: Any = None
-) -> Tree:
+def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     """Reduces what the replicas with samples give."""
-    present = has_samples()
+    this, present = _this_replica(), has_samples()
     if present is None:
         return this.all_reduce(op, tree, weight)
-    if op == "mean":
+    if op.takes_weights:
         weight = tf.cast(1 if weight is None else weight, tf.float64)
         return this.all_reduce(op, tree, tf.where(present, weight, 0))
-    return this.all_reduce(op, _else_neutral(op, tree, present), weight)
+    seen = functools.partial(_or_neutral, op, present)
+    return this.all_reduce(op, trees.map_leaves(seen, tree), weight)
 
 
-def broadcast(this: ReplicaCollectives, tree: Tree, root: int) -> Tree:
+def reduce(op: Op, root: int, tree: Tree) -> Tree:
+    """Gives what `allreduce` returns to one replica alone."""
+    this = _this_replica()
+    _check_root(f"reduce({op.name!r})", root, this.count)
+    reduced = allreduce(op, tree)
+    if this.count > 1 and replica_rank() != root:
+        reduced = trees.map_leaves(tf.convert_to_tensor, tree)
+    return _keep_of_first(reduced)
+
+
+def broadcast(root: int, tree: Tree) -> Tree:
     """Sends the tree of a replica, or of the next one that has samples.
 
     After the last replica comes the first one.
     """
-    present = has_samples()
+    this, present = _this_replica(), has_samples()
+    _check_root("broadcast", root, this.count)
     if present is None:
         return this.broadcast(tree, root)
     flags = this.all_gather(tf.cast(present, tf.int32), 0)
@@ -55,13 +69,18 @@ def broadcast(this: ReplicaCollectives, tree: Tree, root: int) -> Tree:
     return this.broadcast_of(tree, tf.equal(sender, replica_rank()))
 
 
-def all_gather(this: ReplicaCollectives, tree: Tree, axis: int) -> Tree:
+def allgather(axis: int, tree: Tree) -> Tree:
     """Joins what the replicas with samples give.
 
     A scalar has its place in the joined vector on any replica. Others see
     zero in the place of a replica without samples.
     """
-    present = has_samples()
+    # A replica without samples gathers its own rows, too.
+    return _keep_of_first(_gathered(axis, tree))
+
+
+def _gathered(axis: int, tree: Tree) -> Tree:
+    this, present = _this_replica(), has_samples()
     if present is None or this.count == 1:
         return this.all_gather(tree, axis, lambda x: _is_of_samples(x, axis))
     try:
@@ -81,6 +100,29 @@ def all_gather(this: ReplicaCollectives, tree: Tree, axis: int) -> Tree:
     return trees.refill(tree, leaves)
 
 
+def _this_replica() -> ReplicaCollectives:
+    """Returns the collectives of the replica that calls."""
+    if whole_batch_strategy() is not None:
+        return ReplicaCollectives(OneReplica(), 0)
+    return replica_collectives()
+
+
+def _check_root(call: str, root: int, count: int) -> None:
+    if root not in range(count):
+        raise ValueError(
+            f"{call}: `root` is the index of a replica, from 0 to "
+            f"{count - 1}. Received: {root}."
+        )
+
+
+def _keep_of_first(tree: Tree) -> Tree:
+    """Marks tensors of which a step of `fit` keeps those of replica 0."""
+    context = step_context.current_fit_step()
+    if context is not None:
+        context.kinds.mark_own(trees.flatten(tree))
+    return tree
+
+
 def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
     """Whether a leaf has as many entries as samples, or a multiple of them.
 
@@ -92,29 +134,17 @@ def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
     return context.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
 
 
-def _else_neutral(op: str, tree: Tree, present: tf.Tensor) -> Tree:
-    return trees.map_leaves(functools.partial(_or_neutral, op, present), tree)
-
-
-def _or_neutral(op: str, present: tf.Tensor, leaf: Any) -> Any:
+def _or_neutral(op: Op, present: tf.Tensor, leaf: Any) -> Any:
     """Returns a leaf, or what changes nothing in the place of each number."""
     if isinstance(leaf, tf.IndexedSlices):
         values = _or_neutral(op, present, leaf.values)
         return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
     try:
         leaf = tf.convert_to_tensor(leaf)
-        neutral = tf.constant(_neutral(op, leaf.dtype), leaf.dtype)
+        neutral = op.neutral(leaf.dtype)
     except (TypeError, ValueError):
         return leaf  # is refused, by name, where it is reduced
     return tf.where(present, leaf, neutral)
-
-
-def _neutral(op: str, dtype: tf.DType) -> Any:
-    if op in ("sum", "product"):
-        return 0 if op == "sum" else 1
-    if dtype.is_floating:
-        return float("inf") if op == "min" else float("-inf")
-    return dtype.max if op == "min" else dtype.min
 
 
 def _has_axis(leaf: tf.Tensor, axis: int) -> bool:

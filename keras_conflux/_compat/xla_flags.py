@@ -10,7 +10,7 @@ import re
 from collections.abc import MutableMapping
 from importlib import metadata
 
-from keras_conflux._common.version_numbers import numbers
+from keras_conflux._compat.private_names import version_numbers
 
 KNOWN_TENSORFLOW = ((2, 21),)
 """The versions that have all of the flags. 2.20 has no cache of autotuning."""
@@ -48,7 +48,7 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
     if (
         environ.get(SWITCH) != "0"
         and tf.test.is_built_with_cuda()
-        and numbers(tf.__version__)[:2] in KNOWN_TENSORFLOW
+        and version_numbers(tf.__version__)[:2] in KNOWN_TENSORFLOW
         and is_known_to_jax(LAST_JAX)
     ):
         given = environ.get(VARIABLE, "").strip()
@@ -77,7 +77,7 @@ def is_known_to_jax(last: tuple[int, int]) -> bool:
         last: The last version, without patches, that is known to have it.
     """
     try:
-        version = numbers(metadata.version("jaxlib"))
+        version = version_numbers(metadata.version("jaxlib"))
     except metadata.PackageNotFoundError:
         return True
     return version >= FIRST_JAX and version[:2] <= last

@@ -1,0 +1,197 @@
+"""The ops of a reduction, and everything that depends on the choice of one.
+
+A transport knows sums, products, minima and maxima. `MEAN` is a sum that is
+divided afterwards.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+
+class Peers(Protocol):
+    """The other replicas, as the gradient of a reduction asks them."""
+
+    def total(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of a tensor of all replicas."""
+        ...
+
+    def of_others(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the tensors of the other replicas."""
+        ...
+
+
+class Op:
+    """How the values of replicas become one value.
+
+    There is one instance of each subclass.
+    """
+
+    name: str
+    """The name that users and errors call it by."""
+    merge_op: str
+    """Its name in `CollectiveReduceV2` and `XlaAllReduce`."""
+    nccl_op: str
+    """Its name in `NcclAllReduce`."""
+    of_two: Callable[[Any, Any], Any]
+    """Reduces the values of two replicas."""
+    is_linear = False
+    """Whether `tf.IndexedSlices` can be reduced: their rows are gathered."""
+    takes_weights = False
+    """Whether replicas may count differently."""
+
+    @property
+    def reduce_as(self) -> "Op":
+        """The op by which a transport reduces."""
+        return self
+
+    def neutral(self, dtype: tf.DType) -> tf.Tensor:
+        """Returns the scalar that leaves a value as it is."""
+        raise NotImplementedError
+
+    def finish(self, reduced: tf.Tensor, count: int) -> tf.Tensor:
+        """Returns the result.
+
+        Args:
+            reduced: What a transport has returned.
+            count: The number of replicas; 1 if they were weighted.
+        """
+        del count
+        return reduced
+
+    def gradient(
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+    ) -> tf.Tensor:
+        """Returns the gradient with respect to this replica's value.
+
+        Args:
+            owed: The sum of the gradients with respect to all replicas'
+                results.
+            x: This replica's value.
+            y: The result.
+            peers: The other replicas.
+        """
+        raise NotImplementedError
+
+
+class _Sum(Op):
+    name = "sum"
+    merge_op = "Add"
+    nccl_op = "sum"
+    of_two = staticmethod(operator.add)
+    is_linear = True
+
+    def neutral(self, dtype: tf.DType) -> tf.Tensor:
+        # -0.0 leaves every float as it is when it is added, -0.0 included.
+        return tf.constant(-0.0 if dtype.is_floating else 0, dtype)
+
+    def gradient(
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+    ) -> tf.Tensor:
+        return owed
+
+
+class _Mean(_Sum):
+    name = "mean"
+    takes_weights = True
+
+    @property
+    def reduce_as(self) -> Op:
+        return SUM
+
+    def finish(self, reduced: tf.Tensor, count: int) -> tf.Tensor:
+        if not reduced.dtype.is_floating:
+            exact = tf.cast(reduced, tf.float64) / count
+            return tf.cast(exact, keras.config.floatx())
+        if count == 1:
+            return reduced
+        return reduced / tf.cast(count, reduced.dtype)
+
+
+class _Product(Op):
+    name = "product"
+    merge_op = "Mul"
+    nccl_op = "prod"
+    of_two = staticmethod(operator.mul)
+
+    def neutral(self, dtype: tf.DType) -> tf.Tensor:
+        return tf.constant(1, dtype)
+
+    def gradient(
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+    ) -> tf.Tensor:
+        # Not y / x: a factor may be zero.
+        product = tf.ones_like(x)
+        for factor in peers.of_others(x):
+            product *= factor
+        return owed * product
+
+
+class Extreme(Op):
+    """A minimum or a maximum: the result is one of the values."""
+
+    def gradient(
+        self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
+    ) -> tf.Tensor:
+        """Replicas that have the same extreme share the gradient."""
+        chosen = tf.cast(tf.equal(x, y), x.dtype)
+        return owed * chosen / peers.total(chosen)
+
+    def nan_bits(self, integer: tf.DType) -> int:
+        """Returns an integer that is NaN, and beyond those of all numbers."""
+        raise NotImplementedError
+
+
+class _Min(Extreme):
+    name = "min"
+    merge_op = "Min"
+    nccl_op = "min"
+    of_two = staticmethod(tf.minimum)
+
+    def neutral(self, dtype: tf.DType) -> tf.Tensor:
+        largest = float("inf") if dtype.is_floating else dtype.max
+        return tf.constant(largest, dtype)
+
+    def nan_bits(self, integer: tf.DType) -> int:
+        return -1  # all bits set
+
+
+class _Max(Extreme):
+    name = "max"
+    merge_op = "Max"
+    nccl_op = "max"
+    of_two = staticmethod(tf.maximum)
+
+    def neutral(self, dtype: tf.DType) -> tf.Tensor:
+        smallest = float("-inf") if dtype.is_floating else dtype.min
+        return tf.constant(smallest, dtype)
+
+    def nan_bits(self, integer: tf.DType) -> int:
+        return integer.max  # all bits set but the sign's
+
+
+SUM, MEAN, PRODUCT, MIN, MAX = _Sum(), _Mean(), _Product(), _Min(), _Max()
+
+OPS: dict[str, Op] = {op.name: op for op in (SUM, MEAN, PRODUCT, MIN, MAX)}
+_SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
+
+
+def find_op(op: str | Op) -> Op:
+    """Returns the op that a user, or the package itself, has written.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if isinstance(op, Op):
+        return op
+    name = _SPELLINGS.get(str(op).lower(), str(op).lower())
+    if name not in OPS:
+        raise ValueError(
+            f"Unknown op {op!r}. Expected one of "
+            f"{', '.join(map(repr, OPS))} (or '+', '*', 'avg')."
+        )
+    return OPS[name]
