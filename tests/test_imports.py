@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 
+import size_figures
+
 import keras_conflux as kc
 
 PACKAGE = pathlib.Path(kc.__file__).parent
@@ -169,6 +171,8 @@ import keras, numpy as np, sys
 from keras_conflux._fit.execution import program_maker
 from keras_conflux._fit.input import epoch_observer
 import tensorflow as tf
+import size_figures
+
 import keras_conflux as kc
 assert len(program_maker._makers) == len(epoch_observer._observers) == 1
 tf.config.set_logical_device_configuration(
@@ -189,6 +193,17 @@ np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 """
     environment = {**os.environ, "CONFLUX_EXTENSIONS": "0"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+def test_figures_are_of_the_shelves():
+    found = size_figures.figures(PACKAGE.parent)
+    files = [folder(name).split(".")[0] for name in modules()]
+    outside = files.count("_extensions") + files.count("tools")
+    assert found["files of the package"] == len(files)
+    assert found["files of the core"] == len(files) - outside
+    assert found["fields of the step's record"] > 0
+    assert found["ties of a file to a field"] > 0
+    assert found["patches for speed in the core's table"] == 0
 
 
 def test_input_and_numerics_of_fit_are_strangers():
