@@ -123,6 +123,7 @@ EXTENSIONS = [
 ]
 FLOORS = [
     *CORE,
+    "_extensions.common",
     *EXTENSIONS,
     "_extensions",
     "",  # the package's own __init__
@@ -171,8 +172,6 @@ import keras, numpy as np, sys
 from keras_conflux._fit.execution import program_maker
 from keras_conflux._fit.input import epoch_observer
 import tensorflow as tf
-import size_figures
-
 import keras_conflux as kc
 assert len(program_maker._makers) == len(epoch_observer._observers) == 1
 tf.config.set_logical_device_configuration(
