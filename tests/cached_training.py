@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_conflux as kc
-from keras_conflux._compat import xla_flags
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import setup
 

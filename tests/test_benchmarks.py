@@ -31,8 +31,8 @@ from examples.benchmarks import pipeline
 from examples.benchmarks import plot
 from examples.benchmarks import report
 from examples.benchmarks import runs
-from keras_conflux._compat import xla_flags
 from keras_conflux._compat.private_names import version_numbers
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import flags
 from keras_conflux._extensions.throughput import slow_input
 

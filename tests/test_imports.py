@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 
+import size_figures
+
 import keras_conflux as kc
 
 PACKAGE = pathlib.Path(kc.__file__).parent
@@ -121,6 +123,7 @@ EXTENSIONS = [
 ]
 FLOORS = [
     *CORE,
+    "_extensions.common",
     *EXTENSIONS,
     "_extensions",
     "",  # the package's own __init__
@@ -189,6 +192,17 @@ np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 """
     environment = {**os.environ, "CONFLUX_EXTENSIONS": "0"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+def test_figures_are_of_the_shelves():
+    found = size_figures.figures(PACKAGE.parent)
+    files = [folder(name).split(".")[0] for name in modules()]
+    outside = files.count("_extensions") + files.count("tools")
+    assert found["files of the package"] == len(files)
+    assert found["files of the core"] == len(files) - outside
+    assert found["fields of the step's record"] > 0
+    assert found["ties of a file to a field"] > 0
+    assert found["patches for speed in the core's table"] == 0
 
 
 def test_input_and_numerics_of_fit_are_strangers():

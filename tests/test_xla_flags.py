@@ -8,7 +8,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux._compat import xla_flags
+from keras_conflux._extensions.common import xla_flags
 
 PRODUCTS = (
     "--xla_gpu_enable_cublaslt=true "

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from keras_conflux._compat import xla_flags
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import flags
 
 _PEERS = {"keras_jax": "jax", "pytorch": "torch"}

@@ -2,7 +2,7 @@
 
 import os
 
-from keras_conflux._compat import xla_flags
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
-from keras_conflux._compat import xla_flags
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.program_cache.cache import ProgramCache
 from keras_conflux._extensions.program_cache.compat import repeatable_names

@@ -4,7 +4,7 @@ import pathlib
 import re
 from collections.abc import MutableMapping
 
-from keras_conflux._compat import xla_flags
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 
 FOLDER_PREFIX = "keras_conflux_exchange-"

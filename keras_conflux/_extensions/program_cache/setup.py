@@ -7,8 +7,8 @@ from collections.abc import MutableMapping
 
 import tensorflow as tf
 
-from keras_conflux._compat import xla_flags
 from keras_conflux._compat.private_names import version_numbers
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import environment
 from keras_conflux._extensions.program_cache import flags

@@ -1,0 +1,114 @@
+"""Prints how large the package is, and how far its parts are tied together.
+
+    python tests/size_figures.py [CHECKOUT]
+
+Lines and files are those of Python, with comments, blank lines and `__init__`.
+The core is all that is neither an extension nor a tool.
+"""
+
+import ast
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+NOT_CORE = ("_extensions", "tools", "bench", "__main__.py")
+SPEED = {
+    "ATTENTION",
+    "DECAY_WEIGHTS",
+    "EINSUM",
+    "EINSUM_DENSE_CALL",
+    "GELU",
+    "OPTIMIZER_ASSIGN",
+    "UPDATE_VARIABLES",
+    "VARIABLE_KEY",
+}
+"""Patched methods that compute the same in fewer or faster operations."""
+
+
+def figures(root: pathlib.Path) -> dict[str, int]:
+    """Returns each figure by what it counts.
+
+    Args:
+        root: Of a checkout.
+    """
+    package = root / "keras_conflux"
+    files = [*package.rglob("*.py")]
+    core = [
+        path
+        for path in files
+        if path.relative_to(package).parts[0] not in NOT_CORE
+    ]
+    record = package / "_replication" / "step_context.py"
+    fields = fields_of(record, "StepContext")
+    return {
+        "lines of the core": sum(map(lines, core)),
+        "files of the core": len(core),
+        "lines of the package": sum(map(lines, files)),
+        "files of the package": len(files),
+        "fields of the step's record": len(fields),
+        "ties of a file to a field": sum(
+            len(fields_read(path) & fields) for path in core if path != record
+        ),
+        "words of the longest way in": words(root / "docs"),
+        "patches for speed in the core's table": len(
+            patched_by(package / "_fit" / "keras_patches.py") & SPEED
+        ),
+    }
+
+
+def lines(path: pathlib.Path) -> int:
+    """Returns the number of lines of a file."""
+    return path.read_text().count("\n")
+
+
+def fields_of(path: pathlib.Path, name: str) -> set[str]:
+    """Returns the fields of a dataclass."""
+    return {
+        statement.target.id
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+    }
+
+
+def fields_read(path: pathlib.Path) -> set[str]:
+    """Returns what a file reads or sets of what it calls a context or step."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and re.fullmatch(r"_?(.*_)?(context|step)", node.value.id)
+    }
+
+
+def patched_by(path: pathlib.Path) -> set[str]:
+    """Returns the names of the methods in a table of patches."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "Patched"
+    }
+
+
+def words(docs: pathlib.Path) -> int:
+    """Returns the words of the page from which one can change the core."""
+    core = docs / "design" / "core.md"
+    page = core if core.exists() else docs / "design.md"
+    return len(page.read_text().split())
+
+
+def main() -> None:
+    """Prints a table."""
+    root = pathlib.Path(sys.argv[1]) if sys.argv[1:] else ROOT
+    for what, count in figures(root).items():
+        print(f"{count:7,d}  {what}")
+
+
+if __name__ == "__main__":
+    main()
