@@ -115,3 +115,18 @@ def test_every_block_says_its_language():
     known = {"", "python", "py", "sh", "julia", "pytorch", "text", "yaml"}
     for document in DOCUMENTS:
         assert set(languages(document)) <= known, document
+
+
+def test_guarantees_name_tests_that_exist():
+    sources = {path.name: path.read_text() for path in ROOT.glob("tests/*.py")}
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len(rows) > 80
+    for row in rows:
+        named = row.rstrip(" |").rpartition(" | ")[2]
+        files = re.findall(r"\w+\.py", named)
+        assert {*files} <= sources.keys(), row
+        tests = re.findall(r"(test_\w+)(\.\.\.)?(?![\w.])", named)
+        text = "".join(sources[file] for file in files)
+        for test, cut in tests:
+            assert f"def {test}" + ("" if cut else "(") in text, row

@@ -1272,8 +1272,29 @@ def test_a_tape_in_a_loop_says_what_to_write():
     assert_equal(lambda: OwnStep(_tasks))
 
 
+def _by_a_hidden_condition(loss, update):
+    total = tf.py_function(lambda z: z + 0.0, [loss], tf.float32)
+    tf.cond(tf.reshape(total, []) < 1e9, update, lambda: None)
+
+
+def _in_a_loop(loss, update):
+    tf.while_loop(lambda i: i < 2, lambda i: (update(), i + 1)[1:], [0])
+
+
+def _in_a_branch_of_a_function(loss, update):
+    tf.function(lambda x: tf.cond(x < 1e9, update, lambda: None))(loss)
+
+
 class Cautious(OwnStep):
-    """Updates in a branch that it chooses by what the graph does not show."""
+    """Updates where replicas may not all come to.
+
+    Args:
+        where: Called with the loss and a function that updates.
+    """
+
+    def __init__(self, where):
+        super().__init__(None)
+        self.where = where
 
     def train_step(self, data):
         x, y = data
@@ -1281,18 +1302,16 @@ class Cautious(OwnStep):
             loss = ops.mean((self(x) - y) ** 2)
         weights = self.trainable_weights
         gradients = tape.gradient(loss, weights)
-        total = tf.py_function(lambda z: z + 0.0, [loss], tf.float32)
-        tf.cond(
-            tf.reshape(total, []) < 1e9,
-            lambda: self.optimizer.apply(gradients, weights),
-            lambda: None,
-        )
+        self.where(loss, lambda: self.optimizer.apply(gradients, weights))
         return {"loss": loss}
 
 
-def test_an_update_that_replicas_may_not_share_warns():
+@pytest.mark.parametrize(
+    "where", [_by_a_hidden_condition, _in_a_loop, _in_a_branch_of_a_function]
+)
+def test_an_update_that_replicas_may_not_share_warns(where):
     with pytest.warns(kc.ConfluxWarning, match="applies the optimizer 'sgd"):
-        train(lambda: Cautious(None), MANY)
+        train(lambda: Cautious(where), MANY)
 
 
 class OfRagged(keras.Model):
