@@ -83,7 +83,8 @@ def outcome(keep, count, **fit):
     if count:
         kc.assert_in_sync(model)
     rate = float(model.optimizer.learning_rate)
-    return np.array(trace.seen), [*model.get_weights(), rate]
+    numbers = [rate, float(model.mean.result())]
+    return np.array(trace.seen), [*model.get_weights(), *numbers]
 
 
 def assert_as_on_one_device(keep):
@@ -131,6 +132,16 @@ def _switches(model, x, loss):
             do(lambda: model.a.assign_add(10.0)),
             do(lambda: model.b.assign_add(loss)),
         ],
+    )
+
+
+def _counts_in_a_metric(model, x, loss):
+    tf.case(
+        [
+            (loss > 2.2, do(lambda: model.a.assign_add(1.0))),
+            (loss > 1.8, do(lambda: model.mean.update_state(loss))),
+        ],
+        do(lambda: model.mean.update_state(ops.max(x))),
     )
 
 
@@ -227,6 +238,7 @@ def _loops_by_weights(model, x, loss):
         _doubles_or_halves,
         _counts_large_batches,
         _switches,
+        _counts_in_a_metric,
         _chooses_twice,
         _loops_in_a_branch,
         _stops,

@@ -182,7 +182,10 @@ class Steering(keras.callbacks.Callback):
 
     def __init__(self):
         super().__init__()
-        self.scale, self.drawn = 1.0, []
+        self.scale, self.drawn, self.begun = 1.0, [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun.append(len(self.drawn))
 
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(0.1)  # in which a batch could be drawn ahead
@@ -213,3 +216,6 @@ def test_what_a_callback_tells_a_generator_is_in_the_next_batch(count):
     expected = [2 * 0.9, 2 * 0.9**2, 2 * 0.9**3]
     expected += [second * 0.9**step for step in range(4)]
     np.testing.assert_allclose(callback.drawn[-7:], expected)
+    # A batch has been drawn before it begins, and the next one has not.
+    assert np.diff(callback.begun).tolist() == [1] * 7
+    assert callback.begun[-1] == len(callback.drawn)

@@ -122,3 +122,18 @@ def test_the_tree_has_the_first_line_of_each_file():
     command = [sys.executable, str(written.with_suffix(".py")), "--print"]
     printed = subprocess.run(command, capture_output=True, check=True).stdout
     assert printed.decode() == written.read_text(), "run docs/design/tree.py"
+
+
+def test_guarantees_name_tests_that_exist():
+    sources = {path.name: path.read_text() for path in ROOT.glob("tests/*.py")}
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len(rows) > 80
+    for row in rows:
+        named = row.rstrip(" |").rpartition(" | ")[2]
+        files = re.findall(r"\w+\.py", named)
+        assert {*files} <= sources.keys(), row
+        tests = re.findall(r"(test_\w+)(\.\.\.)?(?![\w.])", named)
+        text = "".join(sources[file] for file in files)
+        for test, cut in tests:
+            assert f"def {test}" + ("" if cut else "(") in text, row

@@ -60,6 +60,25 @@ def test_fit_equals_one_device(name, count, single):
     assert int(many.optimizer.iterations) == int(one.optimizer.iterations)
 
 
+def test_float64_is_equal_to_its_roundings():
+    models = []
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        for count in (None, MANY):
+            model = dense("adam", jit_compile=False)
+            if count:
+                kc.replicate(model, count)
+            model.fit(X, Y, **FIT)
+            models.append(model)
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+    for one, many in zip(*map(weights, models), strict=True):
+        assert many.dtype == "float64"
+        np.testing.assert_allclose(many, one, rtol=1e-11, atol=1e-13)
+
+
 def test_a_model_built_in_the_scope(single):
     one, one_logs = single("adam")
     with kc.replicate(devices=MANY):
@@ -214,14 +233,20 @@ def test_on_batch_methods_split_the_batch():
 
 
 def test_dropout_differs_between_replicas():
+    """And that of the first is what one device draws."""
+    keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.layers.Input((64,)), keras.layers.Dropout(0.5)]
     )
+    expected = model(tf.ones((1, 64)), training=True)
+    keras.utils.set_random_seed(0)
+    model = keras.models.clone_model(model)
     kc.replicate(model, MANY)
     masks = kc.withdevices(
         lambda: model(tf.ones((1, 64)), training=True), devices=MANY
     )()
     assert len({mask.numpy().tobytes() for mask in masks}) == MANY
+    np.testing.assert_array_equal(masks[0], expected)
 
 
 def test_a_failing_step_leaves_the_model_usable():

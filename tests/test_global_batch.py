@@ -256,6 +256,9 @@ LOSSES = {
     "softmax over the batch": lambda model, x, y, p: (
         tf.reduce_mean(p**2) - tf.reduce_sum(y * tf.nn.log_softmax(p, 0))
     ),
+    "numbers of a constant seed": lambda model, x, y, p: tf.reduce_mean(
+        (p + tf.random.stateless_uniform(tf.shape(p), [1, 2]) - y) ** 2
+    ),
     "chosen by place": _chosen_by_place,
     "mean": lambda model, x, y, p: tf.reduce_mean((y - p) ** 2),
     "mean of an unreduced loss": lambda model, x, y, p: tf.reduce_mean(
@@ -412,8 +415,10 @@ def test_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]))
 
 
-# XLA does not know how many samples are chosen, nor how many kinds are counted.
+# XLA does not know how many samples are chosen, nor how many kinds are counted,
+# and has numbers of its own for a seed.
 NOT_COMPILED = (
+    "numbers of a constant seed",
     "mean of chosen samples",
     "by frequency",
     "by frequency of weights",
@@ -1267,8 +1272,29 @@ def test_a_tape_in_a_loop_says_what_to_write():
     assert_equal(lambda: OwnStep(_tasks))
 
 
+def _by_a_hidden_condition(loss, update):
+    total = tf.py_function(lambda z: z + 0.0, [loss], tf.float32)
+    tf.cond(tf.reshape(total, []) < 1e9, update, lambda: None)
+
+
+def _in_a_loop(loss, update):
+    tf.while_loop(lambda i: i < 2, lambda i: (update(), i + 1)[1:], [0])
+
+
+def _in_a_branch_of_a_function(loss, update):
+    tf.function(lambda x: tf.cond(x < 1e9, update, lambda: None))(loss)
+
+
 class Cautious(OwnStep):
-    """Updates in a branch that it chooses by what the graph does not show."""
+    """Updates where replicas may not all come to.
+
+    Args:
+        where: Called with the loss and a function that updates.
+    """
+
+    def __init__(self, where):
+        super().__init__(None)
+        self.where = where
 
     def train_step(self, data):
         x, y = data
@@ -1276,18 +1302,16 @@ class Cautious(OwnStep):
             loss = ops.mean((self(x) - y) ** 2)
         weights = self.trainable_weights
         gradients = tape.gradient(loss, weights)
-        total = tf.py_function(lambda z: z + 0.0, [loss], tf.float32)
-        tf.cond(
-            tf.reshape(total, []) < 1e9,
-            lambda: self.optimizer.apply(gradients, weights),
-            lambda: None,
-        )
+        self.where(loss, lambda: self.optimizer.apply(gradients, weights))
         return {"loss": loss}
 
 
-def test_an_update_that_replicas_may_not_share_warns():
+@pytest.mark.parametrize(
+    "where", [_by_a_hidden_condition, _in_a_loop, _in_a_branch_of_a_function]
+)
+def test_an_update_that_replicas_may_not_share_warns(where):
     with pytest.warns(kc.ConfluxWarning, match="applies the optimizer 'sgd"):
-        train(lambda: Cautious(None), MANY)
+        train(lambda: Cautious(where), MANY)
 
 
 class OfRagged(keras.Model):

@@ -77,6 +77,9 @@ MIXING = {
     "roll": lambda x: x + ops.roll(x, 1, axis=0),
     "sort": lambda x: ops.sort(x, 0),
     "first row": lambda x: x - x[:1],
+    "numbers of a constant seed": lambda x: (
+        x + tf.random.stateless_normal(tf.shape(x), [1, 2])
+    ),
     "sorted order": lambda x: x + tf.gather(x, tf.argsort(x[:, 0])),
     "norm of columns": lambda x: tf.math.l2_normalize(x, 0),
     "norm": lambda x: x / ops.norm(x),

@@ -571,16 +571,19 @@ def test_a_seed_that_a_step_takes_warns():
     assert any("a `SeedGenerator` by itself" in text for text in warned(own))
 
 
-def test_replicas_draw_apart_in_a_loop_over_samples():
+def test_replicas_draw_apart_what_is_not_known_to_be_of_one_device():
+    """In a loop over samples, and by TensorFlow's own functions."""
+
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
             self.generator = random.SeedGenerator(7)
 
         def call(self, x):
-            return ops.map(
+            by_row = ops.map(
                 lambda row: random.uniform((5,), seed=self.generator), x
             )
+            return ops.concatenate([by_row, tf.random.uniform(ops.shape(x))], 1)
 
     model = Model()
     kc.replicate(model, 2)

@@ -279,12 +279,23 @@ def _reshaped_in_a_graph(x):
     return tf.reshape(x, [tf.size(x) // 4 * 0 + 6, -1])[: tf.shape(x)[0]] + x
 
 
-def test_a_constant_of_the_size_of_the_batch_is_that_of_one_device():
+def _numbered(x):
+    return x + tf.range(6.0)[:, None]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_constant_of_the_size_of_the_batch_is_that_of_one_device(fixed):
     """What replicas cannot compute of their parts is computed of the batch."""
-    model = keras.Sequential([keras.layers.Lambda(_fixed)])
-    model.compile("sgd", "mse")
-    kc.replicate(model, 3)
-    model.fit(X, X, batch_size=6, shuffle=False, verbose=0)
+
+    def build():
+        inputs = keras.Input(batch_shape=(6 if fixed else None, 4))
+        outputs = keras.layers.Dense(1)(keras.layers.Lambda(_numbered)(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    data, options = arrays(6)
+    assert_same_training(*both(build, data, 3, **options))
 
 
 @pytest.mark.filterwarnings("ignore:.*depends on other samples")

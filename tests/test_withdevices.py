@@ -82,6 +82,35 @@ def test_custom_loop_equals_one_device(count):
     kc.assert_in_sync(many)
 
 
+@several
+@pytest.mark.parametrize("gathers", [True, False])
+def test_samples_are_compared_with_those_that_are_gathered(gathers):
+    def losses(count):
+        model = dense("sgd")
+        if count:
+            kc.replicate(model, count)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                p = model(x)
+                if count and gathers:
+                    p, y = kc.allgather(p), kc.allgather(y)
+                loss = tf.reduce_mean(tf.abs(p - tf.transpose(y)))
+            grads = tape.gradient(loss, model.trainable_variables)
+            if count:
+                grads = kc.allreduce("mean", grads)
+            model.optimizer.apply(grads, model.trainable_variables)
+            return loss
+
+        if not count:
+            return [float(step(X, Y)) for _ in range(3)]
+        step, parts = kc.withdevices(step), kc.split((X, Y), count)
+        return [float(step(*parts)[0]) for _ in range(3)]
+
+    are_equal = np.allclose(losses(MANY), losses(None), rtol=1e-5)
+    assert are_equal == gathers
+
+
 def test_optimizer_built_in_the_first_step():
     keras.utils.set_random_seed(0)
     model = kc.replicate(dense(), MANY)
