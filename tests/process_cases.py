@@ -245,12 +245,9 @@ CASES = {
     for case in (
         clipped,
         accumulated,
-        weighted,
         of_fewer_samples_than_processes,
-        shuffled,
         reshuffled,
         normalized,
-        from_generator,
         with_unequal_weights,
         own_step,
         eagerly,
@@ -259,6 +256,9 @@ CASES = {
         under_a_distribution,
         with_random_numbers,
     )
+}
+MORE_CASES = {
+    case.__name__: case for case in (weighted, shuffled, from_generator)
 }
 
 

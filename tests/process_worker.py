@@ -29,12 +29,13 @@ from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
 from process_cases import CASES
 from process_cases import CHECKS
+from process_cases import MORE_CASES
 
 strategy = kc.replicate(devices=DEVICES)
 out = pathlib.Path(sys.argv[1])
 for name in sys.argv[2:]:
-    if name in CASES:
-        found = CASES[name](kc.replicate)
+    if name in CASES | MORE_CASES:
+        found = (CASES | MORE_CASES)[name](kc.replicate)
         np.savez(out / f"{name}-{kc.process_index()}.npz", **found)
     elif name in LOCAL_CASES | MORE_LOCAL_CASES:
         replicate = functools.partial(kc.replicate, data="local")

@@ -29,7 +29,7 @@ def _float64():
             yield
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(60))
 def test_a_drawn_program_equals_one_device(number):
     judged = drawn_trainings.verdict_of(number, MANY)

@@ -325,7 +325,7 @@ def named(part: list) -> str:
     return f"{part[0][0]} to {part[-1][0]}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("part", in_parts(LOSSES), ids=named)
 def test_losses(part):
     assert_equals_one_device(lambda: of_losses(part))
@@ -343,7 +343,7 @@ def test_functions_that_are_losses(part):
     assert_equals_one_device(lambda: of_functions(part, as_losses=True))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("part", in_parts(METRICS, 12), ids=named)
 def test_metrics(part):
     assert_equals_one_device(lambda: of_metrics(part))

@@ -25,6 +25,7 @@ from models import assert_same_outcome
 from models import dense
 from process_cases import CASES
 from process_cases import CHECKS
+from process_cases import MORE_CASES
 from process_cases import X
 from process_cases import Y
 from started import start
@@ -115,7 +116,7 @@ def processes(request, tmp_path_factory):
         out,
         *CASES,
         *LOCAL_CASES,
-        *(MORE_LOCAL_CASES if RUN_LONG_TESTS else ()),
+        *((*MORE_CASES, *MORE_LOCAL_CASES) if RUN_LONG_TESTS else ()),
         *CHECKS,
         devices=devices,
         CONFLUX_TEST_COMPILED=str(len(compiled)),
@@ -139,13 +140,13 @@ def test_processes_end_well(processes):
     assert [each.returncode for each in started] == [0] * len(started), printed
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *map(long, MORE_CASES)])
 def test_processes_compute_what_one_device_does(case, processes):
     count, out, *_ = processes
     assert_has_run(case, "npz", processes)
     found = [np.load(out / f"{case}-{index}.npz") for index in range(count)]
     found = [{name: each[name] for name in each.files} for each in found]
-    expected = CASES[case](lambda model: model)
+    expected = (CASES | MORE_CASES)[case](lambda model: model)
     assert_same_outcome(expected, found[0])
     for name, value in found[0].items():
         assert value.tobytes() == found[1][name].tobytes(), name

@@ -328,7 +328,7 @@ def trained(name, count, **fit):
     return model, logs
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_draws_as_one_device_does(name):
     """On 2 and on 3 uneven replicas; the last batch has one sample."""
@@ -433,6 +433,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [7, 8])
 def test_a_compiled_step_draws_what_one_compiled_device_does(
     monkeypatch, width

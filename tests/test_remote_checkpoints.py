@@ -15,6 +15,7 @@ import pytest
 from test_resume import Kill
 from test_resume import Killed
 from test_resume import linear
+from test_run import COMMAND
 from upath import UPath
 
 import keras_conflux as kc
@@ -238,11 +239,11 @@ def test_a_loop_of_ones_own(url):
 def test_the_command_lists_them(tmp_path):
     url = f"file://{tmp_path}/run"
     killed(url)
-    command = [sys.executable, "-m", "keras_conflux", "resume", url, "--json"]
+    command = [sys.executable, COMMAND, "resume", url, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert [each["damage"] for each in found] == [None, None]
     assert found[0]["path"].startswith(url)
-    done = subprocess.run([*command[:4], "a::gs://b"], capture_output=True)
+    done = subprocess.run([*command[:3], "a::gs://b"], capture_output=True)
     assert done.returncode == 2
     assert b"the URL of a directory" in done.stderr
