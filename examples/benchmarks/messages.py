@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 import keras_conflux as kc
-from keras_conflux._cluster.agreement import agree
+from keras_conflux._cluster.agreement import assert_same_place
 
 _REPETITIONS = 200
 
@@ -35,7 +35,9 @@ def measure() -> dict[str, Any]:
     return {
         "processes": kc.process_count(),
         "join_ms": round(1000 * joined),
-        "message_ms": _milliseconds(lambda: agree("the same place")),
+        "message_ms": _milliseconds(
+            lambda: assert_same_place("the same place")
+        ),
         "sum_ms": _milliseconds(total),
     }
 

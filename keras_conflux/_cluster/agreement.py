@@ -1,9 +1,9 @@
-"""Sees to it that all processes are about to do the same.
+"""Compares what processes are about to do, and exchanges small messages.
 
 Collectives meet in the order in which processes call them. If one process were
 elsewhere in the program, it would meet another sum of the same shape, and both
-would get a wrong number. So each says what it is about to do before it meets
-the others, in a message of its own, always of one shape.
+would get a wrong number. So each process announces what it is about to do
+before it meets the others, in a message of its own, always of one shape.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ProcessError
@@ -27,30 +27,33 @@ from keras_conflux._common.waiting import step_timeout
 _LENGTH = 256
 """How many bytes of a text the first message has room for."""
 _GROUP = (1 << 20) - 1
-"""The group key of the hosts, below those of devices."""
+"""The group key of the processes, below those of devices."""
 
 
-def agree(what: str, of: Any = None, seconds: float | None = None) -> None:
-    """Raises in all processes unless all say the same.
+def assert_same_place(
+    what: str, of: Any = None, seconds: float | None = None
+) -> None:
+    """Raises in all processes unless all are at the same place of the program.
 
-    Alone, it does nothing.
+    It does nothing in a process that is alone.
 
     Args:
-        what: What this process is about to do.
-        of: What it does that with. Alone, it is not described.
-        seconds: How long the others are waited for, if not as long as for a
-            step.
+        what: The next action of this process.
+        of: The object of the action. It is turned into text only if there are
+            other processes.
+        seconds: How long this process waits for the others, if not as long as
+            for a step.
 
     Raises:
         ProcessError: If another process lives and does not come in time.
-        ReplicaMismatchError: If another process says something else.
+        ReplicaMismatchError: If another process is about to do something else.
     """
     if process_count() == 1:
         return
-    said_here = what if of is None else f"{what}, of {of}"
-    said = _said_by_all(_shortened(said_here.encode()), seconds)
-    if any(each != said[0] for each in said):
-        raise ReplicaMismatchError(_of_places(said))
+    action = what if of is None else f"{what}, of {of}"
+    actions = _gather_texts(_shortened(action.encode()), seconds)
+    if any(each != actions[0] for each in actions):
+        raise ReplicaMismatchError(_mismatch(actions))
 
 
 def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
@@ -78,45 +81,45 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
         return
     # A barrier of TensorFlow's coordination service would wait for ever where
     # the network is cut. A collective ends when heartbeats do.
-    with told_to_all("a barrier"):
-        agree("a barrier", seconds=timeout)
+    with errors_reported_to_all("a barrier"):
+        assert_same_place("a barrier", seconds=timeout)
 
 
-def told_by_all(what: str, own: Any) -> list[Any]:
-    """Tells the other processes something, and returns what each has told.
+def all_gather_json(what: str, own: Any) -> list[Any]:
+    """Returns the values of all processes, in their order.
 
     Args:
-        what: What this process is about to do. All must say the same.
-        own: What this one tells: what JSON knows.
+        what: The next action of this process, see `assert_same_place`.
+        own: The value of this process, which JSON must be able to hold.
 
     Raises:
         ReplicaMismatchError: If another process is about to do something else.
     """
     if process_count() == 1:
         return [own]
-    told = json.dumps(own, separators=(",", ":"))
-    said = _said_by_all(f"{what}\n{told}".encode())
-    parts = [each.partition(b"\n") for each in said]
+    value = json.dumps(own, separators=(",", ":"))
+    texts = _gather_texts(f"{what}\n{value}".encode())
+    parts = [each.partition(b"\n") for each in texts]
     if any(part[:2] != parts[0][:2] for part in parts):
-        raise ReplicaMismatchError(_of_places(said))
+        raise ReplicaMismatchError(_mismatch(texts))
     return [json.loads(part[2]) for part in parts]
 
 
-def given_by(root: int, own: bytes, length: int) -> bytes:
-    """Returns the bytes of one of the processes.
+def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:
+    """Returns the bytes of one of the processes in all of them.
 
     Args:
-        root: Which of them.
-        own: What this one has. Only that of the root counts.
-        length: Of the root's bytes, known to all.
+        root: The index of that process.
+        own: The bytes of this process, which count in that process alone.
+        length: The number of bytes, which all processes know.
     """
     words = np.zeros([length // 4 + 1], np.int32)
     if process_index() == root:
         words.view(np.uint8)[:length] = np.frombuffer(own, np.uint8)
-    return sum_of_hosts(words).tobytes()[:length]
+    return sum_over_processes(words).tobytes()[:length]
 
 
-def _said_by_all(text: bytes, seconds: float | None = None) -> list[bytes]:
+def _gather_texts(text: bytes, seconds: float | None = None) -> list[bytes]:
     """Returns the texts of all processes, in their order.
 
     The first message is always of one shape, so it can only meet another one.
@@ -125,23 +128,27 @@ def _said_by_all(text: bytes, seconds: float | None = None) -> list[bytes]:
     here = rows[process_index()]
     here[0] = len(text)
     here[1 : 1 + len(text)] = list(text[:_LENGTH])
-    rows = sum_of_hosts(rows, seconds)
+    rows = sum_over_processes(rows, seconds)
     lengths = rows[:, 0]
     more = max(lengths) - _LENGTH
     if more > 0:
         rest = np.zeros([process_count(), more], np.int32)
         left = text[_LENGTH:]
         rest[process_index(), : len(left)] = list(left)
-        rows = np.concatenate([rows, sum_of_hosts(rest)], 1)
+        rows = np.concatenate([rows, sum_over_processes(rest)], 1)
     texts = rows[:, 1:].astype(np.uint8)
     return [
         bytes(row[:length]) for row, length in zip(texts, lengths, strict=True)
     ]
 
 
-def _of_places(said: list[bytes]) -> str:
-    texts = [text.partition(b"\n")[0].decode(errors="replace") for text in said]
-    listed = "; ".join(f"process {i}: {t}" for i, t in enumerate(texts))
+def _mismatch(texts: list[bytes]) -> str:
+    """Returns the message of an error that lists the actions of processes."""
+    actions = [text.partition(b"\n")[0] for text in texts]
+    listed = "; ".join(
+        f"process {index}: {action.decode(errors='replace')}"
+        for index, action in enumerate(actions)
+    )
     return (
         f"The processes are not at the same place of the program: {listed}. "
         "All have to run the same program on the same data. If only checksums "
@@ -160,20 +167,20 @@ def _shortened(text: bytes) -> bytes:
     return text[: _LENGTH - len(end)] + end
 
 
-def sum_of_hosts(
+def sum_over_processes(
     numbers: np.ndarray, seconds: float | None = None
 ) -> np.ndarray:
-    """Adds up an array of all processes, of a shape that all share.
+    """Returns the sum of an array of all processes, which share its shape.
 
     Args:
         numbers: Of int32, int64, float32 or float64.
-        seconds: How long the others are waited for, if not as long as for a
-            step.
+        seconds: How long this process waits for the others, if not as long as
+            for a step.
 
     Raises:
         ProcessError: If another process lives and does not come in time.
     """
-    call = DaemonCall(functools.partial(_sum_of_hosts, numbers))
+    call = DaemonCall(functools.partial(_sum_without_limit, numbers))
     seconds = step_timeout() if seconds is None else seconds
     if not call.wait(seconds):
         raise ProcessError(
@@ -187,7 +194,7 @@ def sum_of_hosts(
     return call.result()
 
 
-def _sum_of_hosts(numbers: np.ndarray) -> np.ndarray:
+def _sum_without_limit(numbers: np.ndarray) -> np.ndarray:
     with tf.device("CPU:0"):
         return _all_reduce()(tf.constant(numbers)).numpy()
 

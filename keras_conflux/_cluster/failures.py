@@ -17,7 +17,7 @@ from keras_conflux._compat import tensorflow_processes
 
 _LENGTH = 1000
 _PERIOD = 1.0
-"""Seconds after which one looks whether all processes still live."""
+"""Seconds between two looks whether all processes still live."""
 _REPORTED = "has raised"
 _NOISE = re.compile(
     r" *(\[type\.googleapis|The error could be from|Additional GRPC error)"
@@ -27,19 +27,19 @@ _inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
 )
 
 
-class AgreedExit(SystemExit):
-    """Ends this process, as all others end at the same place."""
+class ExitOfAllProcesses(SystemExit):
+    """Ends this process at a place where all other processes end as well."""
 
 
 @contextlib.contextmanager
-def told_to_all(what: str) -> Iterator[None]:
-    """Ends what all processes do together, if it fails in this one.
+def errors_reported_to_all(what: str) -> Iterator[None]:
+    """Reports an error of this process to all others, which end with it.
 
-    Others would wait for this process as long as it lives. Alone, it does
-    nothing.
+    They would wait for this process as long as it lives. In a process that is
+    alone, this does nothing.
 
     Args:
-        what: What is done in it, for messages.
+        what: The name of what all processes do together, for messages.
 
     Raises:
         ProcessError: If another process has failed or has ended.
@@ -50,11 +50,11 @@ def told_to_all(what: str) -> Iterator[None]:
     token = _inside.set(True)
     try:
         yield
-    except AgreedExit:
+    except ExitOfAllProcesses:
         raise
     except BaseException as error:
-        if comes_from_another(error):
-            raise ProcessError(_of_another(what, error)) from None
+        if is_caused_by_another_process(error):
+            raise ProcessError(_failure_of_another(what, error)) from None
         is_op = isinstance(error, tf.errors.OpError)
         reason = error_texts.reason_of(error) if is_op else str(error)
         text = (
@@ -68,15 +68,15 @@ def told_to_all(what: str) -> Iterator[None]:
         _inside.reset(token)
 
 
-def wait_while_all_live(call: DaemonCall, seconds: float) -> bool:
+def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:
     """Waits for a call in which processes wait for each other.
 
     TensorFlow ends its own collectives when a process fails, but not a program
     of XLA in which a GPU waits for another.
 
     Args:
-        call: What is waited for.
-        seconds: For how long at most.
+        call: The call that waits for other processes.
+        seconds: How long this waits at most.
 
     Returns:
         Whether it has ended.
@@ -97,7 +97,7 @@ def wait_while_all_live(call: DaemonCall, seconds: float) -> bool:
     return True
 
 
-def comes_from_another(error: BaseException) -> bool:
+def is_caused_by_another_process(error: BaseException) -> bool:
     """Whether an error says that another process has failed or has ended."""
     broken = (
         tf.errors.UnavailableError
@@ -111,7 +111,8 @@ def comes_from_another(error: BaseException) -> bool:
     return isinstance(error, broken) and bool(re.search(words, str(error)))
 
 
-def _of_another(what: str, error: BaseException) -> str:
+def _failure_of_another(what: str, error: BaseException) -> str:
+    """Returns the message of an error that another process has caused."""
     text = " ".join(str(getattr(error, "message", error)).split())
     ended = f"{what} has ended in process {process_index()}, because"
     reported = re.search(rf"process \d+ {_REPORTED} .*", text)

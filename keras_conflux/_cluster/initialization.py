@@ -73,7 +73,7 @@ def initialize(
     _join(find_cluster(addresses, index, resolver), heartbeat, timeout)
 
 
-def initialize_if_named() -> None:
+def initialize_from_environment() -> None:
     """Joins others where `TF_CONFIG` or `KERAS_DISTRIBUTION_*` names them.
 
     Called before a strategy is made, for programs that do not call

@@ -28,7 +28,7 @@ _STDERR = 2
 
 @dataclasses.dataclass
 class _Present:
-    """What holds for this process."""
+    """This process, as it knows itself."""
 
     index: int = 0
     count: int = 1
@@ -75,7 +75,7 @@ def process_count() -> int:
 
 
 def source() -> str | None:
-    """Returns what told of the other processes, `None` before `connect`."""
+    """Returns where the addresses were found; `None` before `connect`."""
     return _present.source
 
 
@@ -90,8 +90,8 @@ def connect(
 
     Args:
         addresses: `"host:port"` of each, the same in all processes.
-        index: Which one this is.
-        source: What told so, for messages.
+        index: The index of this process.
+        source: Where the addresses were found, for messages.
         heartbeat: After so many seconds of silence a process counts as dead.
         timeout: How many seconds all others are waited for.
 
@@ -119,7 +119,7 @@ def connect(
 def _connected(
     addresses: tuple[str, ...], index: int, heartbeat: float, timeout: float
 ) -> str | None:
-    """Returns why the processes could not be joined, `None` if they were."""
+    """Joins the processes; returns why that fails, or `None`."""
     # The servers of the others come first: see `roll_call`.
     silent = _silent(addresses[1:], timeout) if index == 0 else []
     if silent:

@@ -20,9 +20,9 @@ _START = "start"
 _ATTEMPT_SECONDS = 2.0
 """How long one attempt to reach somebody takes at most."""
 _LATE_SECONDS = 5.0
-"""How much longer than process 0 the others wait, for what it has to say."""
-_MOST = 1000
-"""How many characters a process says at most."""
+"""How much longer than process 0 the others wait for its answer."""
+_LONGEST = 1000
+"""How many characters a message has at most."""
 
 
 def call_roll(
@@ -61,15 +61,15 @@ def _listening_at(address: str) -> socket.socket:
 def _answered(
     server: socket.socket, addresses: Sequence[str], seconds: float
 ) -> str | None:
-    """Waits for the others, and tells all of them how it has ended."""
+    """Waits for the others, and answers all of them with what is wrong."""
     callers: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
         wrong = _wait(server, addresses, seconds, callers, stack)
         for each in callers:
-            _say(each, wrong or _START)
+            _send(each, wrong or _START)
         # They hang up first, so that the port is free at once.
         for each in callers:
-            _heard(each)
+            _receive(each)
     return wrong
 
 
@@ -80,7 +80,7 @@ def _wait(
     callers: list[socket.socket],
     stack: contextlib.ExitStack,
 ) -> str | None:
-    """Waits for the others, puts down who calls, and returns what is wrong."""
+    """Waits for the others, collects callers, and returns what is wrong."""
     count = len(addresses)
     come: dict[int, socket.socket] = {}
     end = time.monotonic() + seconds
@@ -96,11 +96,11 @@ def _wait(
             ]
             return f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
         caller.settimeout(_ATTEMPT_SECONDS)
-        told = _who(_heard(caller))
-        if told is None:
+        introduced = _caller_of(_receive(caller))
+        if introduced is None:
             continue  # somebody else, such as a check whether the port is open
         callers.append(caller)
-        index, known = told
+        index, known = introduced
         if known != count:
             return (
                 f"Process {index} was told of {known} processes, and process 0 "
@@ -117,7 +117,7 @@ def _wait(
 def _reported(
     addresses: Sequence[str], index: int, seconds: float
 ) -> str | None:
-    """Says to process 0 who this is, and returns what it says is wrong."""
+    """Introduces this process to process 0, and returns what is wrong."""
     host, port = split_address(addresses[0], "the address of process 0")
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
@@ -130,30 +130,31 @@ def _reported(
             continue
         with first:
             first.settimeout(max(end - time.monotonic(), 0.1))
-            _say(first, [index, len(addresses)])
-            answer = _heard(first)
+            _send(first, [index, len(addresses)])
+            answer = _receive(first)
         if isinstance(answer, str):
             return None if answer == _START else answer
         time.sleep(0.1)
     return f"Process 0 does not answer at {addresses[0]}, in {seconds:g} s."
 
 
-def _say(to: socket.socket, what: object) -> None:
+def _send(to: socket.socket, message: object) -> None:
     with contextlib.suppress(OSError):
-        to.sendall(json.dumps(what).encode() + b"\n")
+        to.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _heard(other: socket.socket) -> object:
-    """Returns what the other side says; `None` if it is not one of us."""
+def _receive(other: socket.socket) -> object:
+    """Returns a message; `None` if the other side is not a process of ours."""
     try:
         with other.makefile("rb") as file:
-            return json.loads(file.readline(_MOST))
+            return json.loads(file.readline(_LONGEST))
     except (OSError, ValueError):
         return None
 
 
-def _who(said: object) -> tuple[int, int] | None:
-    match said:
+def _caller_of(message: object) -> tuple[int, int] | None:
+    """Returns the index of a caller, and the count that it knows, if any."""
+    match message:
         case [int(index), int(count)] if 0 < index < count:
             return index, count
     return None

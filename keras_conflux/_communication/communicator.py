@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import told_by_all
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
@@ -91,7 +91,7 @@ class OneReplica:
     size = 1
     on_gpu = False
 
-    def noted_rank(self, index: int) -> int:
+    def rank_as_constant(self, index: int) -> int:
         """Returns the position of the replica."""
         return index
 
@@ -116,7 +116,7 @@ class Communicator:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
         self.on_gpu = self.devices[0].kind == "GPU"
-        capabilities = told_by_all(
+        capabilities = all_gather_json(
             f"a strategy over {', '.join(self.devices)}",
             _least_capability(self.devices),
         )
@@ -137,7 +137,7 @@ class Communicator:
         with tf.init_scope():
             self._in_xla = XlaNccl(
                 self.devices,
-                self.noted_rank,
+                self.rank_as_constant,
                 self.size,
                 group_key,
                 in_order=self.on_gpu and self.spans_processes,
@@ -161,9 +161,9 @@ class Communicator:
         """Returns the position of a replica of this process among all."""
         return process_index() * len(self.devices) + index
 
-    def noted_rank(self, index: int) -> int:
-        """The same, where what is traced with it is for that replica alone."""
-        shared_trace.note_rank()
+    def rank_as_constant(self, index: int) -> int:
+        """Returns `rank`, and marks the trace as one of that replica alone."""
+        shared_trace.mark_replica_specific()
         return self.rank(index)
 
     def repeat_calls(self, index: int) -> None:
@@ -231,7 +231,7 @@ class Communicator:
         elif position < len(trace.signatures):
             check(trace.signatures[position], signature, index)
 
-    def checked_trace(self, run: Callable[[], Any]) -> Any:
+    def trace_all_replicas(self, run: Callable[[], Any]) -> Any:
         """Calls `run`, which traces all replicas, and checks their calls.
 
         Raises:
@@ -339,7 +339,10 @@ class Communicator:
             for index, _ in enumerate(self.devices):
                 self.all_reduce(tf.zeros(()), index, SUM)
 
-        with told_to_all("a strategy's first collective"), self.tracing():
+        with (
+            errors_reported_to_all("a strategy's first collective"),
+            self.tracing(),
+        ):
             all_devices()
 
     def _reduce_in_graph(
@@ -353,7 +356,8 @@ class Communicator:
                 "match the loops of different replicas. Put the loop around "
                 "the step, or reduce after the loop."
             )
-        shared_trace.note_rank()  # it runs on the device of this replica
+        # It runs on the device of this replica.
+        shared_trace.mark_replica_specific()
         call = self._next_call(index)
         with tf.device(self.devices[index]):
             if tensor.shape.is_fully_defined():

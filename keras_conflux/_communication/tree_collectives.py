@@ -45,7 +45,7 @@ class ReplicaCollectives:
 
     @property
     def _rank(self) -> int:
-        return self._communicator.noted_rank(self._index)
+        return self._communicator.rank_as_constant(self._index)
 
     @property
     def count(self) -> int:

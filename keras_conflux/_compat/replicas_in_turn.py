@@ -16,7 +16,7 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import shared_variable_creator
 from tensorflow.python.training import coordinator
 
-from keras_conflux._compat.shared_trace import note_rank
+from keras_conflux._compat.shared_trace import mark_replica_specific
 
 
 def run_in_turn(
@@ -159,12 +159,12 @@ class _ReplicaHere(tf.distribute.ReplicaContext):
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        note_rank()
+        mark_replica_specific()
         return super().replica_id_in_sync_group
 
     @property
     def devices(self) -> Any:
-        note_rank()
+        mark_replica_specific()
         return super().devices
 
     def _merge_call(self, merge_fn: Callable, args: Any, kwargs: Any) -> Any:

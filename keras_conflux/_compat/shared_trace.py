@@ -26,8 +26,8 @@ _DRAWS = frozenset(
 """Operations for which XLA draws a seed when it compiles a program."""
 
 
-def note_rank() -> None:
-    """Records that what is traced here is for one replica alone."""
+def mark_replica_specific() -> None:
+    """Marks the graph that is traced here as one of a single replica."""
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
         _of_one_replica.add(graph)
@@ -88,7 +88,7 @@ def _calls_for_all(function: Any) -> bool:
     if hasattr(function, "graph"):
         return _is_for_all(function.graph)
     # One of TensorFlow 1, such as the loops of `tf.nn.ctc_loss`, is called by
-    # the graph around it, in which `note_rank` has noted what it asks for.
+    # the graph around it, which `mark_replica_specific` has marked.
     nodes = function.definition.node_def
     return _DRAWS.isdisjoint(each.op for each in nodes)
 

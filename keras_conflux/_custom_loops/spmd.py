@@ -9,8 +9,8 @@ from typing import overload
 import keras
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
@@ -240,11 +240,11 @@ class _Compiled:
         communicator = self._strategy.communicator
         try:
             with (
-                told_to_all(self._name),
+                errors_reported_to_all(self._name),
                 communicator.exclusive(self._function, self._name),
             ):
                 self._calls += 1
-                agree(f"call {self._calls} of {self._name}")
+                assert_same_place(f"call {self._calls} of {self._name}")
                 try:
                     outputs = self._function(parts)
                 except BaseException:

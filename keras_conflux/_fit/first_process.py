@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.per_batch_callbacks import runs_users_code
 from keras_conflux._replication import synchronization
@@ -30,7 +30,7 @@ class FirstProcessLeads(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Looks at what the callbacks before have left."""
         own = [keras_models.initial_epoch(self._trained), self._may_restore]
-        told = told_by_all("the first epoch", own)
+        told = all_gather_json("the first epoch", own)
         keras_models.set_initial_epoch(self._trained, told[0][0])
         if any(may_restore for _, may_restore in told):
             synchronization.synchronize(self._trained)

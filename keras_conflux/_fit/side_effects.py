@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._replication import accumulated
@@ -58,14 +58,14 @@ def _in_first_process(
 ) -> Any:
     what = f"{original.__name__} of {model.name}"
     result = None
-    with told_to_all(what):
-        agree(what)
-        accumulated.give_to_first(state.stateful_objects(model))
+    with errors_reported_to_all(what):
+        assert_same_place(what)
+        accumulated.add_up_on_first_replica(state.stateful_objects(model))
         if process_index() == 0:
             token = _alone.set(True)
             try:
                 result = original(*args, **kwargs)
             finally:
                 _alone.reset(token)
-        agree(f"the end of {what}")
+        assert_same_place(f"the end of {what}")
     return result

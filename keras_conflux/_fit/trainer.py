@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import StrategyError
@@ -131,10 +131,10 @@ def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
 def together(model: keras.Model, call: str) -> Iterator[None]:
     """Sees to it that all processes begin and end a call with each other."""
     what = f"{call} of {model.name}"
-    with told_to_all(what), running(model, call.split()[0]):
-        agree(f"the begin of {what}")
+    with errors_reported_to_all(what), running(model, call.split()[0]):
+        assert_same_place(f"the begin of {what}")
         yield
-        agree(f"the end of {what}")
+        assert_same_place(f"the end of {what}")
 
 
 def _call_once_shown(

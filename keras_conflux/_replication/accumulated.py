@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
@@ -23,17 +23,17 @@ from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import replica_rank
 
 
-def give_to_first(owners: Iterable[Any]) -> None:
-    """Puts all that has been accumulated with the first replica of all.
+def add_up_on_first_replica(owners: Iterable[Any]) -> None:
+    """Moves all accumulated gradients to the first replica of all processes.
 
-    The sum stays what it is, and what the first process saves is all of it.
-    All processes call this.
+    The sum stays the same, and the first process saves all of it. All
+    processes call this.
     """
     _add_up(owners, in_each_process=False)
 
 
-def give_to_all(owners: Iterable[Any]) -> None:
-    """Puts all that has been accumulated with the first replica of each.
+def add_up_in_each_process(owners: Iterable[Any]) -> None:
+    """Gives the first replica of each process the sum over all processes.
 
     Each process can go on with it alone. All processes call this.
     """
@@ -66,6 +66,6 @@ def _add_up(owners: Iterable[Any], in_each_process: bool) -> None:
         strategy.run(one_replica)
 
     name = f"adding up {len(found)} accumulated gradients"
-    with told_to_all(name):
-        agree(name)
+    with errors_reported_to_all(name):
+        assert_same_place(name)
         tensorflow_tracing.concrete_function(all_replicas, [])()

@@ -14,8 +14,8 @@ from keras_conflux._replication import traced_functions
 Layer = TypeVar("Layer", bound=keras.layers.Layer)
 
 _log = logging.getLogger("keras_conflux")
-_told: Any = weakref.WeakSet()
-"""The layers that have been told of."""
+_logged: Any = weakref.WeakSet()
+"""The layers about which a line has been logged."""
 
 
 def synchronize_batch_norm(target: Layer) -> Layer:
@@ -60,7 +60,7 @@ def synchronize_batch_norm(target: Layer) -> Layer:
     return target
 
 
-def tell_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
+def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
     """Logs, once a layer, that replicas normalize by their own samples.
 
     Args:
@@ -68,10 +68,10 @@ def tell_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
         count: The number of replicas.
     """
     layers = _unsynchronized(owners) if count > 1 else []
-    new = [layer for layer in layers if layer not in _told]
+    new = [layer for layer in layers if layer not in _logged]
     if not new:
         return
-    _told.update(new)
+    _logged.update(new)
     names = [layer.name for layer in new]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     _log.warning(

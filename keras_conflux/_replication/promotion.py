@@ -53,7 +53,7 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     running.assert_not_read([variable for variable, _ in waiting], change)
     _promote_all(waiting, strategy)
     _attach(owners, strategy)
-    batch_norm.tell_if_unsynchronized(owners, strategy.communicator.size)
+    batch_norm.log_if_unsynchronized(owners, strategy.communicator.size)
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
@@ -141,7 +141,7 @@ def demote(target: Any) -> None:
     if replicated:
         running.assert_not_held(owners, change)
         running.assert_not_read(replicated, change)
-    accumulated.give_to_all(owners)
+    accumulated.add_up_in_each_process(owners)
     state.remove_copies(found)
     _attach(owners, None)
 
@@ -220,7 +220,7 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
     new = keras_variables.make_backing(variable, value, summed)
     state.swap_backing(variable, old, new)
     if summed:
-        state.keep_in_parts(new)
+        state.mark_as_sum_over_processes(new)
     if not state.is_mirrored(variable):
-        for copy in state.copies(new)[state.is_whole_here(new) :]:
+        for copy in state.copies(new)[state.holds_whole_sum(new) :]:
             copy.assign(tf.zeros_like(copy))

@@ -125,21 +125,21 @@ def is_mirrored(variable: keras.Variable) -> bool:
     return keras_variables.backing(variable).synchronization != on_read
 
 
-_in_parts: Any = weakref.WeakValueDictionary()
+_sums_over_processes: Any = weakref.WeakValueDictionary()
 
 
-def keep_in_parts(value: Any) -> None:
-    """Says that the copies of all processes add up to a variable's value.
+def mark_as_sum_over_processes(value: Any) -> None:
+    """Marks a variable whose copies in all processes add up to its value.
 
-    So it is with gradients that are accumulated. Of other sums, such as those
-    of metrics, each process has the whole between executions.
+    Accumulated gradients are such variables. Of other sums, such as those of
+    metrics, each process has the whole value between executions.
     """
-    _in_parts[id(value)] = value
+    _sums_over_processes[id(value)] = value
 
 
-def is_whole_here(value: Any) -> bool:
+def holds_whole_sum(value: Any) -> bool:
     """Whether this process holds the value of a sum, if all have been set."""
-    return process_index() == 0 or id(value) not in _in_parts
+    return process_index() == 0 or id(value) not in _sums_over_processes
 
 
 def is_sum(value: Any) -> bool:
@@ -154,7 +154,7 @@ def is_sum(value: Any) -> bool:
 def set_sum(variable: Any, value: Any) -> None:
     """Gives the first copy all of a value, so that the copies add up to it."""
     first, *others = copies(variable)
-    if not is_whole_here(variable):
+    if not holds_whole_sum(variable):
         value = tf.zeros_like(first)
     first.assign(tf.cast(value, first.dtype))
     for copy in others:

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster.initialization import initialize_if_named
+from keras_conflux._cluster.initialization import initialize_from_environment
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
@@ -58,7 +58,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     """
 
     def __init__(self, devices: DevicesLike = None) -> None:
-        initialize_if_named()
+        initialize_from_environment()
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -68,7 +68,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             self,
             self._conflux_devices,
             lambda op, tree: replica_collectives().all_reduce(op, tree),
-            self._conflux_communicator.checked_trace,
+            self._conflux_communicator.trace_all_replicas,
             keras_internals.with_this_threads_state,
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
@@ -266,16 +266,16 @@ def outside_of_strategies(function: Callable[[], Any]) -> Any:
 
 
 def replica_rank() -> int:
-    """The position of the running replica among those of all processes.
+    """Returns the position of the running replica among all processes'.
 
-    What is traced with it is for this replica alone.
+    A trace that asks for it serves this replica alone.
     """
     communicator = tf.distribute.get_strategy().communicator
-    return communicator.noted_rank(replica_index())
+    return communicator.rank_as_constant(replica_index())
 
 
-def rank_in_trace() -> Any:
-    """The same as a tensor, in compiled steps of several replicas."""
+def rank_as_tensor() -> Any:
+    """Returns `replica_rank`, as a tensor in compiled steps of replicas."""
     context = step_context.current()
     if context is None or context.rank is None:
         return replica_rank()
@@ -283,16 +283,16 @@ def rank_in_trace() -> Any:
 
 
 def replica_index() -> int:
-    """The index of the running replica in this process. Only inside one.
+    """Returns the index of the running replica in this process.
 
-    It is for choosing a copy of a variable. Where it is a number of the
-    program, as that of a replica that does something alone, it is the rank.
+    Use it to choose a copy of a variable. For the number that a program sees,
+    use `replica_rank`. There must be a running replica.
     """
     return tensorflow_internals.replica_index()
 
 
 def replica_collectives() -> ReplicaCollectives:
-    """The collectives of the running replica. Only inside one."""
+    """Returns the collectives of the running replica. There must be one."""
     return ReplicaCollectives(
         tf.distribute.get_strategy().communicator,
         replica_index(),

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.agreement import sum_of_hosts
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.agreement import sum_over_processes
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
@@ -88,8 +88,8 @@ def _copy_to_all(
     described = [
         (state.name_of(v), tuple(v.shape), v.dtype) for v in replicated
     ]
-    with told_to_all(name):
-        agree(f"{name}: {described}")
+    with errors_reported_to_all(name):
+        assert_same_place(f"{name}: {described}")
         for group in _of_limited_size(replicated):
             _copy_group(group, strategy, root, name)
 
@@ -265,13 +265,13 @@ def _first_difference_anywhere(
         variables: Whose first copies are compared.
         here: What differs between the copies of this process.
     """
-    with told_to_all("in_sync"):
-        agree(f"in_sync of {len(variables)} variables")
+    with errors_reported_to_all("in_sync"):
+        assert_same_place(f"in_sync of {len(variables)} variables")
         values = [state.copies(v)[0].numpy().tobytes() for v in variables]
         rows = np.zeros([process_count(), 1 + len(values)], np.int64)
         rows[process_index(), 0] = here is not None
         rows[process_index(), 1:] = [zlib.crc32(value) for value in values]
-        rows = sum_of_hosts(rows)
+        rows = sum_over_processes(rows)
     (apart,) = np.nonzero(rows[:, 0])
     if apart.size:
         return here or f"Copies differ in process {apart[0]}."

@@ -36,21 +36,21 @@ def note_swap(old: Any, new: Any) -> None:
 
 
 def note_settings() -> None:
-    """Records that layers compute otherwise than all traces know."""
+    """Records that layers compute differently from all traces."""
     global _settings
     _settings += 1
 
 
 class Staleness:
-    """Tells whether what is traced from now on has become stale."""
+    """Tells whether a function that is traced from now on has become stale."""
 
     def __init__(self) -> None:
         self._settings = _settings
         self._swaps = -1
         self._reads_replaced = False
 
-    def of(self, function: Any) -> bool:
-        """Whether a function reads what has been replaced since.
+    def applies_to(self, function: Any) -> bool:
+        """Whether a function reads a variable that has been replaced since.
 
         Args:
             function: A traced function.

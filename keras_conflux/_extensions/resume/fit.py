@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat.patching import patch
@@ -68,7 +68,7 @@ def _resumed(
     parts = process_count() if is_local else 1
     with writer.open():
         writing = callbacks if process_index() == 0 else []
-        with told_to_all("looking at what callbacks write"):
+        with errors_reported_to_all("looking at what callbacks write"):
             files = CallbackFiles(writing, resume.directory)
         saved = _saved(resume, files, given, parts)
         given["callbacks"] = ResumableCallbacks(
@@ -172,7 +172,7 @@ def _saved(
             "such as one for each phase or fold."
         )
     resume.resumed_at = epoch, step
-    with told_to_all("going on with what callbacks have written"):
+    with errors_reported_to_all("going on with what callbacks have written"):
         files.go_on(saved.state["files"], over)
     given["initial_epoch"] = given["epochs"] if over else epoch
     if over:

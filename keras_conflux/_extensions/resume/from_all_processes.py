@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from keras_conflux._cluster.agreement import given_by
-from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import broadcast_bytes
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.stored_arrays import from_bytes
@@ -19,8 +19,10 @@ def gathered(what: str, own: Any) -> list[Any]:
     """
     arrays: Arrays = {}
     content = to_bytes(plain_values.encode(own, arrays), arrays)
-    lengths = told_by_all(what, len(content))
+    lengths = all_gather_json(what, len(content))
     return [
-        plain_values.decode(*from_bytes(given_by(index, content, length)))
+        plain_values.decode(
+            *from_bytes(broadcast_bytes(index, content, length))
+        )
         for index, length in enumerate(lengths)
     ]

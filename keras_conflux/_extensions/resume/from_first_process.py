@@ -2,9 +2,9 @@
 
 import os
 
-from keras_conflux._cluster.agreement import given_by
-from keras_conflux._cluster.agreement import told_by_all
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import broadcast_bytes
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
@@ -27,14 +27,14 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
     """
     if process_count() == 1:
         return _newest(directory)
-    with told_to_all("reading a checkpoint"):
+    with errors_reported_to_all("reading a checkpoint"):
         saved = _newest(directory) if process_index() == 0 else None
         content = b""
         if saved is not None:
             document = str(saved.path), saved.state
             content = to_bytes(document, saved.arrays)
-        lengths = told_by_all("reading a checkpoint", len(content))
-        content = given_by(0, content, lengths[0])
+        lengths = all_gather_json("reading a checkpoint", len(content))
+        content = broadcast_bytes(0, content, lengths[0])
     if process_index() == 0 or not content:
         return saved
     (path, state), arrays = from_bytes(content)

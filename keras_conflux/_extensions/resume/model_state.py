@@ -57,7 +57,7 @@ def gather(model: keras.Model) -> None:
 
     All processes call this together.
     """
-    accumulated.give_to_first(state.stateful_objects(model))
+    accumulated.add_up_on_first_replica(state.stateful_objects(model))
 
 
 def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_conflux._cluster.agreement import barrier
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
@@ -70,7 +70,7 @@ def save(
     arrays: Arrays = {}
     encoded = plain_values.encode(state, arrays)
     what = "saving a checkpoint"
-    with told_to_all(what):
+    with errors_reported_to_all(what):
         model_state.gather(model)
         states = random_generators.states()
         parts = gathered(what, states) if process_count() > 1 else [states]
@@ -146,7 +146,7 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         )
     if "fingerprint" in saved.state:  # former versions wrote none
         fingerprint.assert_same_model(saved, model)
-    with told_to_all("loading a checkpoint"):
+    with errors_reported_to_all("loading a checkpoint"):
         model_state.restore(model, saved, process_index() == 0)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))

@@ -16,8 +16,8 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.agreement import told_by_all
-from keras_conflux._cluster.failures import AgreedExit
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.failures import ExitOfAllProcesses
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
@@ -240,7 +240,7 @@ class ResumableFit:
     def _wanted(self, where: str, due: bool) -> tuple[bool, int]:
         """Returns whether any process wants to save, and a signal that came."""
         # Each process has its own clock and signals.
-        wanted = told_by_all(
+        wanted = all_gather_json(
             f"whether to save {where}", [due, self._preemption.received or 0]
         )
         return any(each for each, _ in wanted), max(each for _, each in wanted)
@@ -310,7 +310,7 @@ class ResumableFit:
             self._done + self._ended,
             signal,
         )
-        raise AgreedExit(128 + signal)
+        raise ExitOfAllProcesses(128 + signal)
 
     def _restore(self, saved: Saved) -> None:
         model_state.restore(self._model, saved, process_index() == 0)

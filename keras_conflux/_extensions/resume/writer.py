@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_writing
@@ -44,7 +44,9 @@ class CheckpointWriter:
             yield
             return
         with contextlib.ExitStack() as stack:
-            with told_to_all("opening the directory of the checkpoints"):
+            with errors_reported_to_all(
+                "opening the directory of the checkpoints"
+            ):
                 stack.enter_context(self._storage.locked())
                 self._storage.remove_unfinished()
             self._thread = stack.enter_context(

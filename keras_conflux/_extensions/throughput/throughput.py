@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.agreement import sum_of_hosts
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.agreement import sum_over_processes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
@@ -166,7 +166,7 @@ class Throughput(log_sources.LogSource):
         """
         values = self._stop()
         if self._spans_processes:
-            agree(f"the throughput of epoch {epoch}")
+            assert_same_place(f"the throughput of epoch {epoch}")
             values = _of_all_processes(values)
         if logs is not None:
             logs.update(
@@ -299,7 +299,7 @@ def _of_all_processes(
     rows = np.zeros([process_count(), len(KEYS)])
     rows[process_index()] = [values[key] or 0.0 for key in KEYS]
     # A sum with zeros is bitwise what one process has measured.
-    rows = sum_of_hosts(rows)
+    rows = sum_over_processes(rows)
     least, most = rows.min(0).tolist(), rows.max(0).tolist()
     return {
         key: None if values[key] is None else low if key in _FAST else high

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import agree
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
@@ -64,11 +64,11 @@ class StepExecutor:
 
     def __call__(self, group: StepGroup) -> Tree:
         name = self._name
-        with not_the_end(name, of_a_step=True), told_to_all(name):
+        with not_the_end(name, of_a_step=True), errors_reported_to_all(name):
             self._calls += 1
             # Another model may have taken the seeds since the last execution.
             promotion.promote_new_state(None, self._strategy)
-            agree(f"execution {self._calls} of {name}", group)
+            assert_same_place(f"execution {self._calls} of {name}", group)
             try:
                 result = None
                 for batch in group.batches:
@@ -159,7 +159,7 @@ class StepExecutor:
             if compiles or not error_texts.is_of_compiler(error):
                 raise
             # A process that has compiled it would wait for this one.
-            agree(f"{self._name}, which XLA cannot compile here")
+            assert_same_place(f"{self._name}, which XLA cannot compile here")
             self._may_compile = False
             warn(
                 f"{self._model.name}: XLA cannot compile this model, so it "

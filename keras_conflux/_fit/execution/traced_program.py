@@ -49,7 +49,7 @@ class TracedProgram:
 
     def is_stale(self) -> bool:
         """Whether it reads variables that have been replaced since."""
-        return self._staleness.of(self._run)
+        return self._staleness.applies_to(self._run)
 
     def __call__(self, *arguments: Any) -> Any:
         """Returns what the program returns, or raises what it raises.

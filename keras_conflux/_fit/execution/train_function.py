@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution import replica_step
@@ -46,7 +46,7 @@ def make_function(
             return run(iterator)
         drawn = [next(iterator), *itertools.islice(iterator, several - 1)]
         spec = getattr(iterator, "element_spec", None)
-        with told_to_all(f"a batch of {plan.name}"):
+        with errors_reported_to_all(f"a batch of {plan.name}"):
             batches = shard.join(shard(drawn, spec))
             return run(StepGroup(batches, several))
 
@@ -85,7 +85,7 @@ def make_predict_function(
     def execute(drawn: list[Any]) -> Tree:
         outputs = []
         what = f"a batch of {plan.name}"
-        with not_the_end(what, of_a_step=True), told_to_all(what):
+        with not_the_end(what, of_a_step=True), errors_reported_to_all(what):
             for batch in itertools.chain.from_iterable(map(sharded, drawn)):
                 build(batch)
                 stacked = isinstance(batch, StackedBatch)

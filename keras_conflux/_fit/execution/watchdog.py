@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.failures import wait_while_all_live
+from keras_conflux._cluster.failures import wait_while_all_processes_live
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.waiting import DaemonCall
@@ -84,7 +84,7 @@ class StepWatchdog:
             )
         )
         try:
-            ended = wait_while_all_live(call, seconds)
+            ended = wait_while_all_processes_live(call, seconds)
         except KeyboardInterrupt:
             self._end_after_interrupt(call, before)
             raise
@@ -107,7 +107,7 @@ class StepWatchdog:
     def _end_after_interrupt(self, call: DaemonCall, before: list[int]) -> None:
         """Waits for the call, so that replicas are not left half-way."""
         try:
-            wait_while_all_live(call, math.inf)
+            wait_while_all_processes_live(call, math.inf)
         except KeyboardInterrupt:
             call.abandon()
             raise StepAbandoned(

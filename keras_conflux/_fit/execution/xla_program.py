@@ -28,7 +28,7 @@ from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
 from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import rank_in_trace
+from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_index
 
 
@@ -159,7 +159,7 @@ class XlaProgram:
             return batch_fractions([1] * count)[0]
 
         def place() -> Place:  # shards are even
-            return Place(1, tf.cast(rank_in_trace(), tf.uint64), count)
+            return Place(1, tf.cast(rank_as_tensor(), tf.uint64), count)
 
         def one_step(*leaves: Any) -> Tree:
             return self._step.on_replica(

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._communication import dtypes
+from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat import error_texts
 from keras_conflux._fit.global_batch import blocks
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -41,7 +42,7 @@ class _GatheredBlock:
         return tf.pad(
             summable,
             self._along(self.before, after),
-            constant_values=dtypes.sum_identity(summable),
+            constant_values=SUM.neutral(summable.dtype),
         )
 
     def complete(self, placed: tf.Tensor) -> None:

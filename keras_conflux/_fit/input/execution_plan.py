@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batch_sharder import WholeBatchSharder
@@ -79,7 +79,9 @@ class ExecutionPlan:
         chooses = compiled and not any(map(needs_every_batch, callbacks))
         if strategy.communicator.spans_processes:
             chooses = chooses and not is_local
-            chooses = all(told_by_all(f"executions of {model.name}", chooses))
+            chooses = all(
+                all_gather_json(f"executions of {model.name}", chooses)
+            )
         weakly = weakref.ref(model)  # which holds the iterators that follow it
         return cls(
             strategy,

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import told_by_all
-from keras_conflux._cluster.failures import told_to_all
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
@@ -73,10 +73,10 @@ class LocalSharder(BatchSharder):
         self, batches: list[Batch | StackedBatch], spec: Tree = None
     ) -> list[Batch | StackedBatch]:
         """See `BatchSharder`."""
-        with told_to_all(f"a batch of {self._name}"):
+        with errors_reported_to_all(f"a batch of {self._name}"):
             what = f"the next batches of {self._name}"
             mine = self._described(batches)
-            everything = told_by_all(what, dataclasses.astuple(mine))
+            everything = all_gather_json(what, dataclasses.astuple(mine))
             told = [_Told(*each) for each in everything]
             if batches and _are_alike(told):
                 self._latest = batches[-1]
@@ -168,7 +168,7 @@ class LocalSharder(BatchSharder):
     def _refuse(self, own: Batch | None) -> None:
         has_samples = own is not None and sum(own.sizes)
         described = _description(own) if own and has_samples else None
-        told = told_by_all(f"what differs in {self._name}", described)
+        told = all_gather_json(f"what differs in {self._name}", described)
         raise ReplicaMismatchError(
             f"{self._name}: the processes' parts of a batch differ in more "
             f"than their number of samples: {listed(told)}. Together they are "

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
@@ -29,7 +29,7 @@ def agree_on(iterator: Any, name: str) -> Tree:
     spec = keras_iterators.batch_spec(iterator)
     leaves = [_in_words(x) for x in trees.flatten(spec)]
     steps = iterator.steps_per_epoch, iterator.steps_per_execution
-    told = told_by_all(
+    told = all_gather_json(
         f"the data of {name}",
         [iterator.data_adapter.num_batches, steps, trees.paths(spec), leaves],
     )

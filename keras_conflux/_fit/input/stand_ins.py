@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import given_by as bytes_given_by
-from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import broadcast_bytes
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._data import rows
 from keras_conflux._fit.input.batches import Batch
@@ -28,12 +28,12 @@ def given_by(root: int, own: Batch | None, name: str) -> list[Any]:
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         spec = [_spec_in_words(leaf) for leaf in leaves]
     texts = [tf.io.serialize_tensor(tensor).numpy() for tensor in tensors]
-    told = told_by_all(
+    told = all_gather_json(
         f"a sample of {name}",
         [spec, [x.dtype.name for x in tensors], list(map(len, texts))],
     )
     spec, dtypes, lengths = told[root]
-    whole = bytes_given_by(root, b"".join(texts), sum(lengths))
+    whole = broadcast_bytes(root, b"".join(texts), sum(lengths))
     tensors = []
     with tf.device("CPU:0"):
         for dtype, length in zip(dtypes, lengths, strict=True):

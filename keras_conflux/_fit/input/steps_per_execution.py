@@ -10,7 +10,7 @@ import math
 import time
 from typing import Any
 
-from keras_conflux._cluster.agreement import told_by_all
+from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._fit.input.host_to_device import size_in_bytes
 from keras_conflux._fit.input.powers_of_two import power_of_two
@@ -165,7 +165,7 @@ class StepsPerExecution:
     def _smallest(self, what: str, own: int) -> int:
         if not self.agreed_on:
             return own
-        return min(told_by_all(f"{what} of {self._name}", own))
+        return min(all_gather_json(f"{what} of {self._name}", own))
 
     def grown(self, maximum: int) -> int:
         """Returns the maximum for the execution after one of `maximum`."""

@@ -27,7 +27,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import rank_in_trace
+from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
@@ -140,7 +140,7 @@ def _has_first(context: StepContext) -> Any:
     Where processes bring their own parts, replica 0 may have none.
     """
     if process_count() == 1 or not context.may_be_empty:
-        return rank_in_trace() == 0
+        return rank_as_tensor() == 0
     return (context.batch_fraction > 0) & (context.place().before == 0)
 
 

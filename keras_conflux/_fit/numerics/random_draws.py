@@ -30,7 +30,7 @@ from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import rank_in_trace
+from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.
@@ -51,7 +51,7 @@ def next_seed(
             return seed
         if context.draws_rows is None:
             _warn_of_own_seeds(context)
-    rank = rank_in_trace()
+    rank = rank_as_tensor()
     if isinstance(rank, int) and rank == 0:
         moved = tf.identity(seed)
     else:
