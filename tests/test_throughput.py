@@ -21,12 +21,12 @@ import keras_conflux as kc
 from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input import measurements
+from keras_conflux._fit.input.calls import may_steer_data
+from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.measurements import Work
-from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
-from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 
 X, Y = regression(29)
 FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)

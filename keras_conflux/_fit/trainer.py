@@ -5,8 +5,6 @@ its name, and calls it as `original`.
 """
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -20,16 +18,16 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
-from keras_conflux._fit import log_sources
-from keras_conflux._fit import side_effects
+from keras_conflux._fit import first_process
 from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
-from keras_conflux._fit.first_process import led
+from keras_conflux._fit.input import calls
 from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
-from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.reshuffled_arrays import reshuffling
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import data_contract
@@ -65,21 +63,24 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
 
 def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
+    call = KerasCall(original, model, args, kwargs)
+    return current_observer().fit(call, lambda: _fit(call))
+
+
+def _fit(call: KerasCall) -> Any:
+    model = call.model
     strategy = _strategy(model)
-    args, kwargs = _log_sources_first(original, model, args, kwargs)
+    call.callbacks = calls.with_log_sources_first(call.callbacks)
     if strategy is None:
         with running(model, "fit"):
-            return original(model, *args, **kwargs)
-    callbacks = _callbacks(original, model, args, kwargs)
-    with together(model, f"fit{log_sources.described(callbacks)}"):
-        plan = ExecutionPlan.of_fit(model, strategy, callbacks)
+            return call.run()
+    added = calls.log_sources_in_words(call.callbacks)
+    with _in_step_with_processes(call, added):
+        plan = ExecutionPlan.of_fit(model, strategy, call.callbacks)
         if strategy.communicator.spans_processes:
             synchronization.synchronize(model)
-        with following(plan):
-            history = _call_once_shown(
-                *(original, model, args, kwargs),
-                completed=functools.partial(led, model),
-            )
+        with use_plan(plan):
+            history = _run_and_show_once(call, leads=True)
     slow_input.tell(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
@@ -93,66 +94,56 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
+    call = KerasCall(original, model, args, kwargs)
     strategy = _strategy(model)
     if strategy is None:
         with running(model, "evaluate"):
-            return original(model, *args, **kwargs)
-    callbacks = _callbacks(original, model, args, kwargs)
-    with together(model, "evaluate"):
-        plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-        with following(plan):
-            return _call_once_shown(original, model, args, kwargs)
+            return call.run()
+    with _in_step_with_processes(call):
+        plan = ExecutionPlan.of_fit(model, strategy, call.callbacks)
+        with use_plan(plan):
+            return _run_and_show_once(call)
 
 
 def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs as many steps per execution as the user has asked for."""
+    call = KerasCall(original, model, args, kwargs)
     strategy = _strategy(model)
     if strategy is None:
         with running(model, "predict"):
-            return original(model, *args, **kwargs)
+            return call.run()
     plan = ExecutionPlan.of(model, strategy)
-    with together(model, "predict"), following(plan):
-        return _call_once_shown(original, model, args, kwargs)
+    with _in_step_with_processes(call), use_plan(plan):
+        return _run_and_show_once(call)
 
 
 @contextlib.contextmanager
-def together(model: keras.Model, call: str) -> Iterator[None]:
+def _in_step_with_processes(call: KerasCall, added: str = "") -> Iterator[None]:
     """Sees to it that all processes begin and end a call with each other."""
-    what = f"{call} of {model.name}"
-    with told_to_all(what), running(model, call.split()[0]):
+    what = f"{call.name}{added} of {call.model.name}"
+    with told_to_all(what), running(call.model, call.name):
         agree(f"the begin of {what}")
         yield
         agree(f"the end of {what}")
 
 
-def _call_once_shown(
-    original: Callable,
-    model: Any,
-    args: tuple,
-    kwargs: dict,
-    completed: Callable[[list[Any]], list[Any]] = list,
-) -> Any:
+def _run_and_show_once(call: KerasCall, leads: bool = False) -> Any:
     """Shows and writes in the first of several processes only.
 
     Args:
-        original: Keras' method.
-        model: Whose it is.
-        args: What it is given.
-        kwargs: What it is given by name.
-        completed: Adds to the callbacks that this process calls.
+        call: Of all processes.
+        leads: Whether they are to begin where the first one does.
     """
-    if process_count() == 1:
-        return original(model, *args, **kwargs)
-    given = inspect.signature(original).bind(model, *args, **kwargs)
-    if process_index() > 0:
-        given.arguments["verbose"] = 0
-    listed = given.arguments.get("callbacks") or []
-    callbacks = completed(side_effects.of_this_process(_listed(listed)))
-    if isinstance(listed, keras.callbacks.CallbackList):
-        listed.callbacks = callbacks
-    else:
-        given.arguments["callbacks"] = callbacks
-    return original(*given.args, **given.kwargs)
+    if process_count() > 1:
+        if process_index() > 0:
+            call.arguments["verbose"] = 0
+        callbacks = first_process.callbacks_of_this_process(call.callbacks)
+        call.callbacks = (
+            first_process.with_first_process_leading(call.model, callbacks)
+            if leads
+            else callbacks
+        )
+    return call.run()
 
 
 def build(
@@ -285,39 +276,3 @@ def _refuse_stateful(model: keras.Model) -> None:
             "`keras_conflux.replicate(model, devices=1)` or "
             "`keras_conflux.unreplicate(model)`."
         )
-
-
-def _log_sources_first(
-    original: Callable, model: Any, args: tuple, kwargs: dict
-) -> tuple[tuple, dict]:
-    """Returns the arguments of `fit`, with callbacks in the right order."""
-    try:
-        given = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:  # which Keras raises in its own words
-        return args, kwargs
-    callbacks = given.arguments.get("callbacks")
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = log_sources.first(callbacks.callbacks)
-    elif callbacks:
-        given.arguments["callbacks"] = log_sources.first(
-            keras.tree.flatten(callbacks)
-        )
-    else:
-        return args, kwargs
-    return given.args[1:], given.kwargs
-
-
-def _callbacks(
-    original: Callable, model: Any, args: tuple, kwargs: dict
-) -> list[Any]:
-    try:
-        given = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:  # which Keras raises in its own words
-        return []
-    return _listed(given.arguments.get("callbacks") or [])
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return keras.tree.flatten(callbacks)

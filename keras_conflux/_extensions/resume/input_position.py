@@ -27,7 +27,7 @@ from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.py_dataset_state import PyDatasetState
 from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._fit.input.epoch_observer import Epoch
-from keras_conflux._fit.input.epoch_observer import EpochObserver
+from keras_conflux._fit.input.epoch_observer import FitObserver
 
 _log = logging.getLogger("keras_conflux")
 _WHAT_TO_DO = (
@@ -310,7 +310,7 @@ def followed_by(position: InputPosition) -> Iterator[None]:
         _next.reset(token)
 
 
-class Follower(EpochObserver):
+class Follower(FitObserver):
     """Notes which iterators are made, and where a resumable `fit` stands."""
 
     def made(self, iterator: Any) -> None:

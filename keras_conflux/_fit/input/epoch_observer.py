@@ -1,4 +1,4 @@
-"""Who follows what epochs draw from their data.
+"""Who follows calls of `fit`, and what epochs draw from their data.
 
 By default nobody does. `observe` puts somebody else in place, once.
 """
@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from keras_conflux._common.trees import Tree
+from keras_conflux._fit.input.calls import KerasCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +24,18 @@ class Epoch:
     """Is told the last step of an execution and its batch, before it runs."""
 
 
-class EpochObserver:
+class FitObserver:
     """Follows nothing."""
+
+    def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
+        """Returns what a call of `fit` returns.
+
+        Args:
+            call: Its arguments may be changed.
+            run: Runs it.
+        """
+        del call
+        return run()
 
     def made(self, iterator: Any) -> None:
         """Is told of each epoch iterator that Keras has made."""
@@ -42,14 +53,14 @@ class EpochObserver:
         return Epoch(steps)
 
 
-_observers = [EpochObserver()]
+_observers = [FitObserver()]
 
 
-def observe(observer: EpochObserver) -> None:
-    """Makes somebody follow all epochs from now on."""
+def observe(observer: FitObserver) -> None:
+    """Makes somebody follow all calls and epochs from now on."""
     _observers.append(observer)
 
 
-def current_observer() -> EpochObserver:
-    """Returns who follows the epochs."""
+def current_observer() -> FitObserver:
+    """Returns who follows them."""
     return _observers[-1]
