@@ -22,7 +22,7 @@ from conftest import ON_GPU
 from keras_conflux._common import xla_flags
 from keras_conflux._common.version_numbers import numbers
 from keras_conflux._extensions.program_cache import flags
-from keras_conflux._fit import slow_input
+from keras_conflux._fit.input import measurements
 from keras_conflux.bench import __main__ as bench
 from keras_conflux.bench import attention
 from keras_conflux.bench import measured
@@ -340,9 +340,9 @@ def test_the_picture_of_runs_of_another_machine(tmp_path):
 
 @pytest.mark.parametrize("source", ["synthetic", "memory", "files"])
 def test_input_pipelines(monkeypatch, capsys, source):
-    monkeypatch.setattr(slow_input, "_has_told", False)
-    monkeypatch.setattr(slow_input, "MINIMUM_SECONDS", 0.0)
-    monkeypatch.setattr(slow_input, "MINIMUM_SHARE", 0.0)
+    monkeypatch.setattr(measurements, "_has_told", False)
+    monkeypatch.setattr(measurements, "MINIMUM_WAIT", 0.0)
+    monkeypatch.setattr(measurements, "MINIMUM_WAIT_SHARE", 0.0)
     asked = "--model small --batch 4 --images 6 --steps 3 --epochs 2"
     pipeline.main([source, *asked.split()])
     found = json.loads(capsys.readouterr().out)

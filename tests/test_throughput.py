@@ -18,15 +18,14 @@ from models import regression
 from test_callbacks import scalars
 
 import keras_conflux as kc
-from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.calls import may_steer_data
 from keras_conflux._fit.input.calls import needs_every_batch
-from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.measurements import Work
+from keras_conflux._fit.input.step_groups import StepGroups
 
 X, Y = regression(29)
 FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -307,8 +306,8 @@ def test_an_epoch_that_a_callback_ends(made):
 
 def test_input_that_limits_is_told_once(monkeypatch, caplog):
     caplog.set_level("WARNING", "keras_conflux")
-    monkeypatch.setattr(slow_input, "_has_told", False)
-    monkeypatch.setattr(slow_input, "MINIMUM_SECONDS", 0.2)
+    monkeypatch.setattr(measurements, "_has_told", False)
+    monkeypatch.setattr(measurements, "MINIMUM_WAIT", 0.2)
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
 
     def slow():
@@ -326,24 +325,24 @@ def test_input_that_limits_is_told_once(monkeypatch, caplog):
 
 
 def test_a_short_share_of_a_long_time_is_not_told(monkeypatch, caplog):
-    monkeypatch.setattr(slow_input, "_has_told", False)
+    monkeypatch.setattr(measurements, "_has_told", False)
     measured = Measurements(waited=19.0, first=Work(100, 1, 1))
     measured.other.add(81.0, 100, 100)
-    slow_input.tell("model", measured)
+    measurements.tell_of_slow_input("model", measured)
     assert not caplog.messages
     measured.waited = 21.0
-    slow_input.tell("model", measured)
+    measurements.tell_of_slow_input("model", measured)
     assert "for 21 of 102 s" in caplog.text
 
 
 def test_the_waits_of_all_epochs_are_told(monkeypatch, caplog):
-    monkeypatch.setattr(slow_input, "_has_told", False)
+    monkeypatch.setattr(measurements, "_has_told", False)
     measured = Measurements()
     for _ in range(2):
         measured.reset()  # as `kc.Throughput` does when an epoch begins
         measured.waited = 6.0
         measured.other.add(1.0, 1, 1)
-    slow_input.tell("model", measured)
+    measurements.tell_of_slow_input("model", measured)
     assert "for 12 of 14 s" in caplog.text
 
 

@@ -27,9 +27,10 @@ def run(work: Callable[[], None]) -> threading.Event:
     except IndexError:
         daemon = _Daemon()
     ended = threading.Event()
+    given = [work]
 
     def then_be_idle() -> None:
-        work()
+        given.pop()()  # what it holds is dropped before another call comes
         _idle.append(daemon)
         ended.set()
 

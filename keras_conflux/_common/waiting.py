@@ -59,7 +59,8 @@ class DaemonCall:
         _abandoned.append(self)
 
     def result(self) -> Any:
-        """Returns what the call has returned, or raises what it has raised."""
+        """Waits for the call, and returns or raises what it has."""
+        self.wait()
         if "error" in self._outcome:
             raise self._outcome["error"]
         return self._outcome["result"]

@@ -16,7 +16,6 @@ from keras_conflux._fit import first_process
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
-from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import called_functions
 from keras_conflux._fit.numerics import gradients
@@ -100,8 +99,8 @@ PATCHES = (
     (Patched.MAKE_TEST_FUNCTION, trainer.make_test_function),
     (Patched.MAKE_FUNCTION, trainer.make_function),
     (Patched.MAKE_PREDICT_FUNCTION, trainer.make_predict_function),
-    (Patched.ITERATOR_INIT, trainer.make_iterator),
-    (Patched.ARRAY_DATASET, reshuffled_arrays.make_dataset),
+    (Patched.ITERATOR_INIT, epoch_iterator.make),
+    (Patched.ARRAY_DATASET, epoch_iterator.make_dataset),
     (Patched.ENUMERATE_ITERATOR, epoch_iterator.enumerate_step_groups),
     (Patched.CATCH_END, epoch_iterator.catch_end),
     # keras.distribution.

@@ -19,16 +19,13 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._fit import first_process
-from keras_conflux._fit import slow_input
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
-from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.input.execution_plan import current_plan
 from keras_conflux._fit.input.execution_plan import use_plan
-from keras_conflux._fit.input.reshuffled_arrays import reshuffling
+from keras_conflux._fit.input.measurements import tell_of_slow_input
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import data_contract
 from keras_conflux._replication import promotion
@@ -37,7 +34,6 @@ from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import has_strategies
 from keras_conflux._replication.strategy import is_replicated
@@ -81,7 +77,7 @@ def _fit(call: KerasCall) -> Any:
             synchronization.synchronize(model)
         with use_plan(plan):
             history = _run_and_show_once(call, leads=True)
-    slow_input.tell(model.name, plan.measurements)
+    tell_of_slow_input(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
         # for `global_clipnorm`, copies come apart by roundings.
@@ -207,27 +203,6 @@ def metrics_or_logs(original: Callable, model: Any, logs: Any) -> Any:
         lambda value: value.numpy() if is_replicated(value) else value,
         original(model, logs),
     )
-
-
-def make_iterator(
-    original: Callable,
-    iterator: Any,
-    distribute_strategy: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """Makes an epoch iterator over global batches, which is drawn from here.
-
-    One that is made outside of `fit`, `evaluate` and `predict` is TensorFlow's.
-    """
-    plan = current_plan()
-    if plan is None or plan.strategy is not distribute_strategy:
-        original(iterator, distribute_strategy, *args, **kwargs)
-    else:
-        with reshuffling(plan.reshuffles):
-            original(iterator, default_strategy(), *args, **kwargs)
-        epoch_iterator.attach(iterator, plan)
-    current_observer().made(iterator)
 
 
 def _is_outdated(function: Any, model: keras.Model) -> bool:

@@ -24,8 +24,20 @@ class Epoch:
     """Is told the last step of an execution and its batch, before it runs."""
 
 
+class EpochObserver:
+    """Follows the epochs of one epoch iterator of Keras: here, nothing."""
+
+    def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
+        """Returns the epoch that is to be run.
+
+        Args:
+            steps: What Keras enumerates.
+        """
+        return Epoch(steps)
+
+
 class FitObserver:
-    """Follows nothing."""
+    """Follows calls of `fit`: here, nothing."""
 
     def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
         """Returns what a call of `fit` returns.
@@ -37,27 +49,17 @@ class FitObserver:
         del call
         return run()
 
-    def made(self, iterator: Any) -> None:
-        """Is told of each epoch iterator that Keras has made."""
-
-    def begins(
-        self, iterator: Any, steps: Generator[tuple, None, None]
-    ) -> Epoch:
-        """Returns the epoch that is to be run.
-
-        Args:
-            iterator: The epoch iterator of Keras.
-            steps: What it enumerates.
-        """
+    def made(self, iterator: Any) -> EpochObserver:
+        """Returns what follows an epoch iterator that Keras has made."""
         del iterator
-        return Epoch(steps)
+        return EpochObserver()
 
 
 _observers = [FitObserver()]
 
 
 def observe(observer: FitObserver) -> None:
-    """Makes somebody follow all calls and epochs from now on."""
+    """Makes somebody follow all calls of `fit` from now on."""
     _observers.append(observer)
 
 

@@ -2,11 +2,20 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
 
 clock = time.perf_counter
+MINIMUM_WAIT = 10.0
+"""How many seconds a wait has to be to be told of. The first batches of any
+epoch are waited for."""
+MINIMUM_WAIT_SHARE = 0.2
+"""How large a part of the time it has to be."""
+
+_log = logging.getLogger("keras_conflux")
+_has_told = False
 
 
 @dataclasses.dataclass
@@ -83,3 +92,32 @@ class Measurements:
         yield
         work = self.first if programs() > before else self.other
         work.add(clock() - began, steps, samples)
+
+
+def tell_of_slow_input(name: str, measured: Measurements) -> None:
+    """Warns in the log, once, that data have limited the speed of `fit`.
+
+    Args:
+        name: That of the model.
+        measured: What the call has waited for and done. The time in which
+            programs are compiled does not count.
+    """
+    global _has_told
+    waited = measured.waited_in_call
+    total = waited + measured.busy_in_call
+    is_short = waited < MINIMUM_WAIT
+    if _has_told or is_short or waited < MINIMUM_WAIT_SHARE * total:
+        return
+    _has_told = True
+    _log.warning(
+        "%s: `fit` has waited for its data for %.0f of %.0f s. With a "
+        "tf.data.Dataset, give `num_parallel_calls=tf.data.AUTOTUNE` to `map`, "
+        "call `cache()` where the data fit into memory, and "
+        "`prefetch(tf.data.AUTOTUNE)` last. With a keras.utils.PyDataset, set "
+        "`workers` and `use_multiprocessing`. The callback "
+        "keras_conflux.Throughput shows the wait of each epoch as "
+        "`input_wait`.",
+        name,
+        waited,
+        total,
+    )
