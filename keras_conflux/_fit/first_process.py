@@ -15,6 +15,7 @@ from keras_conflux._cluster.failures import told_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import runs_users_code
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
@@ -47,6 +48,22 @@ def back_up(original: Callable, callback: Any, *args: Any) -> None:
         original(callback, *args)
         return
     _in_first_process(original, callback.model, callback, *args)
+
+
+def show_and_write_there(call: KerasCall, leads: bool) -> None:
+    """Changes a call so that only the first process shows and writes.
+
+    Args:
+        call: Of all processes.
+        leads: Whether they are to begin where the first one does.
+    """
+    if process_index() > 0:
+        call.arguments["verbose"] = 0
+    callbacks = callbacks_of_this_process(call.callbacks)
+    if leads:
+        given = [x for x in callbacks if not isinstance(x, FirstProcessLeads)]
+        callbacks = [*given, FirstProcessLeads(call.model, given)]
+    call.callbacks = callbacks
 
 
 def callbacks_of_this_process(callbacks: list[Any]) -> list[Any]:
@@ -101,14 +118,6 @@ class FirstProcessLeads(keras.callbacks.Callback):
         keras_models.set_initial_epoch(self._trained, told[0][0])
         if any(may_restore for _, may_restore in told):
             synchronization.synchronize(self._trained)
-
-
-def with_first_process_leading(
-    model: keras.Model, callbacks: list[Any]
-) -> list[Any]:
-    """Returns the callbacks of `fit`, with what has to come last."""
-    given = [x for x in callbacks if not isinstance(x, FirstProcessLeads)]
-    return [*given, FirstProcessLeads(model, given)]
 
 
 def _may_restore(callback: Any) -> bool:

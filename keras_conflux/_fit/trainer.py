@@ -4,17 +4,13 @@ Each function stands in front of the trainer's method of its name, or of nearly
 its name, and calls it as `original`.
 """
 
-import contextlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from keras_conflux._cluster.agreement import agree
 from keras_conflux._cluster.failures import told_to_all
-from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
@@ -68,15 +64,8 @@ def _fit(call: KerasCall) -> Any:
     strategy = _strategy(model)
     call.callbacks = calls.with_log_sources_first(call.callbacks)
     if strategy is None:
-        with running(model, "fit"):
-            return call.run()
-    added = calls.log_sources_in_words(call.callbacks)
-    with _in_step_with_processes(call, added):
-        plan = ExecutionPlan.of_fit(model, strategy, call.callbacks)
-        if strategy.communicator.spans_processes:
-            synchronization.synchronize(model)
-        with use_plan(plan):
-            history = _run_and_show_once(call, leads=True)
+        return _run_without_replicas(call)
+    plan, history = _run_on_replicas(call, strategy)
     tell_of_slow_input(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
         # XLA sums in other orders on each GPU. Where an optimizer sums, as
@@ -90,56 +79,47 @@ def _fit(call: KerasCall) -> Any:
 
 def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
-    call = KerasCall(original, model, args, kwargs)
-    strategy = _strategy(model)
-    if strategy is None:
-        with running(model, "evaluate"):
-            return call.run()
-    with _in_step_with_processes(call):
-        plan = ExecutionPlan.of_fit(model, strategy, call.callbacks)
-        with use_plan(plan):
-            return _run_and_show_once(call)
+    return _run(KerasCall(original, model, args, kwargs))
 
 
 def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs as many steps per execution as the user has asked for."""
-    call = KerasCall(original, model, args, kwargs)
-    strategy = _strategy(model)
+    return _run(KerasCall(original, model, args, kwargs))
+
+
+def _run(call: KerasCall) -> Any:
+    strategy = _strategy(call.model)
     if strategy is None:
-        with running(model, "predict"):
-            return call.run()
-    plan = ExecutionPlan.of(model, strategy)
-    with _in_step_with_processes(call), use_plan(plan):
-        return _run_and_show_once(call)
+        return _run_without_replicas(call)
+    return _run_on_replicas(call, strategy)[1]
 
 
-@contextlib.contextmanager
-def _in_step_with_processes(call: KerasCall, added: str = "") -> Iterator[None]:
-    """Sees to it that all processes begin and end a call with each other."""
-    what = f"{call.name}{added} of {call.model.name}"
-    with told_to_all(what), running(call.model, call.name):
+def _run_without_replicas(call: KerasCall) -> Any:
+    with running(call.model, call.name):
+        return call.run()
+
+
+def _run_on_replicas(
+    call: KerasCall, strategy: ReplicatedStrategy
+) -> tuple[ExecutionPlan, Any]:
+    """Runs a call, which all processes begin and end with each other."""
+    model, callbacks, fits = call.model, call.callbacks, call.name == "fit"
+    added = calls.log_sources_in_words(callbacks) if fits else ""
+    what = f"{call.name}{added} of {model.name}"
+    with told_to_all(what), running(model, call.name):
         agree(f"the begin of {what}")
-        yield
+        if call.name == "predict":
+            plan = ExecutionPlan.of(model, strategy)
+        else:
+            plan = ExecutionPlan.of_fit(model, strategy, callbacks)
+        if strategy.communicator.spans_processes:
+            if fits:
+                synchronization.synchronize(model)
+            first_process.show_and_write_there(call, leads=fits)
+        with use_plan(plan):
+            result = call.run()
         agree(f"the end of {what}")
-
-
-def _run_and_show_once(call: KerasCall, leads: bool = False) -> Any:
-    """Shows and writes in the first of several processes only.
-
-    Args:
-        call: Of all processes.
-        leads: Whether they are to begin where the first one does.
-    """
-    if process_count() > 1:
-        if process_index() > 0:
-            call.arguments["verbose"] = 0
-        callbacks = first_process.callbacks_of_this_process(call.callbacks)
-        call.callbacks = (
-            first_process.with_first_process_leading(call.model, callbacks)
-            if leads
-            else callbacks
-        )
-    return call.run()
+    return plan, result
 
 
 def build(

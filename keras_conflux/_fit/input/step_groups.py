@@ -203,7 +203,10 @@ class StepGroups:
         return _RunningEpoch(observed.steps, observed.note_batch, left, maximum)
 
     def _next_execution(self, epoch: _RunningEpoch) -> _Drawn:
-        """Returns the batches of the next execution when they are there.
+        """Returns the global batches of the next execution when they are there.
+
+        Where other processes still have data, there are some after the end of
+        this one's.
 
         Raises:
             EndOfData: If there are none.
@@ -214,14 +217,18 @@ class StepGroups:
                 drawn = self._draw(epoch.source, maximum, NO_DEADLINE)
             else:
                 drawn = epoch.following()
-        drawn = self._joined(drawn)
-        if not drawn.batches:
-            epoch.is_complete = isinstance(drawn.error, EndOfData)
+        has_failed = drawn.error and not isinstance(drawn.error, EndOfData)
+        if has_failed and not drawn.batches:
             raise drawn.error
-        epoch.left -= drawn.count
+        batches = self._shard.join(drawn.batches, self.spec)
+        if not batches:
+            epoch.is_complete = True
+            raise drawn.error
+        count = sum(batch.steps for batch in batches)
+        epoch.left -= count
         epoch.maximum = self._steps.grown(epoch.maximum)
         self._steps.agree()
-        return drawn
+        return dataclasses.replace(drawn, batches=batches, count=count)
 
     def _last_step(self, epoch: _RunningEpoch, last: int, drawn: _Drawn) -> int:
         """Advances Keras' enumeration to the last step of an execution."""
@@ -259,19 +266,6 @@ class StepGroups:
             self._steps.timings.note_move(count, time.monotonic() - began)
         last = batches[-1] if batches and epoch.note_batch else None
         return _Drawn(sharded, count, error, last)
-
-    def _joined(self, drawn: _Drawn) -> _Drawn:
-        """Makes global batches of what is drawn, which may be a part of them.
-
-        Where other processes still have data, they are there after the end of
-        this one's.
-        """
-        has_failed = drawn.error and not isinstance(drawn.error, EndOfData)
-        if has_failed and not drawn.batches:
-            raise drawn.error
-        batches = self._shard.join(drawn.batches, self.spec)
-        count = sum(getattr(batch, "count", 1) for batch in batches)
-        return dataclasses.replace(drawn, batches=batches, count=count)
 
     def _next_batches(
         self,
