@@ -25,10 +25,10 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import execution_plan
-from keras_conflux._fit.input import reshuffled_arrays
-from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
 from keras_conflux._replication import model_options
 from keras_conflux._replication import synchronization
@@ -84,7 +84,7 @@ def shuffled(replicate):
 def reshuffled(replicate):
     model = replicate(dense())
     model_options.choose(model, None, True)
-    with reshuffled_arrays.reshuffling(True):  # on plain Keras, too
+    with epoch_iterator.reshuffling(True):  # on plain Keras, too
         return trained(model, shuffle=True)
 
 

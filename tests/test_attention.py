@@ -25,6 +25,7 @@ from keras_conflux._extensions.kernels import limits
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.execution.step_executor import StepExecutor
+from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._replication import step_context
 
 B, T, N, H = 2, 64, 4, 16
@@ -551,7 +552,7 @@ def programs(monkeypatch):
 
     monkeypatch.setattr(xla_program, "TracedProgram", Traced)
     monkeypatch.setattr(
-        xla_program.StepWatchdog, "mark_end", lambda self, index, output: output
+        StepWatchdog, "mark_end", lambda self, index, output: output
     )
     return texts
 

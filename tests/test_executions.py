@@ -29,12 +29,12 @@ from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.execution.xla_program import XlaProgram
-from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
+from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 from keras_conflux._fit.input.steps_per_execution import StepTimings
@@ -483,7 +483,7 @@ def test_long_batches_make_short_calls(monkeypatch):
     )
     strategy = kc.replicate(devices=1)
     plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
-    groups = epoch_iterator.StepGroups(plan, 1)
+    groups = StepGroups(plan, 1)
     groups._steps.next = 8
     source = iter(rows)
     counts = [groups._draw(source, 8, NO_DEADLINE).count for _ in range(2)]
@@ -507,29 +507,31 @@ def test_an_epoch_does_not_wait_for_the_end_of_its_iterator():
 
     strategy = kc.replicate(devices=1)
     plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
-    list(epoch_iterator.StepGroups(plan, 1).of_epoch(Epoch(steps()), 6))
+    list(StepGroups(plan, 1).of_epoch(Epoch(steps()), 6))
     assert dropped.get(timeout=60) is not threading.current_thread()
 
 
-@needs_two
-def test_no_thread_is_left_of_training_that_failed():
+def test_no_source_is_held_by_training_that_failed():
+    dropped = threading.Event()
+
+    def generate():
+        try:
+            while True:
+                yield X[:8], Y[:8]
+        finally:
+            dropped.set()
+
     def fail(batch, logs=None):
         raise RuntimeError
 
-    model = kc.replicate(dense("sgd"), 2)
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    spec = tf.TensorSpec((None, 8)), tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    model = kc.replicate(dense("sgd"), MANY)
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
     # The error keeps the frames of `fit`, and what they hold.
     with pytest.raises(RuntimeError) as _error:
         model.fit(data, callbacks=[callback], verbose=0)
-    end = time.monotonic() + 30
-    while drawing_threads() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not drawing_threads()
-
-
-def drawing_threads():
-    return [t for t in threading.enumerate() if t.name == "conflux-batches"]
+    assert dropped.wait(30)
 
 
 @pytest.mark.sampled(2)

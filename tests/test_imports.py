@@ -169,11 +169,11 @@ def test_the_core_needs_no_extension():
     """Replicas compute what one device does, by what the core does alone."""
     program = """
 import keras, numpy as np, sys
-from keras_conflux._fit.execution import program_maker
+from keras_conflux._fit.execution import traced_program
 from keras_conflux._fit.input import epoch_observer
 import tensorflow as tf
 import keras_conflux as kc
-assert len(program_maker._makers) == len(epoch_observer._observers) == 1
+assert len(traced_program._makers) == len(epoch_observer._observers) == 1
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,

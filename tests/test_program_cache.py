@@ -34,7 +34,7 @@ from keras_conflux._extensions.program_cache.exchange_folder import (
 )
 from keras_conflux._extensions.program_cache.store import Store
 from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
-from keras_conflux._fit.execution.program_maker import Purpose
+from keras_conflux._fit.execution.traced_program import Purpose
 
 SCRIPT = pathlib.Path(__file__).parent / "cached_training.py"
 

@@ -12,7 +12,7 @@ from test_resume import Killed
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume import fit as resumed_fit
-from keras_conflux._fit.input.reshuffled_arrays import reshuffling
+from keras_conflux._fit.input.epoch_iterator import reshuffling
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 COUNT, SIZE = 22, 4  # the last batch has two samples

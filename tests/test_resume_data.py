@@ -1,13 +1,17 @@
 """The data of a training that is interrupted is found again."""
 
 import functools
+import gc
 import json
+import weakref
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import ON_GPU
+from models import dense
+from models import regression
 from resume_cases import BATCH
 from resume_cases import STEPS
 from resume_cases import X
@@ -201,6 +205,19 @@ def test_a_second_training_on_the_same_data(tmp_path, make, steps):
     with pytest.raises(Killed):
         trained(tmp_path, steps)
     assert_equal(trained(tmp_path), expected)
+
+
+@pytest.mark.parametrize("devices", [None, 1])
+def test_data_is_free_after_training(tmp_path, devices):
+    model = dense()
+    if devices:
+        kc.replicate(model, devices)
+    data = tf.data.Dataset.from_tensor_slices(regression(16)).batch(4)
+    there = weakref.ref(data)
+    model.fit(data, callbacks=[kc.Resume(tmp_path)], verbose=0)
+    del data
+    gc.collect()
+    assert there() is None
 
 
 def test_data_that_this_process_has_used_before(tmp_path):

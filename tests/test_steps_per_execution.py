@@ -7,9 +7,9 @@ import pytest
 
 import keras_conflux as kc
 from keras_conflux._fit.input import steps_per_execution
-from keras_conflux._fit.input.epoch_iterator import StepGroups
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.input.powers_of_two import power_of_two
+from keras_conflux._fit.input.host_to_device import power_of_two
+from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 
 

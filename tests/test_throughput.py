@@ -21,12 +21,12 @@ import keras_conflux as kc
 from keras_conflux._extensions.throughput import slow_input
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input import measurements
-from keras_conflux._fit.input.epoch_iterator import StepGroups
+from keras_conflux._fit.input.calls import may_steer_data
+from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.measurements import Work
-from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
-from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
+from keras_conflux._fit.input.step_groups import StepGroups
 
 X, Y = regression(29)
 FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -94,7 +94,7 @@ def test_the_sums_of_replicas(clock):
     # A callback that may steer a generator, so that nothing is drawn ahead.
     callback = clock.callback(on_train_batch_end=0.5, on_epoch_end=100)
     clock.passes(StepGroups, "_draw", 1.0)
-    clock.passes(StepExecutor, "_traced_rightly", 2.0)
+    clock.passes(StepExecutor, "_run_with_retracing", 2.0)
     clock.passes(model, "train_step", 10.0 / SOME)  # while it is traced
     history = model.fit(
         batches(),
@@ -137,7 +137,7 @@ def test_the_sums_of_the_loop_of_keras(clock):
 
 def test_an_epoch_that_only_compiles_counts_as_it_is(clock):
     model = kc.replicate(dense(), 1)
-    clock.passes(StepExecutor, "_traced_rightly", 2.0)
+    clock.passes(StepExecutor, "_run_with_retracing", 2.0)
     callbacks = [kc.Throughput(("samples_per_second", "compile_s"))]
     history = model.fit(X[:8], Y[:8], callbacks=callbacks, **FIT).history
     assert history["samples_per_second"] == [4.0, 4.0]

@@ -42,9 +42,10 @@ def run_in_daemon(work: Callable[[], None]) -> threading.Event:
     except IndexError:
         daemon = _Daemon()
     ended = threading.Event()
+    given = [work]
 
     def then_be_idle() -> None:
-        work()
+        given.pop()()  # what it holds is dropped before another call comes
         _idle.append(daemon)
         ended.set()
 
@@ -104,7 +105,8 @@ class DaemonCall:
         _abandoned.append(self)
 
     def result(self) -> Any:
-        """Returns what the call has returned, or raises what it has raised."""
+        """Waits for the call, and returns or raises what it has."""
+        self.wait()
         if "error" in self._outcome:
             raise self._outcome["error"]
         return self._outcome["result"]

@@ -1,21 +1,105 @@
-"""Processes begin a training where the first one does.
+"""What the first of several processes does for all.
 
-Callbacks restore a model when training begins, each process for itself, from
-files that the first one has written. The others may not see these files.
+It writes the files, and processes begin a training where it does.
 """
 
+import contextvars
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import assert_same_place
+from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_models
-from keras_conflux._fit.input.per_batch_callbacks import runs_users_code
+from keras_conflux._fit.input.calls import KerasCall
+from keras_conflux._fit.input.calls import runs_users_code
+from keras_conflux._replication import accumulated
+from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
+
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "alone", default=False
+)
+_WRITERS = (
+    keras.callbacks.CSVLogger
+    | keras.callbacks.RemoteMonitor
+    | keras.callbacks.TensorBoard
+)
+"""Callbacks that only write. Others also decide something."""
+
+
+def save(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Saves in the first process; the others wait until it has."""
+    if (
+        _is_here_only()
+        or state.replicated_by(state.variables_of(model)) is None
+    ):
+        return original(model, *args, **kwargs)
+    return _in_first_process(original, model, model, *args, **kwargs)
+
+
+def back_up(original: Callable, callback: Any, *args: Any) -> None:
+    """Writes or deletes a backup, of several files, in the first process."""
+    if _is_here_only():
+        original(callback, *args)
+        return
+    _in_first_process(original, callback.model, callback, *args)
+
+
+def show_and_write_there(call: KerasCall, leads: bool) -> None:
+    """Changes a call so that only the first process shows and writes.
+
+    Args:
+        call: Of all processes.
+        leads: Whether they are to begin where the first one does.
+    """
+    if process_index() > 0:
+        call.arguments["verbose"] = 0
+    callbacks = callbacks_of_this_process(call.callbacks)
+    if leads:
+        given = [x for x in callbacks if not isinstance(x, FirstProcessLeads)]
+        callbacks = [*given, FirstProcessLeads(call.model, given)]
+    call.callbacks = callbacks
+
+
+def callbacks_of_this_process(callbacks: list[Any]) -> list[Any]:
+    """Leaves out callbacks that would write the same files once more."""
+    if process_index() == 0:
+        return callbacks
+    return [each for each in callbacks if not isinstance(each, _WRITERS)]
+
+
+def _is_here_only() -> bool:
+    return process_count() == 1 or _alone.get()
+
+
+def _in_first_process(
+    original: Callable, model: Any, *args: Any, **kwargs: Any
+) -> Any:
+    what = f"{original.__name__} of {model.name}"
+    result = None
+    with errors_reported_to_all(what):
+        assert_same_place(what)
+        accumulated.add_up_on_first_replica(state.stateful_objects(model))
+        if process_index() == 0:
+            token = _alone.set(True)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                _alone.reset(token)
+        assert_same_place(f"the end of {what}")
+    return result
 
 
 class FirstProcessLeads(keras.callbacks.Callback):
     """Gives all processes the first epoch and the weights of the first one.
+
+    Callbacks restore a model when training begins, each process for itself,
+    from files that the first one has written. The others may not see these.
 
     Args:
         model: What is trained.
@@ -34,12 +118,6 @@ class FirstProcessLeads(keras.callbacks.Callback):
         keras_models.set_initial_epoch(self._trained, told[0][0])
         if any(may_restore for _, may_restore in told):
             synchronization.synchronize(self._trained)
-
-
-def led(model: keras.Model, callbacks: list[Any]) -> list[Any]:
-    """Returns the callbacks of `fit`, with what has to come last."""
-    given = [x for x in callbacks if not isinstance(x, FirstProcessLeads)]
-    return [*given, FirstProcessLeads(model, given)]
 
 
 def _may_restore(callback: Any) -> bool:

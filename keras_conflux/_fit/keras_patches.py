@@ -11,11 +11,10 @@ from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.private_keras_names import Patched
-from keras_conflux._fit import side_effects
+from keras_conflux._fit import first_process
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
-from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import called_functions
 from keras_conflux._fit.numerics import gradients
@@ -87,17 +86,17 @@ PATCHES = (
     (Patched.EVALUATE, trainer.evaluate),
     (Patched.PREDICT, trainer.predict),
     (Patched.SYMBOLIC_BUILD, trainer.build),
-    (Patched.SAVE, side_effects.save),
-    (Patched.SAVE_WEIGHTS, side_effects.save),
-    (Patched.EXPORT, side_effects.save),
-    (Patched.SAVE_BACKUP, side_effects.back_up),
-    (Patched.DELETE_BACKUP, side_effects.back_up),
+    (Patched.SAVE, first_process.save),
+    (Patched.SAVE_WEIGHTS, first_process.save),
+    (Patched.EXPORT, first_process.save),
+    (Patched.SAVE_BACKUP, first_process.back_up),
+    (Patched.DELETE_BACKUP, first_process.back_up),
     (Patched.MAKE_TRAIN_FUNCTION, trainer.make_train_function),
     (Patched.MAKE_TEST_FUNCTION, trainer.make_test_function),
     (Patched.MAKE_FUNCTION, trainer.make_function),
     (Patched.MAKE_PREDICT_FUNCTION, trainer.make_predict_function),
-    (Patched.ITERATOR_INIT, trainer.make_iterator),
-    (Patched.ARRAY_DATASET, reshuffled_arrays.make_dataset),
+    (Patched.ITERATOR_INIT, epoch_iterator.make),
+    (Patched.ARRAY_DATASET, epoch_iterator.make_dataset),
     (Patched.ENUMERATE_ITERATOR, epoch_iterator.enumerate_step_groups),
     (Patched.CATCH_END, epoch_iterator.catch_end),
 )

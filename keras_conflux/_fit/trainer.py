@@ -4,33 +4,24 @@ Each function stands in front of the trainer's method of its name, or of nearly
 its name, and calls it as `original`.
 """
 
-import contextlib
-import functools
-import inspect
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
-from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
-from keras_conflux._fit import log_sources
-from keras_conflux._fit import side_effects
+from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
-from keras_conflux._fit.first_process import led
-from keras_conflux._fit.input import epoch_iterator
+from keras_conflux._fit.input import calls
+from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.input.execution_plan import current_plan
-from keras_conflux._fit.input.execution_plan import following
+from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
-from keras_conflux._fit.input.reshuffled_arrays import reshuffling
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
@@ -39,7 +30,6 @@ from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import has_strategies
 from keras_conflux._replication.strategy import is_replicated
@@ -76,21 +66,17 @@ def resolve_auto_jit_compile(original: Callable, model: Any) -> bool:
 
 def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
+    call = KerasCall(original, model, args, kwargs)
+    return current_observer().fit(call, lambda: _fit(call))
+
+
+def _fit(call: KerasCall) -> Any:
+    model = call.model
     strategy = _strategy(model)
-    args, kwargs = _log_sources_first(original, model, args, kwargs)
+    call.callbacks = calls.with_log_sources_first(call.callbacks)
     if strategy is None:
-        with running(model, "fit"):
-            return original(model, *args, **kwargs)
-    callbacks = _callbacks(original, model, args, kwargs)
-    with together(model, f"fit{log_sources.described(callbacks)}"):
-        plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-        if strategy.communicator.spans_processes:
-            synchronization.synchronize(model)
-        with following(plan):
-            history = _call_once_shown(
-                *(original, model, args, kwargs),
-                completed=functools.partial(led, model),
-            )
+        return _run_without_replicas(call)
+    plan, history = _run_on_replicas(call, strategy)
     for tell in _told_at_the_end:
         tell(model.name, plan.measurements)
     if plan.compiled and strategy.communicator.size > 1:
@@ -105,66 +91,47 @@ def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs many steps per execution, if no callback minds."""
-    strategy = _strategy(model)
-    if strategy is None:
-        with running(model, "evaluate"):
-            return original(model, *args, **kwargs)
-    callbacks = _callbacks(original, model, args, kwargs)
-    with together(model, "evaluate"):
-        plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-        with following(plan):
-            return _call_once_shown(original, model, args, kwargs)
+    return _run(KerasCall(original, model, args, kwargs))
 
 
 def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Runs as many steps per execution as the user has asked for."""
-    strategy = _strategy(model)
+    return _run(KerasCall(original, model, args, kwargs))
+
+
+def _run(call: KerasCall) -> Any:
+    strategy = _strategy(call.model)
     if strategy is None:
-        with running(model, "predict"):
-            return original(model, *args, **kwargs)
-    plan = ExecutionPlan.of(model, strategy)
-    with together(model, "predict"), following(plan):
-        return _call_once_shown(original, model, args, kwargs)
+        return _run_without_replicas(call)
+    return _run_on_replicas(call, strategy)[1]
 
 
-@contextlib.contextmanager
-def together(model: keras.Model, call: str) -> Iterator[None]:
-    """Sees to it that all processes begin and end a call with each other."""
-    what = f"{call} of {model.name}"
-    with errors_reported_to_all(what), running(model, call.split()[0]):
+def _run_without_replicas(call: KerasCall) -> Any:
+    with running(call.model, call.name):
+        return call.run()
+
+
+def _run_on_replicas(
+    call: KerasCall, strategy: ReplicatedStrategy
+) -> tuple[ExecutionPlan, Any]:
+    """Runs a call, which all processes begin and end with each other."""
+    model, callbacks, fits = call.model, call.callbacks, call.name == "fit"
+    added = calls.log_sources_in_words(callbacks) if fits else ""
+    what = f"{call.name}{added} of {model.name}"
+    with errors_reported_to_all(what), running(model, call.name):
         assert_same_place(f"the begin of {what}")
-        yield
+        if call.name == "predict":
+            plan = ExecutionPlan.of(model, strategy)
+        else:
+            plan = ExecutionPlan.of_fit(model, strategy, callbacks)
+        if strategy.communicator.spans_processes:
+            if fits:
+                synchronization.synchronize(model)
+            first_process.show_and_write_there(call, leads=fits)
+        with use_plan(plan):
+            result = call.run()
         assert_same_place(f"the end of {what}")
-
-
-def _call_once_shown(
-    original: Callable,
-    model: Any,
-    args: tuple,
-    kwargs: dict,
-    completed: Callable[[list[Any]], list[Any]] = list,
-) -> Any:
-    """Shows and writes in the first of several processes only.
-
-    Args:
-        original: Keras' method.
-        model: Whose it is.
-        args: What it is given.
-        kwargs: What it is given by name.
-        completed: Adds to the callbacks that this process calls.
-    """
-    if process_count() == 1:
-        return original(model, *args, **kwargs)
-    given = inspect.signature(original).bind(model, *args, **kwargs)
-    if process_index() > 0:
-        given.arguments["verbose"] = 0
-    listed = given.arguments.get("callbacks") or []
-    callbacks = completed(side_effects.of_this_process(_listed(listed)))
-    if isinstance(listed, keras.callbacks.CallbackList):
-        listed.callbacks = callbacks
-    else:
-        given.arguments["callbacks"] = callbacks
-    return original(*given.args, **given.kwargs)
+    return plan, result
 
 
 def build(
@@ -230,27 +197,6 @@ def metrics_or_logs(original: Callable, model: Any, logs: Any) -> Any:
     )
 
 
-def make_iterator(
-    original: Callable,
-    iterator: Any,
-    distribute_strategy: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """Makes an epoch iterator over global batches, which is drawn from here.
-
-    One that is made outside of `fit`, `evaluate` and `predict` is TensorFlow's.
-    """
-    plan = current_plan()
-    if plan is None or plan.strategy is not distribute_strategy:
-        original(iterator, distribute_strategy, *args, **kwargs)
-    else:
-        with reshuffling(plan.reshuffles):
-            original(iterator, default_strategy(), *args, **kwargs)
-        epoch_iterator.attach(iterator, plan)
-    current_observer().made(iterator)
-
-
 def _is_outdated(function: Any, model: keras.Model) -> bool:
     """Whether a function of a model has to be made anew."""
     return traced_functions.is_stale(
@@ -297,39 +243,3 @@ def _refuse_stateful(model: keras.Model) -> None:
             "`keras_conflux.replicate(model, devices=1)` or "
             "`keras_conflux.unreplicate(model)`."
         )
-
-
-def _log_sources_first(
-    original: Callable, model: Any, args: tuple, kwargs: dict
-) -> tuple[tuple, dict]:
-    """Returns the arguments of `fit`, with callbacks in the right order."""
-    try:
-        given = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:  # which Keras raises in its own words
-        return args, kwargs
-    callbacks = given.arguments.get("callbacks")
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = log_sources.first(callbacks.callbacks)
-    elif callbacks:
-        given.arguments["callbacks"] = log_sources.first(
-            keras.tree.flatten(callbacks)
-        )
-    else:
-        return args, kwargs
-    return given.args[1:], given.kwargs
-
-
-def _callbacks(
-    original: Callable, model: Any, args: tuple, kwargs: dict
-) -> list[Any]:
-    try:
-        given = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:  # which Keras raises in its own words
-        return []
-    return _listed(given.arguments.get("callbacks") or [])
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return keras.tree.flatten(callbacks)

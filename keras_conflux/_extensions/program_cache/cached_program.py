@@ -12,14 +12,14 @@ from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.program_cache.cache import ProgramCache
 from keras_conflux._extensions.program_cache.compat import repeatable_names
 from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
-from keras_conflux._fit.execution import program_maker
-from keras_conflux._fit.execution.program_maker import Purpose
+from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import TracedProgram
+from keras_conflux._fit.execution.traced_program import make_by
 
 
 def install() -> None:
     """Has the programs of replicas made here. Called once, at import."""
-    program_maker.make_by(CachedProgram)
+    make_by(CachedProgram)
 
 
 class CachedProgram:

@@ -1,6 +1,5 @@
 """What `fit` does with a `Resume` among its callbacks."""
 
-import inspect
 import logging
 import pathlib
 from collections.abc import Callable
@@ -11,8 +10,6 @@ import keras
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
-from keras_conflux._compat.patching import patch
-from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import from_first_process
 from keras_conflux._extensions.resume.callback_files import CallbackFiles
@@ -23,7 +20,8 @@ from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._extensions.resume.writer import CheckpointWriter
-from keras_conflux._fit import side_effects
+from keras_conflux._fit import first_process
+from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.epoch_observer import observe
 from keras_conflux._replication import model_options
 
@@ -31,35 +29,22 @@ _log = logging.getLogger("keras_conflux")
 
 
 def install() -> None:
-    """Puts it in front of Keras' `fit`. Called once, at import."""
-    patch(Patched.FIT, fit)
-    observe(Follower())
+    """Puts it in place. Called once, at import."""
+    observe(_FitOrResume())
 
 
-def fit(
-    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Goes on where a `Resume` has left off, if there is one."""
-    try:
-        call = inspect.signature(original).bind(model, *args, **kwargs)
-    except TypeError:  # which Keras raises in its own words
-        return original(model, *args, **kwargs)
-    call.apply_defaults()
-    resume = _resume_among(call.arguments["callbacks"])
-    if resume is None:
-        return original(model, *args, **kwargs)
-    return _resumed(original, model, call, resume)
+class _FitOrResume(Follower):
+    def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
+        """Goes on where a `Resume` has left off, if there is one."""
+        resume = _resume_among(call.arguments["callbacks"])
+        return run() if resume is None else _resumed(call, run, resume)
 
 
-def _resumed(
-    original: Callable[..., Any],
-    model: Any,
-    call: inspect.BoundArguments,
-    resume: Resume,
-) -> Any:
+def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     """Calls `fit` with callbacks that save and restore the training."""
+    model = call.model
     given = call.arguments
-    callbacks = keras.tree.flatten(given["callbacks"])
+    callbacks = call.callbacks
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses
     is_local = (
@@ -92,7 +77,7 @@ def _resumed(
         )
         given["callbacks"].training = training
         with training.running():
-            history = original(*call.args, **call.kwargs)
+            history = run()
         ended_here.add(resume.directory)
         return history
 
@@ -127,7 +112,7 @@ def _resume_among(callbacks: Any) -> Resume | None:
 def _called_here(callbacks: list[Any], verbose: Any) -> list[Any]:
     """Returns the callbacks that this process calls, with a progress bar."""
     if process_index() > 0:
-        return side_effects.of_this_process(callbacks)
+        return first_process.callbacks_of_this_process(callbacks)
     shown = keras.callbacks.ProgbarLogger
     if verbose == 0 or any(isinstance(each, shown) for each in callbacks):
         return callbacks

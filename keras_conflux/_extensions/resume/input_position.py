@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import logging
 import time
-import weakref
 from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
@@ -24,10 +23,12 @@ from keras_conflux._extensions.resume import iterator_history
 from keras_conflux._extensions.resume import random_generators
 from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import epoch_iterators
+from keras_conflux._extensions.resume.iterator_history import IteratorTracker
 from keras_conflux._extensions.resume.py_dataset_state import PyDatasetState
 from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.epoch_observer import EpochObserver
+from keras_conflux._fit.input.epoch_observer import FitObserver
 
 _log = logging.getLogger("keras_conflux")
 _WHAT_TO_DO = (
@@ -169,7 +170,6 @@ class InputPosition:
         self.iterator = iterator
         self._held = PyDatasetState(epoch_iterators.py_dataset_of(iterator))
         epoch_iterators.count_iterators(iterator, self._note_iterator)
-        _positions[iterator] = self
 
     def restore(self, over: bool) -> bool:
         """Brings the data to where it was before the current iterator.
@@ -293,8 +293,6 @@ class InputPosition:
             )
 
 
-_positions: Any = weakref.WeakKeyDictionary()
-"""By Keras' epoch iterators, who follows them."""
 _next: contextvars.ContextVar[list[InputPosition]] = contextvars.ContextVar(
     "next_position"
 )
@@ -310,22 +308,27 @@ def followed_by(position: InputPosition) -> Iterator[None]:
         _next.reset(token)
 
 
-class Follower(EpochObserver):
+class Follower(FitObserver):
     """Notes which iterators are made, and where a resumable `fit` stands."""
 
-    def made(self, iterator: Any) -> None:
-        """Follows an epoch iterator, if somebody waits for one."""
-        iterator_history.follow(iterator)
+    def made(self, iterator: Any) -> EpochObserver:
+        """Follows an epoch iterator, and for a `fit` that waits for one."""
+        tracker = IteratorTracker(iterator)
         waiting = _next.get([])
-        if waiting:
-            waiting.pop().attach(iterator)
+        position = waiting.pop() if waiting else None
+        if position is not None:
+            position.attach(iterator)
+        return _EpochFollower(tracker, position)
 
-    def begins(
-        self, iterator: Any, steps: Generator[tuple, None, None]
-    ) -> Epoch:
+
+@dataclasses.dataclass(frozen=True)
+class _EpochFollower(EpochObserver):
+    tracker: IteratorTracker
+    position: InputPosition | None
+
+    def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
         """Begins where a training has left off."""
-        steps = iterator_history.noting_draws(iterator, steps)
-        position = _positions.get(iterator)
+        steps, position = self.tracker.noting_draws(steps), self.position
         if position is None:
             return Epoch(steps)
         skipped = position.skipped

@@ -5,7 +5,6 @@ by this call of `fit`, its validation, a former call or `evaluate`. So what a
 data set yields next follows from all that were made before.
 """
 
-import functools
 import weakref
 from collections.abc import Generator
 from typing import Any
@@ -15,14 +14,38 @@ from keras_conflux._extensions.resume.compat import pipelines
 
 _made: Any = weakref.WeakKeyDictionary()
 """By data sets: of each iterator, whether it has been drawn from."""
-_latest: Any = weakref.WeakKeyDictionary()
-"""By Keras' epoch iterators: the number of the iterator that each has."""
 
 
-def follow(iterator: Any) -> None:
-    """Notes which iterators an epoch iterator of Keras makes."""
-    note = functools.partial(_note, weakref.ref(iterator))
-    epoch_iterators.count_iterators(iterator, note)
+class IteratorTracker:
+    """Notes which iterators an epoch iterator of Keras makes.
+
+    Args:
+        iterator: The epoch iterator.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._latest: int | None = None
+        epoch_iterators.count_iterators(iterator, self._note)
+
+    def noting_draws(
+        self, steps: Generator[tuple, None, None]
+    ) -> Generator[tuple, None, None]:
+        """Yields the steps that Keras enumerates; notes that there are some."""
+        for first in steps:
+            if self._latest is not None:
+                self._made_before()[self._latest] = True
+            yield first
+            yield from steps
+
+    def _note(self) -> None:
+        made = self._made_before()
+        self._latest = len(made)
+        made.append(False)
+
+    def _made_before(self) -> list[bool]:
+        dataset = epoch_iterators.dataset_of(self._iterator())
+        return _made.setdefault(dataset, [])
 
 
 def of(dataset: Any) -> list[bool]:
@@ -32,18 +55,6 @@ def of(dataset: Any) -> list[bool]:
         dataset: A data set; `None` has no iterators.
     """
     return [] if dataset is None else list(_made.get(dataset, ()))
-
-
-def noting_draws(
-    iterator: Any, steps: Generator[tuple, None, None]
-) -> Generator[tuple, None, None]:
-    """Yields the steps that Keras enumerates, and notes that there are some."""
-    for first in steps:
-        if iterator in _latest:
-            dataset = epoch_iterators.dataset_of(iterator)
-            _made[dataset][_latest[iterator]] = True
-        yield first
-        yield from steps
 
 
 def make_again(dataset: Any, made: list[bool]) -> bool:
@@ -63,9 +74,3 @@ def make_again(dataset: Any, made: list[bool]) -> bool:
         pipelines.begin(dataset, drawn)
         here.append(drawn)
     return not (further_on and pipelines.has_shuffles(dataset))
-
-
-def _note(iterator: Any) -> None:
-    made = _made.setdefault(epoch_iterators.dataset_of(iterator()), [])
-    _latest[iterator()] = len(made)
-    made.append(False)

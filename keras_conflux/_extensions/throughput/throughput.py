@@ -15,8 +15,9 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import list_devices
-from keras_conflux._fit import log_sources
+from keras_conflux._fit.input import execution_plan
 from keras_conflux._fit.input import measurements
+from keras_conflux._fit.input.calls import LogSource
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._fit.input.measurements import Work
 
@@ -31,7 +32,7 @@ _FAST = ("samples_per_second",)
 """Keys of what is large where a process is fast."""
 
 
-class Throughput(log_sources.LogSource):
+class Throughput(LogSource):
     """Adds to the logs of each epoch how fast it was.
 
     So `History`, the progress bar, `CSVLogger`, `TensorBoard` and other loggers
@@ -99,7 +100,7 @@ class Throughput(log_sources.LogSource):
             logs: Not used.
         """
         assert self.model is not None  # Keras has set it
-        found = log_sources.measured(self.model)
+        found = execution_plan.measured(self.model)
         if found is None:
             self._loop = _KerasLoop(self.model)
             self._measured, devices = self._loop.measured, list_devices()

@@ -10,9 +10,8 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.execution.traced_programs import TracedPrograms
-from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._replication.step_context import Place
@@ -20,7 +19,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
 
 
-class GraphProgram:
+class GraphProgram(StepPrograms):
     """Runs a step for one batch after another, of any sizes.
 
     Args:
@@ -29,45 +28,34 @@ class GraphProgram:
     """
 
     def __init__(self, step: ReplicaStep, strategy: ReplicatedStrategy) -> None:
-        self._step = step
-        self._strategy = strategy
+        super().__init__(step, strategy)
         _ = strategy.places  # cannot be made while a function is traced
-        self._watchdog = StepWatchdog(strategy.devices, step.name)
-        self._traced = TracedPrograms[TracedProgram](step.tracing)
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
         result = None
         for batch in batches:
             sizes = _constant(batch.sizes)
-            program = self._traced.get(
-                batch.signature, functools.partial(self._trace, batch)
-            )
-            result = program(batch.shards, sizes)
+            trace = functools.partial(self._trace, batch)
+            result = self._program(batch.signature, trace)(batch.shards, sizes)
         return result
-
-    @property
-    def programs(self) -> int:
-        """How many programs have been traced."""
-        return self._traced.count
 
     def _trace(self, batch: Batch) -> TracedProgram:
         specs = [trees.present(spec) for spec in batch.specs]
-
         known = batch.sizes if batch.sizes_are_known else None
 
         def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
             with tensorflow_tracing.noting_new_variables() as made:
-                shards = _refilled(batch.specs, shards)
-                result = self._all_replicas(shards, sizes, known)
+                filled = map(trees.refill, batch.specs, shards)
+                result = self._all_replicas([*filled], sizes, known)
             if not made:  # else TensorFlow traces this once more
                 self._step.assert_traced_rightly()
             return result
 
-        count = self._strategy.communicator.size
+        count = self._communicator.size
         signature = [specs, tf.TensorSpec([count], tf.int64)]
         return TracedProgram(
-            self._strategy.communicator, self._watchdog, packed, signature
+            self._communicator, self._watchdog, packed, signature
         )
 
     def _all_replicas(
@@ -76,7 +64,7 @@ class GraphProgram:
         sizes: tf.Tensor,
         known: tuple[int, ...] | None = None,
     ) -> Tree:
-        communicator = self._strategy.communicator
+        communicator = self._communicator
         each: list[Any] = tf.unstack(sizes, communicator.size)
         fractions = batch_fractions(known or each)
         places = _places(sizes, communicator.size)
@@ -125,10 +113,3 @@ def _constant(sizes: tuple[int, ...]) -> tf.Tensor:
     """Returns numbers as a tensor, which is not made again in each step."""
     with tf.init_scope():
         return tf.constant(sizes, tf.int64)
-
-
-def _refilled(structures: list[Tree], shards: list[list[Any]]) -> list[Tree]:
-    return [
-        trees.refill(structure, leaves)
-        for structure, leaves in zip(structures, shards, strict=True)
-    ]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._common import trees
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
@@ -16,7 +17,6 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
-from keras_conflux._fit.execution.eager_program import EagerProgram
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.watchdog import StepAbandoned
@@ -24,14 +24,16 @@ from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
-from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._fit.numerics.trace_findings import TraceAgain
 from keras_conflux._fit.numerics.unread_code import warn_of_known_sizes
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
+from keras_conflux._replication.strategy import on_whole_batch
+from keras_conflux._replication.strategy import outside_of_strategies
 
 
 class StepExecutor:
@@ -48,8 +50,8 @@ class StepExecutor:
     ) -> None:
         self._model = model
         self._strategy = plan.strategy
+        self._step = step
         self._is_eager = plan.eager
-        self._eager = EagerProgram(step, plan.strategy)
         self._graph = GraphProgram(step, plan.strategy)
         self._xla = XlaProgram(step, plan.strategy, model.steps_per_execution)
         self._may_compile = plan.compiled
@@ -75,7 +77,11 @@ class StepExecutor:
                     with group.measurements.executing(
                         batch.steps, batch.samples, self._programs
                     ):
-                        result = self._traced_rightly(batch, group.limit)
+                        result = (
+                            self._run_eagerly(batch)
+                            if self._is_eager
+                            else self._run_with_retracing(batch, group.limit)
+                        )
                 common_seed.give_back()
                 return result
             except (StepTimeoutError, StepAbandoned):
@@ -87,12 +93,26 @@ class StepExecutor:
 
     def _programs(self) -> int:
         """Returns how many programs have been traced."""
-        return self._graph.programs + self._xla.programs
+        return self._graph.count + self._xla.count
 
-    def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
+    def _run_eagerly(self, batch: Batch) -> Tree:
+        """Runs the step once, as one device does, on the whole batch."""
+        (leaves,) = batch.shards
+        data = trees.refill(batch.specs[0], leaves)
+
+        def run() -> Tree:
+            with (
+                on_whole_batch(self._strategy),
+                tf.device(self._strategy.devices[0]),
+            ):
+                return self._step.on_whole_batch(data)
+
+        return outside_of_strategies(run)
+
+    def _run_with_retracing(
+        self, batch: Batch | StackedBatch, limit: int
+    ) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
-        if self._is_eager:
-            return self._eager(batch)
         needs = self._needs_sizes
         while True:
             try:

@@ -1,19 +1,42 @@
-"""A traced program of all replicas, which runs when its collectives may."""
+"""Programs of all replicas: how they are made, kept, and run.
 
+By default a program that XLA compiles is traced and called. `make_by` puts
+somebody else in place, who makes such programs.
+"""
+
+import dataclasses
 from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any
+from typing import Protocol
 
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.watchdog import StepAbandoned
 from keras_conflux._fit.execution.watchdog import StepWatchdog
+from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
+
+
+class Program(Protocol):
+    """A program of all replicas."""
+
+    def is_stale(self) -> bool:
+        """Whether it reads variables that have been replaced since."""
+        ...
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns what the program returns, or raises what it raises."""
+        ...
 
 
 class TracedProgram:
     """Traces a program in the thread of the caller, as on one device.
+
+    It runs when its collectives may.
 
     Args:
         communicator: Carries its collectives.
@@ -69,3 +92,83 @@ class TracedProgram:
                 # Replicas have stopped at different places.
                 self._communicator.recover()
                 raise
+
+
+@dataclasses.dataclass(frozen=True)
+class Purpose:
+    """What a program is for."""
+
+    identity: str
+    """What is the same whenever the same program is traced."""
+    kind: str
+    """The kind of the devices that it runs on."""
+    watchdog: StepWatchdog
+    """Knows which replicas have ended, and the name of the program."""
+    is_alone: bool
+    """Whether no other process takes part."""
+
+
+Maker = Callable[[Callable[[], TracedProgram], Purpose], Program]
+_makers: list[Maker] = [lambda trace, _: trace()]
+
+
+def make_by(maker: Maker) -> None:
+    """Has another function make the programs of XLA from now on.
+
+    Args:
+        maker: Takes what traces a program, and what it is for.
+    """
+    _makers.append(maker)
+
+
+def make(trace: Callable[[], TracedProgram], purpose: Purpose) -> Program:
+    """Makes a program of XLA.
+
+    Args:
+        trace: Traces it.
+        purpose: What it is for.
+    """
+    return _makers[-1](trace, purpose)
+
+
+class StepPrograms:
+    """Keeps the programs of a step until variables they read are replaced.
+
+    Args:
+        step: What each replica does.
+        strategy: What replicates the model.
+        steps: Keras' `steps_per_execution`, if one call runs as many.
+    """
+
+    def __init__(
+        self, step: ReplicaStep, strategy: ReplicatedStrategy, steps: int = 1
+    ) -> None:
+        self._step = step
+        self._strategy = strategy
+        self._communicator = strategy.communicator
+        self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
+        self._programs: dict[Hashable, Program] = {}
+        self.count = 0
+        """How many have been traced."""
+
+    def _program(
+        self, key: Hashable, trace: Callable[[], TracedProgram]
+    ) -> Program:
+        """Returns the program of a key.
+
+        Args:
+            key: What it is traced for.
+            trace: Traces it, if there is none or it is stale.
+        """
+        with self._step.tracing:
+            program = self._programs.get(key)
+            if program is None or program.is_stale():
+                program = self._programs[key] = self._made(key, trace)
+                self.count += 1
+            return program
+
+    def _made(
+        self, key: Hashable, trace: Callable[[], TracedProgram]
+    ) -> Program:
+        del key
+        return trace()

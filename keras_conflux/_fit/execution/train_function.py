@@ -15,8 +15,8 @@ from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
-from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication import promotion
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import outside_of_replicas

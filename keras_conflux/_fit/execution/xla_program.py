@@ -6,7 +6,9 @@ hundreds of variables (docs/performance.md). So an execution gets the batches of
 many steps, and a loop of the program walks them.
 """
 
+import functools
 from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any
 
 import tensorflow as tf
@@ -15,14 +17,13 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.shared_trace import SharedTrace
-from keras_conflux._fit.execution import program_maker
-from keras_conflux._fit.execution.program_maker import Program
-from keras_conflux._fit.execution.program_maker import Purpose
 from keras_conflux._fit.execution.replica_step import InXla
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.traced_program import Program
+from keras_conflux._fit.execution.traced_program import Purpose
+from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.execution.traced_programs import TracedPrograms
-from keras_conflux._fit.execution.watchdog import StepWatchdog
+from keras_conflux._fit.execution.traced_program import make
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
@@ -32,7 +33,7 @@ from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_index
 
 
-class XlaProgram:
+class XlaProgram(StepPrograms):
     """Runs steps for batches of one shape that divide evenly.
 
     Args:
@@ -45,13 +46,9 @@ class XlaProgram:
     def __init__(
         self, step: ReplicaStep, strategy: ReplicatedStrategy, steps: int
     ) -> None:
-        self._step = step
-        self._strategy = strategy
-        self._communicator = strategy.communicator
+        super().__init__(step, strategy, steps)
         several = strategy.communicator.size > 1
         self._ranks = strategy.ranks if several else None
-        self._watchdog = StepWatchdog(strategy.devices, step.name, steps)
-        self._traced = TracedPrograms[Program](step.tracing)
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
@@ -61,7 +58,9 @@ class XlaProgram:
             limit: How many steps an execution may have. A program is compiled
                 for each limit that is asked for.
         """
-        program = self._program_for(stack, limit)
+        key = stack.signature, limit, stack.shape
+        trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
+        program = self._program(key, trace)
         shards = [
             [_padded(leaf, stack.count, limit, device) for leaf in shard]
             for shard, device in zip(
@@ -70,32 +69,23 @@ class XlaProgram:
         ]
         return program(tf.constant(stack.count), shards)
 
-    def _program_for(self, stack: StackedBatch, limit: int) -> Program:
-        key = stack.signature, limit, stack.shape
-        communicator, specs = self._communicator, stack.specs
-        shapes = [shape for shape, _ in stack.shape]
-
-        def trace() -> Program:
-            purpose = Purpose(
-                f"{self._step.identity} {key} on {communicator.size} devices",
-                self._strategy.devices[0].kind,
-                self._watchdog,
-                is_alone=not communicator.spans_processes,
-            )
-            return program_maker.make(
-                lambda: self._trace(specs, limit, shapes), purpose
-            )
-
-        return self._traced.get(key, trace)
-
-    @property
-    def programs(self) -> int:
-        """How many programs have been traced."""
-        return self._traced.count
+    def _made(
+        self, key: Hashable, trace: Callable[[], TracedProgram]
+    ) -> Program:
+        communicator = self._communicator
+        purpose = Purpose(
+            f"{self._step.identity} {key} on {communicator.size} devices",
+            self._strategy.devices[0].kind,
+            self._watchdog,
+            is_alone=not communicator.spans_processes,
+        )
+        return make(trace, purpose)
 
     def _trace(
-        self, shard_specs: list[Tree], limit: int, shapes: list
+        self, shard_specs: list[Tree], limit: int, shape: tuple
     ) -> TracedProgram:
+        shapes = [each for each, _ in shape]
+
         def all_replicas(steps: tf.Tensor, stacked: list[list[Any]]) -> Tree:
             count = len(stacked)
             outputs: dict[int, Tree] = {}
@@ -108,7 +98,9 @@ class XlaProgram:
                     self._communicator.repeat_calls(index)
                     output = shared[0].for_replica(index, *arguments)
                 else:
-                    program = self._program(shard_specs[index], limit, shapes)
+                    program = self._many_steps(
+                        shard_specs[index], limit, shapes
+                    )
                     trace = SharedTrace(program, arguments)
                     output = trace(*arguments)
                     if index == 0 and self._serves_all(trace, shard_specs):
@@ -147,7 +139,9 @@ class XlaProgram:
             and trace.serves_others()
         )
 
-    def _program(self, shard_spec: Tree, limit: int, shapes: list) -> Callable:
+    def _many_steps(
+        self, shard_spec: Tree, limit: int, shapes: list
+    ) -> Callable:
         """Returns what a replica runs, on as many as `limit` batches.
 
         The fraction of the batch is a constant in it, so that XLA removes what

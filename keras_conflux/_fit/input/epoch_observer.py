@@ -1,4 +1,4 @@
-"""Who follows what epochs draw from their data.
+"""Who follows calls of `fit`, and what epochs draw from their data.
 
 By default nobody does. `observe` puts somebody else in place, once.
 """
@@ -9,6 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from keras_conflux._common.trees import Tree
+from keras_conflux._fit.input.calls import KerasCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,32 +25,44 @@ class Epoch:
 
 
 class EpochObserver:
-    """Follows nothing."""
+    """Follows the epochs of one epoch iterator of Keras: here, nothing."""
 
-    def made(self, iterator: Any) -> None:
-        """Is told of each epoch iterator that Keras has made."""
-
-    def begins(
-        self, iterator: Any, steps: Generator[tuple, None, None]
-    ) -> Epoch:
+    def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
         """Returns the epoch that is to be run.
 
         Args:
-            iterator: The epoch iterator of Keras.
-            steps: What it enumerates.
+            steps: What Keras enumerates.
         """
-        del iterator
         return Epoch(steps)
 
 
-_observers = [EpochObserver()]
+class FitObserver:
+    """Follows calls of `fit`: here, nothing."""
+
+    def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
+        """Returns what a call of `fit` returns.
+
+        Args:
+            call: Its arguments may be changed.
+            run: Runs it.
+        """
+        del call
+        return run()
+
+    def made(self, iterator: Any) -> EpochObserver:
+        """Returns what follows an epoch iterator that Keras has made."""
+        del iterator
+        return EpochObserver()
 
 
-def observe(observer: EpochObserver) -> None:
-    """Makes somebody follow all epochs from now on."""
+_observers = [FitObserver()]
+
+
+def observe(observer: FitObserver) -> None:
+    """Makes somebody follow all calls of `fit` from now on."""
     _observers.append(observer)
 
 
-def current_observer() -> EpochObserver:
-    """Returns who follows the epochs."""
+def current_observer() -> FitObserver:
+    """Returns who follows them."""
     return _observers[-1]

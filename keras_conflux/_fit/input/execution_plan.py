@@ -15,10 +15,10 @@ from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batch_sharder import WholeBatchSharder
+from keras_conflux._fit.input.calls import may_steer_data
+from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.local_batches import LocalSharder
 from keras_conflux._fit.input.measurements import Measurements
-from keras_conflux._fit.input.per_batch_callbacks import may_steer_data
-from keras_conflux._fit.input.per_batch_callbacks import needs_every_batch
 from keras_conflux._replication import model_options
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
@@ -141,8 +141,25 @@ def current_plan() -> ExecutionPlan | None:
     return _current.get()
 
 
+def measured(
+    model: keras.Model,
+) -> tuple[Measurements, ReplicatedStrategy] | None:
+    """Returns what is measured of the running `fit`, and what replicates it.
+
+    Args:
+        model: What it trains.
+
+    Returns:
+        `None` if Keras' own loop runs the steps, without replicas.
+    """
+    plan = current_plan()
+    if plan is None or plan.strategy is not keras_models.strategy_of(model):
+        return None
+    return plan.measurements, plan.strategy
+
+
 @contextlib.contextmanager
-def following(plan: ExecutionPlan) -> Iterator[None]:
+def use_plan(plan: ExecutionPlan) -> Iterator[None]:
     """Makes a plan that of the epoch iterators which are made here."""
     token = _current.set(plan)
     try:

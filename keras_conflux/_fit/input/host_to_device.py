@@ -13,7 +13,6 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import short_name
-from keras_conflux._fit.input.powers_of_two import power_of_two
 from keras_conflux._fit.input.specs import relaxed_spec
 
 STAGING_BYTES = 512 * 2**20
@@ -24,6 +23,15 @@ second."""
 MAX_STACKED = 16
 """The maximum number of batches that are stacked at once, as the graph is
 traced for each number."""
+
+
+def power_of_two(maximum: int) -> int:
+    """Returns the largest power of two up to `maximum`, at least 1.
+
+    A graph is traced for each number of batches that are stacked, so these
+    numbers take few values.
+    """
+    return 1 << max(0, maximum.bit_length() - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +74,10 @@ def move_stacked(
     """
     size = max(size_in_bytes(batches[0]), 1)
     fitting = STAGING_BYTES * placement.count // size
-    most = power_of_two(min(MAX_STACKED, fitting))
+    maximum = power_of_two(min(MAX_STACKED, fitting))
     groups = [
-        _moved(batches[first : first + most], placement, stack=True)
-        for first in range(0, len(batches), most)
+        _moved(batches[first : first + maximum], placement, stack=True)
+        for first in range(0, len(batches), maximum)
     ]
     if len(groups) == 1:
         return groups[0]

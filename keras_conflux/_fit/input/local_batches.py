@@ -23,7 +23,7 @@ from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._data import rows
 from keras_conflux._fit.input import host_to_device
-from keras_conflux._fit.input import stand_ins
+from keras_conflux._fit.input import local_data
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
@@ -139,7 +139,7 @@ class LocalSharder(BatchSharder):
         elif self._latest is not None:
             *_, self._latest = _apart(self._latest)
         if any(lacking):
-            given = stand_ins.given_by(root, own, self._name)
+            given = local_data.sample_of_process(root, own, self._name)
             if lacking[process_index()]:
                 self._latest = self._on_devices(given, own, spec)
         self._latest_kind = kinds[root]
@@ -171,18 +171,10 @@ class LocalSharder(BatchSharder):
         told = all_gather_json(f"what differs in {self._name}", described)
         raise ReplicaMismatchError(
             f"{self._name}: the processes' parts of a batch differ in more "
-            f"than their number of samples: {listed(told)}. Together they are "
-            "one batch: give all the same structure, dtypes and shapes, and "
-            "pad what is of varying length."
+            f"than their number of samples: {local_data.listed(told)}. "
+            "Together they are one batch: give all the same structure, dtypes "
+            "and shapes, and pad what is of varying length."
         )
-
-
-def listed(told: list[Any]) -> str:
-    """Returns what each process has, in words."""
-    return "; ".join(
-        f"process {index}: {each or 'nothing'}"
-        for index, each in enumerate(told)
-    )
 
 
 def _are_alike(told: list[_Told]) -> bool:

@@ -62,9 +62,12 @@ class Specs:
 
 def specs_of(batch: Tree) -> Tree:
     """The specs of batches like this one, of any number of samples."""
-    return trees.map_leaves(
-        lambda leaf: _of_any_batch_size(tf.type_spec_from_value(leaf)), batch
-    )
+    return trees.map_leaves(spec_of_any, batch)
+
+
+def spec_of_any(leaf: Any) -> Any:
+    """The spec of leaves like this one, of any number of samples."""
+    return _of_any_batch_size(tf.type_spec_from_value(leaf))
 
 
 def specs_of_shard(specs: Tree, count: int) -> Tree:
@@ -110,13 +113,11 @@ def relaxed_spec(leaf: Any) -> Any:
     """The spec of leaves like this one, of any sizes."""
     if isinstance(leaf, tf.Tensor):
         return tf.TensorSpec([None] * leaf.shape.rank, leaf.dtype)
-    return _of_any_batch_size(tf.type_spec_from_value(leaf))
+    return spec_of_any(leaf)
 
 
-def _of_any_batch_size(spec: Any) -> Any:
-    if not spec.shape.rank:
-        return spec
-    shape = [None, *spec.shape[1:]]
+def with_shape(spec: Any, shape: list[int | None] | None) -> Any:
+    """The spec of such values of another shape."""
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(
             shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
@@ -124,8 +125,14 @@ def _of_any_batch_size(spec: Any) -> Any:
     return type(spec)(shape, spec.dtype)
 
 
+def _of_any_batch_size(spec: Any) -> Any:
+    if not spec.shape.rank:
+        return spec
+    return with_shape(spec, [None, *spec.shape[1:]])
+
+
 def _of_rows(spec: tf.TensorSpec, rows: int | None) -> tf.TensorSpec:
-    return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
+    return with_shape(spec, [rows, *spec.shape[1:]])
 
 
 def _with_rows(specs: Tree, batch: Tree) -> Tree:

@@ -12,8 +12,8 @@ from typing import Any
 
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._fit.input.host_to_device import power_of_two
 from keras_conflux._fit.input.host_to_device import size_in_bytes
-from keras_conflux._fit.input.powers_of_two import power_of_two
 
 MAX_STEPS_PER_EXECUTION = 256
 """The maximum number of steps of an execution that the package chooses."""
@@ -182,7 +182,7 @@ class StepsPerExecution:
             self._limit = power_of_two(min(MAX_STEPS_PER_EXECUTION, fitting))
 
     def note_execution(self, steps: int, seconds: float) -> None:
-        """Chooses the length of the next execution but one."""
+        """Chooses the length of the execution after next."""
         self._executions += 1
         # The first execution compiles.
         if self.chosen_here and self._executions > 1:

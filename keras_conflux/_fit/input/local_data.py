@@ -1,4 +1,4 @@
-"""What processes agree on of data of which each brings its own part."""
+"""What processes tell each other of data of which each brings its own part."""
 
 from typing import Any
 
@@ -6,14 +6,26 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import broadcast_bytes
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
-from keras_conflux._fit.input.local_batches import listed
+from keras_conflux._data import rows
+from keras_conflux._fit.input import specs
+from keras_conflux._fit.input.batches import Batch
 
 
-def agree_on(iterator: Any, name: str) -> Tree:
+def listed(told: list[Any]) -> str:
+    """Returns what each process has, in words."""
+    return "; ".join(
+        f"process {index}: {each or 'nothing'}"
+        for index, each in enumerate(told)
+    )
+
+
+def agree_on_specs(iterator: Any, name: str) -> Tree:
     """Makes an epoch iterator last as long as that of any process.
 
     Args:
@@ -33,7 +45,7 @@ def agree_on(iterator: Any, name: str) -> Tree:
         f"the data of {name}",
         [iterator.data_adapter.num_batches, steps, trees.paths(spec), leaves],
     )
-    numbers, asked, paths, specs = zip(*told, strict=True)
+    numbers, asked, paths, words = zip(*told, strict=True)
     if any(each != asked[0] for each in asked):
         texts = [
             f"steps_per_epoch={steps}, steps_per_execution={several}"
@@ -48,24 +60,67 @@ def agree_on(iterator: Any, name: str) -> Tree:
     keras_iterators.set_number_of_batches(
         iterator, max(numbers) if known else None
     )
-    if any(each != paths[0] for each in paths) or not _fit(specs):
+    if any(each != paths[0] for each in paths) or not _can_be_joined(words):
         texts = [
             ", ".join(
                 f"{p}: {_described(x)}" for p, x in zip(*each, strict=True)
             )
-            for each in zip(paths, specs, strict=True)
+            for each in zip(paths, words, strict=True)
         ]
         raise ReplicaMismatchError(
             f"{name}: the data of the processes differ in more than their "
             f"number of samples: {listed(texts)}. Together they are one batch: "
             "give all the same structure, dtypes and shapes."
         )
-    shapes = [_common_shape(each) for each in zip(*specs, strict=True)]
+    shapes = [_common_shape(each) for each in zip(*words, strict=True)]
     flat = [
-        None if leaf is None else _of_shape(leaf, shape)
+        None if leaf is None else specs.with_shape(leaf, shape)
         for leaf, shape in zip(trees.flatten(spec), shapes, strict=True)
     ]
     return keras.tree.pack_sequence_as(spec, flat)
+
+
+def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
+    """Returns the leaves of a batch of one sample of another process.
+
+    One that has had no samples of its own runs on it.
+    All processes call it together.
+
+    Args:
+        root: The process that gives it.
+        own: Its batch. That of others does not count.
+        name: Whose batch it is, as messages say it.
+    """
+    tensors: list[Any] = []
+    words: list[Any] = []
+    if process_index() == root and own is not None:
+        leaves = _of_one_sample(own.shards[0])
+        tensors = tf.nest.flatten(leaves, expand_composites=True)
+        words = [_in_words(each) for each in map(specs.spec_of_any, leaves)]
+    texts = [tf.io.serialize_tensor(tensor).numpy() for tensor in tensors]
+    told = all_gather_json(
+        f"a sample of {name}",
+        [words, [x.dtype.name for x in tensors], list(map(len, texts))],
+    )
+    words, dtypes, lengths = told[root]
+    whole = broadcast_bytes(root, b"".join(texts), sum(lengths))
+    tensors = []
+    with tf.device("CPU:0"):
+        for dtype, length in zip(dtypes, lengths, strict=True):
+            tensors.append(tf.io.parse_tensor(whole[:length], dtype))
+            whole = whole[length:]
+    return tf.nest.pack_sequence_as(
+        [_spec_of(*each) for each in words],
+        tensors,
+        expand_composites=True,
+    )
+
+
+def _of_one_sample(leaves: list[Any]) -> list[Any]:
+    lengths = {int(rows.length_of(x)) for x in leaves if x.shape.rank}
+    if len(lengths) > 1:  # what they have to do with each other is not known
+        return leaves
+    return [rows.take(x, 0, 1) if x.shape.rank else x for x in leaves]
 
 
 def _in_words(spec: Any) -> list[Any] | None:
@@ -87,9 +142,9 @@ def _described(leaf: list[Any] | None) -> str:
     return f"{kind} {dtype}({sizes})"
 
 
-def _fit(specs: tuple[list[Any], ...]) -> bool:
+def _can_be_joined(words: tuple[list[Any], ...]) -> bool:
     """Whether the leaves of all processes may be of one batch."""
-    for same in zip(*specs, strict=True):
+    for same in zip(*words, strict=True):
         if any((leaf is None) != (same[0] is None) for leaf in same):
             return False
         if same[0] is None:
@@ -116,9 +171,9 @@ def _common_shape(leaves: tuple[Any, ...]) -> list[int | None] | None:
     ]
 
 
-def _of_shape(spec: Any, shape: list[int | None] | None) -> Any:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(
-            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
-        )
-    return type(spec)(shape, spec.dtype)
+def _spec_of(kind: str, dtype: str, ragged_rank: int, shape: Any) -> Any:
+    """Returns the spec that `_in_words` has told."""
+    if kind == "RaggedTensor":
+        return tf.RaggedTensorSpec(shape, tf.as_dtype(dtype), ragged_rank)
+    of_kind = tf.SparseTensorSpec if kind == "SparseTensor" else tf.TensorSpec
+    return of_kind(shape, tf.as_dtype(dtype))

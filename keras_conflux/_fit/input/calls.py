@@ -1,0 +1,140 @@
+"""Calls of Keras' `fit`, `evaluate` and `predict`, and their callbacks."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._compat import keras_callbacks
+
+
+class KerasCall:
+    """A call whose arguments are bound, and may be changed before it is run.
+
+    Args:
+        original: Keras' method.
+        model: Whose it is.
+        args: What it is given.
+        kwargs: What it is given by name.
+    """
+
+    def __init__(
+        self, original: Callable, model: Any, args: tuple, kwargs: dict
+    ) -> None:
+        self.model = model
+        self.name = original.__name__
+        self._original = original
+        try:
+            self._bound = inspect.signature(original).bind(
+                model, *args, **kwargs
+            )
+        except TypeError:  # which Keras raises in its own words
+            with errors_reported_to_all(f"{self.name} of {model.name}"):
+                original(model, *args, **kwargs)
+            raise
+        self._bound.apply_defaults()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What Keras' method gets, by name."""
+        return self._bound.arguments
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """The callbacks, in one list."""
+        given = self.arguments["callbacks"]
+        if isinstance(given, keras.callbacks.CallbackList):
+            given = given.callbacks
+        return keras.tree.flatten(given or [])
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[Any]) -> None:
+        given = self.arguments["callbacks"]
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.callbacks = callbacks
+        else:
+            self.arguments["callbacks"] = callbacks
+
+    def run(self) -> Any:
+        """Calls Keras' method."""
+        return self._original(*self._bound.args, **self._bound.kwargs)
+
+
+class LogSource(keras.callbacks.Callback):
+    """A callback that adds to the logs, and that `fit` calls before others.
+
+    Keras hands one dictionary of logs to all callbacks in turn. What one of
+    them adds is seen by those that come later: by `CSVLogger`, `History`, the
+    progress bar. Where several processes train together, all have it, or none.
+    """
+
+
+def with_log_sources_first(callbacks: list[Any]) -> list[Any]:
+    """Returns callbacks with those in front that add to the logs."""
+    return sorted(callbacks, key=lambda each: not isinstance(each, LogSource))
+
+
+def log_sources_in_words(callbacks: list[Any]) -> str:
+    """Returns how messages say which callbacks add to the logs."""
+    sources = [each for each in callbacks if isinstance(each, LogSource)]
+    return "".join(f" with {type(each).__name__}" for each in sources)
+
+
+def needs_every_batch(callback: Any) -> bool:
+    """Whether a callback has something to do at each batch."""
+    return any(_overrides(callback, hook) for hook in _HOOKS)
+
+
+def may_steer_data(callback: Any) -> bool:
+    """Whether code of the user's runs at each batch.
+
+    It may tell a source of data what the next batch is to be.
+    """
+    return any(runs_users_code(callback, hook) for hook in _HOOKS)
+
+
+def runs_users_code(callback: Any, hook: str) -> bool:
+    """Whether a hook of a callback is neither Keras' nor this package's."""
+    return _package(_owner(callback, hook)) not in ("keras", "keras_conflux")
+
+
+_HOOKS = [
+    f"on_{kind}batch_{when}"
+    for kind in ("", "train_", "test_")
+    for when in ("begin", "end")
+]
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    owner = _owner(callback, hook)
+    if owner is None:
+        return True
+    if owner in (
+        keras.callbacks.ModelCheckpoint,
+        keras.callbacks.BackupAndRestore,
+    ):
+        return getattr(callback, "save_freq", 1) not in ("epoch", False)
+    if _package(owner) == "keras_conflux":
+        return False  # ours look at batches where there are no replicas
+    if owner is keras.callbacks.TensorBoard:
+        return keras_callbacks.tensorboard_needs_batches(callback)
+    return owner not in (
+        keras.callbacks.Callback,
+        keras.callbacks.ProgbarLogger,
+    )
+
+
+def _owner(callback: Any, hook: str) -> Any:
+    """Returns the class that has a hook; `None` for the callback itself."""
+    if hook in vars(callback):  # as LambdaCallback sets it
+        return None
+    return next(
+        (kind for kind in type(callback).__mro__ if hook in vars(kind)),
+        keras.callbacks.Callback,
+    )
+
+
+def _package(owner: Any) -> str | None:
+    return None if owner is None else owner.__module__.split(".")[0]

@@ -1,0 +1,322 @@
+"""Makes step groups: draws the batches of an epoch ahead of use.
+
+A `StepGroup` has the batches of the steps that one execution runs, sharded and
+on their devices. While it runs, the next ones are drawn.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common.trees import Tree
+from keras_conflux._common.waiting import DaemonCall
+from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_iterators
+from keras_conflux._fit.input.batches import Batch
+from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.epoch_observer import Epoch
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.host_to_device import size_in_bytes
+from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
+from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
+from keras_conflux._fit.input.steps_per_execution import PrefetchBudget
+from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
+
+_END_SECONDS = 5
+"""How long the end of an epoch waits for a batch that is being drawn."""
+
+
+class EndOfData(tf.errors.OutOfRangeError):
+    """The data of an epoch have come to their end."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None, "End of the data.")
+
+
+@contextlib.contextmanager
+def not_the_end(what: str, *, of_a_step: bool = False) -> Iterator[None]:
+    """Raises another error for one that is not the end of the data.
+
+    Keras' loops take every `tf.errors.OutOfRangeError` for the end, and end
+    without a word.
+
+    Args:
+        what: What is done in it, for the message.
+        of_a_step: Whether a step runs in it, which may draw from an iterator
+            of its own. As on one device, training ends with that.
+
+    Raises:
+        tf.errors.InternalError: In place of an `OutOfRangeError` that is none.
+    """
+    try:
+        yield
+    except EndOfData:
+        raise
+    except tf.errors.OutOfRangeError as error:
+        if of_a_step and error_texts.is_end_of_iterator(error):
+            raise
+        raise tf.errors.InternalError(
+            None, None, f"{what} has failed: {error_texts.reason_of(error)}"
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    batches: list[Batch | StackedBatch]
+    count: int
+    """How many batches of the data these are."""
+    error: Any
+    """Why there are no more, if something was raised."""
+    last: Tree = None
+    """The last of them, as it was drawn, if somebody follows the data."""
+
+
+@dataclasses.dataclass
+class _RunningEpoch:
+    """How far an epoch is, and what it holds until it has ended."""
+
+    steps: Any = None
+    """What Keras enumerates."""
+    note_batch: Callable[[int, Tree], None] | None = None
+    """Is told which batches are trained, if somebody wants to know."""
+    left: int = sys.maxsize
+    """How many batches there are to draw."""
+    maximum: int = 1
+    """How many of them the next execution may have."""
+    source: Any = None
+    following: Callable[[], _Drawn] | None = None
+    """Returns the batches of the next execution; `None` for the first."""
+    drawing: DaemonCall | None = None
+    """What may still be drawing them."""
+    waiting: list[Any] = dataclasses.field(default_factory=list)
+    """The batches that are drawn and not moved yet."""
+    has_ended: bool = False
+    is_complete: bool = False
+    """Whether all of its batches have been drawn."""
+
+    def start_drawing(self, draw: Callable[[], _Drawn]) -> DaemonCall:
+        """Draws in another thread.
+
+        Training that ends early, by an error or an interrupt, does not wait
+        for a source of data that blocks.
+        """
+        self.drawing = DaemonCall(draw)
+        return self.drawing
+
+    def end(self) -> None:
+        """Ends what draws, and drops the source."""
+        self.has_ended = True
+        if self.drawing is not None:
+            self.drawing.wait(_END_SECONDS)
+        self.steps.close()
+        # The last reference to the data's iterator goes in another thread, as
+        # TensorFlow may be long in deleting it: what tunes its pipeline sleeps
+        # in ever longer turns and can miss its end
+        # (`ModelBase::OptimizeLoop`), and the source may block. A closed
+        # generator may hold it, too, as those of Python 3.12.3 do.
+        held: list[Any] = [self.source, self.steps, self.following]
+        self.source = self.steps = self.following = self.drawing = None
+        dropping = DaemonCall(held.clear)
+        if not self.is_complete:  # else nothing is drawn any more
+            dropping.wait(_END_SECONDS)
+
+
+class StepGroups:
+    """Makes the step groups of one epoch iterator.
+
+    Args:
+        plan: That of the call that the iterator was made in.
+        requested: Keras' `steps_per_execution`.
+        ahead: Whether batches may be drawn before they are asked for.
+    """
+
+    def __init__(
+        self, plan: ExecutionPlan, requested: int, ahead: bool = True
+    ) -> None:
+        devices = plan.strategy.devices
+        memory = tensorflow_internals.memory_of(devices[0])
+        self.spec: Tree = None
+        """The `tf.TypeSpec`s of the batches, if not those of the source."""
+        self.name = plan.name
+        """What is executed, as messages say it."""
+        self._plan = plan
+        self._draws_ahead = ahead
+        self._shard = plan.sharder()
+        self._steps = StepsPerExecution(
+            requested,
+            plan.chooses_steps,
+            int(memory * INPUT_MEMORY_FRACTION) * len(devices),
+            plan.name,
+        )
+        self._epoch = _RunningEpoch()
+
+    def of_epoch(
+        self, observed: Epoch, number: int | None
+    ) -> Generator[tuple[int, int, StepGroup], None, None]:
+        """Yields `(first step, last step, step group)` for an epoch.
+
+        Args:
+            observed: Keras' own enumeration. It keeps count of the steps, so
+                it is advanced only when their batches are there to be run.
+            number: How many batches the epoch has, if it is known; so many
+                are drawn, for a generator may go on without an end.
+        """
+        epoch = self._epoch = self._begun(observed, number)
+        del observed  # the epoch alone is to hold what draws
+        try:
+            for first, last, source in epoch.steps:
+                epoch.source = source
+                del source
+                asked = time.monotonic()
+                drawn = self._next_execution(epoch)
+                self._draw_ahead(epoch, drawn)
+                last = self._last_step(epoch, last, drawn)
+                began = time.monotonic()
+                yield first, last, self._group(drawn)
+                # Nothing but this keeps executions of several processes from
+                # waiting long for their batches.
+                since = asked if self._steps.agreed_on else began
+                self._steps.note_execution(
+                    drawn.count, time.monotonic() - since
+                )
+            epoch.is_complete = True
+        finally:
+            epoch.end()
+
+    def _begun(self, observed: Epoch, number: int | None) -> _RunningEpoch:
+        requested = self._steps.requested
+        # Keras takes 0 for "unknown" as well. It never cuts an execution short.
+        left = -(-number // requested) * requested if number else sys.maxsize
+        # The first batches of an epoch are waited for.
+        ending = self._plan.is_ending()
+        maximum = requested if ending else self._steps.grown(requested)
+        return _RunningEpoch(observed.steps, observed.note_batch, left, maximum)
+
+    def _next_execution(self, epoch: _RunningEpoch) -> _Drawn:
+        """Returns the global batches of the next execution when they are there.
+
+        Where other processes still have data, there are some after the end of
+        this one's.
+
+        Raises:
+            EndOfData: If there are none.
+        """
+        with self._plan.measurements.waiting():
+            if epoch.following is None:
+                maximum = min(epoch.left, epoch.maximum)
+                drawn = self._draw(epoch.source, maximum, NO_DEADLINE)
+            else:
+                drawn = epoch.following()
+        has_failed = drawn.error and not isinstance(drawn.error, EndOfData)
+        if has_failed and not drawn.batches:
+            raise drawn.error
+        batches = self._shard.join(drawn.batches, self.spec)
+        if not batches:
+            epoch.is_complete = True
+            raise drawn.error
+        count = sum(batch.steps for batch in batches)
+        epoch.left -= count
+        epoch.maximum = self._steps.grown(epoch.maximum)
+        self._steps.agree()
+        return dataclasses.replace(drawn, batches=batches, count=count)
+
+    def _last_step(self, epoch: _RunningEpoch, last: int, drawn: _Drawn) -> int:
+        """Advances Keras' enumeration to the last step of an execution."""
+        if self._steps.requested == 1:
+            for _ in range(drawn.count - 1):
+                last = next(epoch.steps)[1]
+        if epoch.note_batch is not None:
+            epoch.note_batch(last, drawn.last)
+        return last
+
+    def _group(self, drawn: _Drawn) -> StepGroup:
+        return StepGroup(
+            drawn.batches,
+            self._steps.limit,
+            self._plan.drawn_by_keras,
+            self._plan.measurements,
+        )
+
+    def _draw(
+        self, source: Any, maximum: int, budget: PrefetchBudget
+    ) -> _Drawn:
+        """Draws batches until the budget is spent, and moves what fits."""
+        epoch = self._epoch
+        batches, error = self._next_batches(epoch, source, maximum, budget)
+        count = len(batches)
+        in_time = count == maximum and budget.can_move(count)
+        if self._steps.chosen_here and error is None and not in_time:
+            count = budget.fitting(min(self._steps.next, count))
+            batches, epoch.waiting = batches[:count], batches[count:]
+        began = time.monotonic()
+        spec = self.spec or getattr(source, "element_spec", None)
+        with not_the_end(f"a batch of {self.name}"):
+            sharded = self._shard(batches, spec)
+        if budget is not NO_DEADLINE:
+            self._steps.timings.note_move(count, time.monotonic() - began)
+        last = batches[-1] if batches and epoch.note_batch else None
+        return _Drawn(sharded, count, error, last)
+
+    def _next_batches(
+        self,
+        epoch: _RunningEpoch,
+        source: Any,
+        maximum: int,
+        budget: PrefetchBudget,
+    ) -> tuple[list[Any], Exception | None]:
+        """Returns what has waited and what is drawn, and why it ended early."""
+        batches, epoch.waiting = epoch.waiting, []
+        room = self._steps.room_beside(batches)
+        chosen_here = self._steps.chosen_here
+        try:
+            wanted = min(self._steps.next, maximum)
+            while len(batches) < wanted and not epoch.has_ended:
+                if chosen_here and batches and budget.is_spent(len(batches)):
+                    break
+                with not_the_end(f"a batch of {self.name}"):
+                    batches.append(tensorflow_iterators.next_of(source))
+                size = size_in_bytes(batches[-1])
+                self._steps.note_batch(size)
+                room -= size
+                if chosen_here and room < size:
+                    break  # another one like it has no room
+        except StopIteration:
+            # A generator cannot raise this; Keras takes the other for it.
+            return batches, EndOfData()
+        except Exception as error:
+            return batches, error
+        return batches, None
+
+    def _draw_ahead(self, epoch: _RunningEpoch, drawn: _Drawn) -> None:
+        """Begins to draw what follows, or says how it is drawn later.
+
+        Args:
+            epoch: Is told what gives the next batches.
+            drawn: The batches that are about to be run.
+        """
+        maximum, source = min(epoch.left, epoch.maximum), epoch.source
+        budget = NO_DEADLINE
+        if self._draws_ahead and not self._steps.agreed_on:
+            budget = self._steps.timings.budget(drawn.count)
+        if drawn.error is not None or maximum < 1:
+            epoch.following = lambda: _Drawn([], 0, drawn.error)
+        elif not isinstance(source, tf.data.Iterator):
+            epoch.following = functools.partial(
+                self._draw, source, maximum, NO_DEADLINE
+            )
+        else:
+            draw = functools.partial(self._draw, source, maximum, budget)
+            if self._draws_ahead:
+                epoch.following = epoch.start_drawing(draw).result
+            else:
+                epoch.following = lambda: epoch.start_drawing(draw).result()
