@@ -268,6 +268,18 @@ def test_integers_are_in_the_order_of_floats(dtype, values):
         )
 
 
+@pytest.mark.parametrize("dtype", dtypes.REDUCIBLE)
+@pytest.mark.parametrize("op", ["sum", "product", "min", "max"])
+def test_the_neutral_number_changes_nothing(op, dtype):
+    values = [0, 1, -2, dtype.min, dtype.max]
+    if dtype.is_floating:
+        values = [*map(float, values), -0.0, float("inf"), float("-inf")]
+    x = tf.constant(values, dtype)
+    found = ops.OPS[op]
+    reduced = found.of_two(x, found.neutral(dtype))
+    assert reduced.numpy().tobytes() == x.numpy().tobytes()
+
+
 @pytest.mark.skipif(ON_GPU, reason="stands in for GPUs on CPU devices")
 @pytest.mark.parametrize("op", ["min", "max"])
 def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):

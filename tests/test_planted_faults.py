@@ -222,7 +222,7 @@ TESTS = {
     "two views": _drawn("two views"),
     "dropout in a function": _drawn("a function"),
     "draws in a loop over samples": (
-        test_random_draws.test_replicas_draw_apart_in_a_loop_over_samples
+        test_random_draws.test_replicas_draw_apart_what_is_not_known_to_be_of_one_device
     ),
     "rows of one sample, joined": functools.partial(
         test_stand_ins.test_what_is_joined, 0, 1

@@ -1,1 +1,1 @@
-"""Which processes train together, and which of them this one is."""
+"""The processes that train together."""

@@ -25,9 +25,9 @@ class Cluster:
     addresses: tuple[str, ...]
     """`host:port` of every process."""
     index: int
-    """Which of them this process is."""
+    """The index of this process."""
     source: str
-    """Where this was found, such as `"TF_CONFIG"` or `"Slurm"`."""
+    """The place where this was found, such as `"TF_CONFIG"` or `"Slurm"`."""
 
     def __post_init__(self) -> None:
         """Refuses what no processes could connect with."""
@@ -67,7 +67,7 @@ def split_address(address: str, source: str) -> tuple[str, int]:
 
     Args:
         address: `"host:port"`. An IPv6 host stands in brackets.
-        source: Where the address was found, for the message of an error.
+        source: The place where the address was found, for an error.
 
     Returns:
         The host, as it is written, and the port.

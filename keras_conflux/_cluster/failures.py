@@ -1,4 +1,4 @@
-"""Tells all processes of an error in one of them."""
+"""Reports an error of one process to all others."""
 
 import contextlib
 import contextvars

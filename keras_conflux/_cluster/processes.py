@@ -1,4 +1,4 @@
-"""Which processes train together, and which of them this one is."""
+"""The index of this process and the number of all, and how it joins them."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ class _Present:
     index: int = 0
     count: int = 1
     source: str | None = None
-    """Where the addresses were found, after `connect`."""
+    """The place where the addresses were found, after `connect`."""
     drawn_seed: int | None = None
     """The seed that the processes have drawn, if the program has set none."""
 
@@ -91,9 +91,9 @@ def connect(
     Args:
         addresses: `"host:port"` of each, the same in all processes.
         index: The index of this process.
-        source: Where the addresses were found, for messages.
+        source: The place where the addresses were found, for messages.
         heartbeat: After so many seconds of silence a process counts as dead.
-        timeout: How many seconds all others are waited for.
+        timeout: The number of seconds to wait for all others.
 
     Raises:
         ProcessError: If the others do not come, or a port is in use.

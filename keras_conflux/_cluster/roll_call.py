@@ -32,8 +32,8 @@ def call_roll(
 
     Args:
         addresses: `"host:port"` of each.
-        index: Which one this is.
-        seconds: How long process 0 waits for the others.
+        index: The index of this process.
+        seconds: The time that process 0 waits for the others.
 
     Returns:
         `None` when all are there, else what is wrong.

@@ -70,7 +70,7 @@ def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
     Args:
         trees: The replicas' trees, by index. Unknown dimensions agree with
             any.
-        what: What the trees are for, as the error says it.
+        what: The purpose of the trees, as the error says it.
 
     Raises:
         ReplicaMismatchError: Naming the first leaf that differs.

@@ -24,8 +24,8 @@ def warn(message: str, operation: tf.Operation | None = None) -> None:
     """Warns with the innermost line that is not of a library's making.
 
     Args:
-        message: What to say. Python shows it once for each line.
-        operation: What has been traced and is warned of, if it was traced
+        message: The text of the warning. Python shows it once for each line.
+        operation: The operation that the warning is about, if it was traced
             before this call.
     """
     file, line = _users_line(operation)

@@ -75,7 +75,7 @@ class DaemonCall:
     does not keep Python from ending.
 
     Args:
-        function: What to call. It has the context variables of this thread.
+        function: The function. It has the context variables of this thread.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -97,7 +97,7 @@ class DaemonCall:
         return self._ended.wait(seconds)
 
     def abandon(self) -> None:
-        """Says that nobody waits for it any more.
+        """Marks the call as one that nobody waits for any more.
 
         If it still runs when Python ends, the process ends with status 1 and
         without TensorFlow's own end, which would wait for its GPUs.

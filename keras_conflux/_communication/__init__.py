@@ -1,1 +1,1 @@
-"""What replicas exchange: one tensor, then trees of tensors."""
+"""The collectives between replicas, of one tensor and of trees of tensors."""

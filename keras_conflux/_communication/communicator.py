@@ -52,15 +52,15 @@ class Trace:
 
     size: dataclasses.InitVar[int]
     key: int = dataclasses.field(default_factory=lambda: next(_trace_keys))
-    """Tells this trace from others."""
+    """The number that identifies this trace."""
     calls: list[int] = dataclasses.field(init=False)
-    """How many calls each replica has made."""
+    """The number of calls of each replica."""
     compared: list[int] = dataclasses.field(init=False)
-    """How many of its calls have been compared with those of replica 0."""
+    """The number of its calls that were compared with those of replica 0."""
     signatures: list[Any] = dataclasses.field(default_factory=list)
-    """What describes the calls of replica 0."""
+    """The descriptions of the calls of replica 0."""
     collectives: int = 0
-    """How many calls the traces inside this one have made."""
+    """The number of calls in the traces inside this one."""
 
     def __post_init__(self, size: int) -> None:
         self.calls, self.compared = [0] * size, [0] * size
@@ -219,7 +219,7 @@ class Communicator:
         Args:
             index: The calling replica. Replicas are traced one after another,
                 replica 0 first.
-            signature: What describes the call.
+            signature: The description of the call.
             check: Called with replica 0's signature, this one and the index;
                 raises if they differ.
         """
@@ -277,7 +277,7 @@ class Communicator:
 
         Args:
             program: A traced function, which is about to run.
-            name: What it runs, for the error.
+            name: The name of its function, for the error.
 
         Raises:
             StrategyError: If the program that runs waits for this one.

@@ -26,10 +26,10 @@ def as_tensor(verb: str, path: str, leaf: Any, dtypes: Any) -> Any:
     """Returns a leaf as a tensor or `tf.IndexedSlices`.
 
     Args:
-        verb: What is to be done, for the error.
-        path: Where the leaf is in its tree, for the error.
+        verb: The name of the collective, for the error.
+        path: The place of the leaf in its tree, for the error.
         leaf: A tensor, variable, array or number.
-        dtypes: Those that will do.
+        dtypes: The dtypes that the collective takes.
 
     Raises:
         TypeError: If it is not numeric, or of another dtype.

@@ -1,1 +1,1 @@
-"""What training loops of the user's own are made of."""
+"""The parts of training loops of the user's own."""

@@ -230,7 +230,7 @@ class _Call:
     """A collective with its settings, as one replica makes it."""
 
     name: str
-    """What errors call it."""
+    """The name of the call in errors."""
     verb: Callable[..., Tree]
     """The function of `verbs.py`. It takes the settings first."""
     settings: tuple[Any, ...]
@@ -260,7 +260,7 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     """Makes a call in the form that the place of the caller asks for.
 
     Args:
-        call: What each replica does.
+        call: The call, as each replica makes it.
         values: The trees that the user has given.
         *weight: That of this replica, or of each, if the call takes one.
     """
@@ -362,7 +362,7 @@ def _as_replicas(call: _Call, values: tuple[Any, ...]) -> Replicas[Any]:
 
 
 def _devices_of(values: tuple[Tree, ...]) -> tuple[Device, ...]:
-    """Where the trees lie, if each has a device of its own; else the first."""
+    """Returns the devices of the trees, or the first ones if some share."""
     found = []
     for tree in values:
         devices = [device_of_leaf(leaf) for leaf in trees.flatten(tree)]

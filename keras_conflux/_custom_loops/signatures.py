@@ -1,4 +1,4 @@
-"""What type checkers know of a function that runs on every device.
+"""The types of a function that runs on every device.
 
 It keeps its parameters, except that each of them also takes a `Replicas`.
 Python cannot say that of a `ParamSpec`. So a call whose first or second

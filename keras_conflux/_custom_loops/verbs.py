@@ -1,4 +1,4 @@
-"""What one replica does in each of the collectives that a user can call.
+"""The collectives that a user can call, as one replica makes them.
 
 Inside `fit` a replica may have no samples. It runs on a copy of one then, and
 what it computes is ignored. So the others see nothing of what it gives, and it

@@ -66,7 +66,7 @@ def run_ahead(
     Args:
         source: Drawn from in the thread alone.
         function: Called in the thread.
-        ahead: How many results may wait.
+        ahead: The number of results that may wait.
 
     Raises:
         ValueError: If `ahead` is below 1.
@@ -109,7 +109,7 @@ class _Worker:
         self._function = function
         self._stopped = False
         self.room = threading.Semaphore(ahead)
-        """How many more results may wait."""
+        """The number of further results that may wait."""
         self.results: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         """Lists of one result, and an empty one behind the last."""
         self.error: BaseException | None = None

@@ -18,7 +18,7 @@ def shard_of(
     Args:
         batch: A tree of tensors of shape `(batch, ...)`.
         index: The replica.
-        count: How many replicas there are.
+        count: The number of replicas.
         at_least_one: Gives a replica without samples the last sample.
     """
 

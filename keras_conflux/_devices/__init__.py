@@ -1,1 +1,1 @@
-"""Which devices there are, and which of them TensorFlow takes."""
+"""The devices that there are, and those that TensorFlow takes."""

@@ -32,7 +32,7 @@ def take(
 
     Args:
         seeds: The generator behind `keras.random`.
-        strategy: What replicates the model that is to draw.
+        strategy: The strategy of the model that is to draw.
     """
     present = state.replicated_by([seeds.state])
     if present is strategy:

@@ -62,7 +62,7 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
     Args:
         target: A model that `strategy` replicates, or `None` for the seeds of
             `keras.random` alone.
-        strategy: What replicates it.
+        strategy: The strategy that replicates it.
     """
     seeds = keras_variables.global_seed_generator()
     common_seed.take(seeds, strategy)
@@ -84,7 +84,7 @@ def build(
     Args:
         model: A model that `strategy` replicates.
         spec: Of a batch.
-        strategy: What replicates it.
+        strategy: The strategy that replicates it.
         layers_alone: Whether nothing but layers is built.
     """
     # A call of the model may have built layers since it was replicated.

@@ -1,4 +1,4 @@
-"""Which models are in `fit`, `evaluate` or `predict` at the moment.
+"""The models that are in `fit`, `evaluate` or `predict` at the moment.
 
 The loop of such a call keeps the functions and the iterator that it began
 with, so its model cannot change its devices meanwhile.
@@ -20,7 +20,7 @@ _calls: list[tuple[Any, str]] = []
 
 @contextlib.contextmanager
 def running(model: Any, call: str) -> Iterator[None]:
-    """Says that a model is in a call.
+    """Marks a model as one that is in a call.
 
     Args:
         model: Replicated or not.
@@ -37,7 +37,7 @@ def assert_not_running(models: Iterable[Any], change: str) -> None:
     """Raises if a model that is to have other devices is running.
 
     Args:
-        models: Those that are to have others.
+        models: The models that are to have other devices.
         change: The change, as the user writes it.
 
     Raises:

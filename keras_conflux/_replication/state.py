@@ -172,7 +172,7 @@ def sums_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def name_of(variable: Any) -> str:
-    """What an error calls a variable: its path, or TensorFlow's name."""
+    """Returns the name of a variable in errors: its path, or TensorFlow's."""
     return getattr(variable, "path", None) or variable.name
 
 

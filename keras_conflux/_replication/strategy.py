@@ -223,10 +223,10 @@ _on_whole_batch: contextvars.ContextVar[ReplicatedStrategy | None] = (
 
 @contextlib.contextmanager
 def on_whole_batch(strategy: ReplicatedStrategy) -> Iterator[None]:
-    """Says that a step runs once in this thread, on the whole batch.
+    """Runs a step once in this thread, on the whole batch.
 
-    So it does with `run_eagerly=True`, outside of all strategies: it is the
-    step of one device. It reads the first copy of a variable, and writes all.
+    `run_eagerly=True` does that, outside of all strategies: the step is that
+    of one device. It reads the first copy of a variable, and writes all.
 
     Args:
         strategy: The strategy that replicates the model.

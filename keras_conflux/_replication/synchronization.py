@@ -95,7 +95,7 @@ def _copy_to_all(
 
 
 BYTES_AT_ONCE = 2**28
-"""What is sent at once, as a copy takes several times its size meanwhile."""
+"""The size of one message. A copy takes several times its size meanwhile."""
 
 
 def _of_limited_size(
@@ -262,8 +262,8 @@ def _first_difference_anywhere(
     """Compares checksums of all processes, which get the same answer.
 
     Args:
-        variables: Whose first copies are compared.
-        here: What differs between the copies of this process.
+        variables: The variables whose first copies are compared.
+        here: The difference between the copies of this process, if any.
     """
     with errors_reported_to_all("in_sync"):
         assert_same_place(f"in_sync of {len(variables)} variables")

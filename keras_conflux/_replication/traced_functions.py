@@ -1,4 +1,4 @@
-"""Tells which traces read variables that have been replaced.
+"""Finds traces that read variables which have been replaced.
 
 A trace holds the handles of the variables that it reads, whoever they belong
 to: layers that a model shares, a teacher in its loss, the seed of
@@ -15,9 +15,9 @@ from keras_conflux._compat import tensorflow_tracing
 _replaced: Any = weakref.WeakValueDictionary()
 """By id, the handles that Keras variables have had, and have no more."""
 _swaps = 0
-"""How often Keras variables have got other handles."""
+"""The number of times that Keras variables have got other handles."""
 _settings = 0
-"""How often the settings of layers have changed."""
+"""The number of times that the settings of layers have changed."""
 
 
 def note_swap(old: Any, new: Any) -> None:
@@ -25,7 +25,7 @@ def note_swap(old: Any, new: Any) -> None:
 
     Args:
         old: The copies of the TensorFlow variable that it had.
-        new: Those of the one that it has. It may have had them before.
+        new: The copies of the one that it has now. It may have had them before.
     """
     global _swaps
     _swaps += 1

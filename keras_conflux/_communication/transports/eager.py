@@ -14,7 +14,7 @@ def all_reduce(tensor: tf.Tensor, op: Op, device: str) -> tf.Tensor:
     Args:
         tensor: The calling replica's.
         op: Any but `MEAN`.
-        device: Where to reduce.
+        device: The device that reduces.
     """
 
     def reduce_all(strategy: tf.distribute.Strategy, values: Any) -> Any:

@@ -57,7 +57,7 @@ class Op:
         """Returns the result.
 
         Args:
-            reduced: What a transport has returned.
+            reduced: The tensor that a transport has returned.
             count: The number of replicas; 1 if they were weighted.
         """
         del count
