@@ -39,8 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Turns links to files of the repository into links to pages."""
+    """Turns links to files into links to pages. The diary is not searched."""
     here = page.file.src_uri
+    if here.startswith(("log/", "notes/")):
+        page.meta["search"] = {"exclude": True}
     return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
 
 
