@@ -1,10 +1,10 @@
 """The shapes that tensors of a step will have where XLA compiles it.
 
-A step is traced for any number of samples (docs/design/input.md), and XLA compiles
-it for one. TensorFlow's own shape functions tell what that makes of a tensor: the
-operations between the batch and the tensor are copied to a graph beside the
-step's, in which the batch has the shape that XLA will see. That graph never
-runs.
+A step is traced for any number of samples (docs/design/input.md), and XLA
+compiles it for one. TensorFlow's own shape functions tell what that makes of a
+tensor: the operations between the batch and the tensor are copied to a graph
+beside the step's, in which the batch has the shape that XLA will see. That
+graph never runs.
 """
 
 from collections.abc import Sequence
