@@ -66,7 +66,7 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def test_no_test_returns_before_its_assertions():
-    files = pathlib.Path(__file__).parent.glob("test_*.py")
+    files = pathlib.Path(__file__).parent.rglob("test_*.py")
     returning = [
         f"{file.name}::{function.name}"
         for file in files

@@ -347,7 +347,7 @@ def test_the_waits_of_all_epochs_are_told(monkeypatch, caplog):
     assert "for 12 of 14 s" in caplog.text
 
 
-RECIPES = pathlib.Path(__file__).parent.parent / "docs" / "recipes.md"
+RECIPES = pathlib.Path(__file__).parents[2] / "docs" / "recipes.md"
 LOGGERS = {
     "wandb": """
 folder, = pathlib.Path("wandb").glob("offline-run-*")
@@ -376,7 +376,7 @@ def test_the_recipe_of_a_logger(name, tmp_path):
     )
     script = tmp_path / "recipe.py"
     script.write_text(f"{begin}\n{recipe}\n{LOGGERS[name]}")
-    path = [str(pathlib.Path(__file__).parent), *filter(None, sys.path)]
+    path = [str(pathlib.Path(__file__).parents[1]), *filter(None, sys.path)]
     result = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,

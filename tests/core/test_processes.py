@@ -32,7 +32,7 @@ from started import start
 
 from keras_conflux._cluster import roll_call
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]
 SECONDS = 900 if ON_GPU else 300
 
 

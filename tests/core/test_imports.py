@@ -75,6 +75,16 @@ def modules() -> dict[str, set[str]]:
     }
 
 
+def test_tests_of_public_behaviour_know_no_private_module():
+    for path in (PACKAGE.parent / "tests").glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                assert not node.module.startswith("keras_conflux"), path.name
+            elif isinstance(node, ast.Import):
+                names = [each.name for each in node.names]
+                assert not any("keras_conflux." in name for name in names)
+
+
 def test_all_modules_can_be_imported():
     for name in modules():
         if not name.endswith(".__main__"):  # which runs when it is imported

@@ -36,7 +36,7 @@ from keras_conflux._extensions.program_cache.store import Store
 from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 from keras_conflux._fit.execution.traced_program import Purpose
 
-SCRIPT = pathlib.Path(__file__).parent / "cached_training.py"
+SCRIPT = pathlib.Path(__file__).parents[1] / "cached_training.py"
 
 
 def start(cache: pathlib.Path, *trainings: dict) -> subprocess.Popen:

@@ -937,7 +937,7 @@ def test_a_signal_that_nobody_has_obeyed_comes_again():
 
 KILLED = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], os.path.join(sys.argv[1], 'extensions')]
 import test_resume, pathlib
 steps = int(sys.argv[3])
 fsync, calls = os.fsync, iter(range(steps))
@@ -953,7 +953,7 @@ test_resume.linear(test_resume.kc.Resume(sys.argv[2], every=1), epochs=2)
 @pytest.mark.parametrize("calls", [9, pytest.param(14, marks=pytest.mark.long)])
 def test_killed_while_a_checkpoint_is_written(tmp_path, calls):
     """A process that is killed for real, where a write waits for the disk."""
-    here = str(pathlib.Path(__file__).parent)
+    here = str(pathlib.Path(__file__).parents[1])
     command = [sys.executable, "-c", KILLED, here, str(tmp_path), str(calls)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == -9, result.stderr

@@ -37,7 +37,7 @@ from keras_conflux._extensions.program_cache import flags
 from keras_conflux._extensions.throughput import slow_input
 
 pytestmark = pytest.mark.long
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.skipif(ON_GPU, reason="runs for CI, where the GPUs are not held")

@@ -49,7 +49,7 @@ from keras_conflux.tools.cli.__main__ import main
 from keras_conflux.tools.cli.check_runner import CheckRunner
 from keras_conflux.tools.cli.check_runner import Result
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SOME = min(2, MANY)
 several = pytest.mark.skipif(SOME < 2, reason="needs two devices")
 
