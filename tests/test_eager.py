@@ -1,6 +1,7 @@
 """With `run_eagerly=True` a step is that of one device, bit by bit."""
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 import tensorflow as tf
 from cases import CASES
 from cases_trained import train
-from conftest import COUNTS
 from conftest import MANY
 from keras import layers
 from keras import ops
@@ -209,12 +209,16 @@ def trained(build, count=None, **options):
     return found
 
 
+@functools.cache
+def on_one_device(name):
+    return trained(PROGRAMS[name])
+
+
 @pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(name, count):
-    expected = trained(PROGRAMS[name])
-    assert_equal_bits(expected, trained(PROGRAMS[name], count))
+    got = trained(PROGRAMS[name], count)
+    assert_equal_bits(on_one_device(name), got)
 
 
 @pytest.mark.sampled(6)
@@ -236,7 +240,6 @@ def test_a_case(name):
         assert_equal_bits(expected, got)
 
 
-@pytest.mark.parametrize("count", COUNTS)
 def test_single_batches(count):
     results = []
     for replicas in (None, count):

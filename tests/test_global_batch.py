@@ -409,7 +409,7 @@ def assert_equal(make, count=MANY, jit_compile=False, **compile_options):
     assert_same_training(one, many, one_history, many_history)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]))
@@ -425,7 +425,7 @@ NOT_COMPILED = (
 )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "loss", [name for name in LOSSES if name not in NOT_COMPILED]
 )
@@ -1389,7 +1389,7 @@ def test_texts_are_filled_up_to_the_longest_of_the_batch():
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 def test_samples_that_are_filled_up_in_a_branch_warn():
     with pytest.warns(kc.ConfluxWarning) as warned:
-        train_on_ragged(None, MANY, in_branch=True)
+        train_on_ragged(None, 2, in_branch=True)
     messages = "".join(str(each.message) for each in warned)
     assert "to_tensor()` in a branch or a loop" in messages
     assert "sequence_mask` in a branch or a loop" in messages

@@ -72,6 +72,7 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("data", [whole_batches, arrays])
 @pytest.mark.parametrize("loss", [_mean, _reshaped, _squeezed])
 def test_a_step_that_needs_the_number_of_samples(loss, data):

@@ -127,6 +127,7 @@ def test_the_end_of_what_is_prefetched_is_no_error(data_without_errors):
     assert len(list(kc.prefetch(data_without_errors, 0))) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", FOREIGN)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_callback_that_fails_is_not_the_end(method, text):
@@ -170,6 +171,7 @@ def test_every_epoch_is_whole(jit_compile):
     assert steps == [6 * (epoch + 1) for epoch in range(EPOCHS)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", FOREIGN)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_draw_that_fails_is_not_the_end(monkeypatch, method, text):
@@ -179,6 +181,7 @@ def test_a_draw_that_fails_is_not_the_end(monkeypatch, method, text):
         getattr(model, method)(batches(), verbose=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", FOREIGN)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_that_fails_is_not_the_end(monkeypatch, method, text):
@@ -189,6 +192,7 @@ def test_a_step_that_fails_is_not_the_end(monkeypatch, method, text):
     assert text.split("}} ")[-1] in str(caught.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", FOREIGN)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_move_that_fails_is_not_the_end(monkeypatch, method, text):

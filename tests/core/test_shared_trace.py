@@ -280,6 +280,7 @@ def test_random_numbers_of_xla_are_drawn_by_each_program(shared):
     assert not shared
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int8", "bfloat16"])
 def test_allgather_in_compiled_functions(axis, dtype):
