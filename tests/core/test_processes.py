@@ -29,6 +29,7 @@ from process_cases import MORE_CASES
 from process_cases import X
 from process_cases import Y
 from started import start
+from test_run import COMMAND
 
 from keras_conflux._cluster import roll_call
 
@@ -60,10 +61,10 @@ FAULTS = {
         10,
     ),
     "stops early": (OTHER_PLACE + "process 1: the end of fit", 5),
-    "killed": (UNREACHABLE, 10),
     "killed while a step hangs": (UNREACHABLE, 10),
 }
 MORE_FAULTS = {
+    "killed": (UNREACHABLE, 10),
     "exits": ("process 1 has raised SystemExit", 5),
     "interrupted": ("process 1 has raised KeyboardInterrupt", 5),
     "terminated": (UNREACHABLE, 10),
@@ -211,7 +212,7 @@ def test_a_cut_cable_ends_the_processes_at_both_ends():
 
 
 def test_a_killed_training_goes_on_where_it_was(tmp_path):
-    run = ["-m", "keras_conflux", "run", "--processes", "2", "--restarts", "1"]
+    run = [COMMAND, "run", "--processes", "2", "--restarts", "1"]
     script = str(HERE / "process_restart.py")
     ended = subprocess.run(
         [sys.executable, *run, script, str(tmp_path)],
