@@ -18,18 +18,17 @@ from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import branches
-from keras_conflux._fit.numerics import called_functions
+from keras_conflux._fit.numerics import draws
 from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layer_outputs
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import longest_samples
-from keras_conflux._fit.numerics import loops
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import merged_values
 from keras_conflux._fit.numerics import mixed_metrics
 from keras_conflux._fit.numerics import optimizer_writes
-from keras_conflux._fit.numerics import random_draws
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
 from keras_conflux._replication import keras_distribution
@@ -71,17 +70,17 @@ PATCHES = (
     (Patched.LAYER_CALL, layer_outputs.call),
     (Patched.BATCH_NORM_CALL, sync_batch_norm.call),
     (Patched.BATCH_NORM_MOMENTS, sync_batch_norm.masked_moments),
-    (Patched.NEXT_SEED, random_draws.next_seed),
-    (Patched.NORMAL, random_draws.normal),
-    (Patched.TRUNCATED_NORMAL, random_draws.truncated_normal),
-    (Patched.UNIFORM, random_draws.uniform),
-    (Patched.RANDINT, random_draws.randint),
-    (Patched.GAMMA, random_draws.whole),
-    (Patched.BETA, random_draws.whole),
-    (Patched.BINOMIAL, random_draws.whole),
-    (Patched.CATEGORICAL, random_draws.categorical),
-    (Patched.DROPOUT, random_draws.dropout),
-    (Patched.SHUFFLE, random_draws.shuffle),
+    (Patched.NEXT_SEED, draws.next_seed),
+    (Patched.NORMAL, draws.normal),
+    (Patched.TRUNCATED_NORMAL, draws.truncated_normal),
+    (Patched.UNIFORM, draws.uniform),
+    (Patched.RANDINT, draws.randint),
+    (Patched.GAMMA, draws.whole),
+    (Patched.BETA, draws.whole),
+    (Patched.BINOMIAL, draws.whole),
+    (Patched.CATEGORICAL, draws.categorical),
+    (Patched.DROPOUT, draws.dropout),
+    (Patched.SHUFFLE, draws.shuffle),
     # The trainer.
     (Patched.TRAINER_INIT, variables.make_distributed),
     (Patched.COMPILE, trainer.compile),
@@ -126,8 +125,8 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
     patch(private_tensorflow_names.CONDITION, branches.cond)
     patch(private_tensorflow_names.INDEXED_CASE, branches.indexed_case)
-    patch(private_tensorflow_names.LOOP, loops.while_loop)
-    patch(private_tensorflow_names.FUNCTION_CALL, called_functions.call)
+    patch(private_tensorflow_names.LOOP, inner_graphs.while_loop)
+    patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
     patch(
         private_tensorflow_names.SCALE_REGULARIZATION,

@@ -3,13 +3,17 @@
 import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
+
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -36,9 +40,6 @@ class StepContext:
     """What has been warned of, in any trace of this step on any replica."""
     mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the layers that mix samples, in the order of their calls."""
-    called_functions: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    """By id, and by the kinds of its arguments, each `tf.function` that the
-    step has called, and the one that is called in its place."""
     tried_gradients: set[int] = dataclasses.field(default_factory=set)
     """The ids of operations whose gradients layers define, and were tried."""
     layer_outputs: set[int] = dataclasses.field(default_factory=set)
@@ -63,8 +64,6 @@ class StepContext:
     replicas' add up to one. `None` in `withdevices`, where the user reduces."""
     place: Any = None
     """Returns the `Place` of this replica's samples in the global batch."""
-    place_is_written: bool = False
-    """Whether the step has written it, for functions that it calls."""
     rank: Any = None
     """The variable that holds the position of each replica among all, in a
     compiled step of several replicas."""
@@ -125,12 +124,6 @@ class StepContext:
     of the step's write them."""
     to_exchange_inside: set[int] = dataclasses.field(default_factory=set)
     """The ids of those of which the trace has shown that they have to be."""
-    draws_rows: bool | None = None
-    """Whether what is drawn now is drawn as one device draws it, so that seeds
-    are equal on all replicas. `None` if no function of `keras.random` draws."""
-    loops_over_samples: int = 0
-    """In how many loops what is traced now is that may have a turn for each
-    sample."""
     choices: list[Any] = dataclasses.field(default_factory=list)
     """What chooses the branches that are being traced, the outermost first."""
     updates_inside: list[Any] = dataclasses.field(default_factory=list)
@@ -139,6 +132,20 @@ class StepContext:
     counts_rows: str | None = None
     """What it does with a number that may be that of its samples, which is
     known while tracing."""
+    model: Any = None
+    """The model whose step it is."""
+    _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    """By class, what others keep of the step."""
+
+    def part(self, kind: Callable[["StepContext"], T]) -> T:
+        """Returns what a class keeps of this step, which is made when needed.
+
+        Args:
+            kind: The class, which is called with the step.
+        """
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)
+        return self._parts[kind]
 
     def warn_once(
         self, key: str, message: str, operation: tf.Operation | None = None
@@ -153,15 +160,6 @@ class StepContext:
         if key not in self.warned and not _is_alone():
             self.warned.add(key)
             warn(f"{self.name}: {message}", operation)
-
-    @contextlib.contextmanager
-    def drawing(self, rows: bool) -> Iterator[None]:
-        """Says that a function of `keras.random` draws: see `draws_rows`."""
-        before, self.draws_rows = self.draws_rows, rows
-        try:
-            yield
-        finally:
-            self.draws_rows = before
 
 
 def _is_alone() -> bool:

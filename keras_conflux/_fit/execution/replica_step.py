@@ -25,15 +25,18 @@ from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import layer_state
 from keras_conflux._fit.numerics import logs
 from keras_conflux._fit.numerics import metric_sums
-from keras_conflux._fit.numerics import places
 from keras_conflux._fit.numerics import plain_variables
-from keras_conflux._fit.numerics import trace_findings
+from keras_conflux._fit.numerics.draws import Draws
+from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
+
+EXITS: tuple[type[Exit], ...] = (Draws,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +157,8 @@ class _ModelStep:
             self._contexts.clear()  # replicas may share this trace
         self._contexts[replica_index()] = context
         with step_context.entered(context):
-            places.write(context)
+            for each in EXITS:
+                each.of(context).begin()
             output = self._run(shard, size, context)
             context.internal = True
             layer_state.reduce_states(context)
@@ -164,9 +168,15 @@ class _ModelStep:
 
     def assert_traced_rightly(self) -> None:
         """See `ReplicaStep`."""
+        findings = TraceFindings()
         for context in self._contexts.values():
             self._exchanged_inside |= context.to_exchange_inside
-        trace_findings.assert_final(self._contexts.values())
+            findings.untracked.update(context.untracked)
+            findings.counted = findings.counted or context.counts_rows
+            findings.exchanges |= bool(context.to_exchange_inside)
+            for each in EXITS:
+                each.of(context).report(findings)
+        findings.raise_if_any()
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
         raise NotImplementedError

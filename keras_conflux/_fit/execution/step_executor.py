@@ -26,7 +26,7 @@ from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.end_of_data import not_the_end
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
-from keras_conflux._fit.numerics.trace_findings import TraceAgain
+from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.unread_code import warn_of_known_sizes
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import promotion

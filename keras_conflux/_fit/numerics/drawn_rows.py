@@ -27,11 +27,13 @@ from keras_conflux._fit.global_batch.kinds import Block
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.numerics import places
 from keras_conflux._fit.numerics.counted_draws import Sampler
-from keras_conflux._fit.numerics.places import on_host
+from keras_conflux._fit.numerics.counted_draws import on_host
+from keras_conflux._fit.numerics.inner_graphs import Loops
 from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import current_strategy
+from keras_conflux._replication.strategy import replica_index
 
 
 class OfConstant(CannotTell):
@@ -153,6 +155,50 @@ class DrawnRows:
             return rows if isinstance(own, int) and own == 1 else rows // own
 
 
+class WrittenPlace:
+    """Where a replica's samples are, for functions that a step calls as well.
+
+    A `tf.function` that a step calls may be called by other steps later, so it
+    may not use what one of them computes. It reads the place from a variable,
+    which steps write before.
+
+    Args:
+        step: The replica's.
+    """
+
+    def __init__(self, step: StepContext) -> None:
+        self._step = step
+        self._is_written = False
+
+    def here(self) -> Place:
+        """Returns the place for what is traced, in a step or inside of it."""
+        step = self._step
+        if step.in_xla or not tensorflow_tracing.in_function_of(step.graph):
+            return step.place()
+        strategy = current_strategy()
+        strategy.places_are_read = True
+        self.write()
+        with on_host():
+            place = Place(*tf.unstack(strategy.places[replica_index()]))
+        for number in (place.own, place.before, place.total):
+            step.kinds.mark(number, COUNT)
+        return place
+
+    def write(self) -> None:
+        """Writes the place for functions that a step calls, if any reads it."""
+        strategy = current_strategy()
+        if not strategy.places_are_read or self._is_written:
+            return
+        if self._step.in_xla:
+            return
+        self._is_written = True
+        with self._step.graph.as_default(), on_host():
+            place = self._step.place()
+            strategy.places[replica_index()].assign(
+                tf.stack([place.own, place.before, place.total])
+            )
+
+
 def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
@@ -172,7 +218,10 @@ def find(shape: Any, counts_on: bool, context: StepContext) -> DrawnRows | None:
     Raises:
         CannotTell: If the graph does not show it.
     """
-    in_turns = context.loops_over_samples or tensorflow_tracing.is_vectorized()
+    in_turns = (
+        context.part(Loops).are_over_samples
+        or tensorflow_tracing.is_vectorized()
+    )
     if counts_on and in_turns:
         raise CannotTell("a loop over samples")
     sizes = sizes_of(shape)
@@ -232,7 +281,9 @@ def _placed(
     )
     with on_host():
         lengths = [tf.cast(length, tf.uint64) for length in lengths]
-    return DrawnRows(kind, axis, shape, sizes, lengths, places.here(context))
+    return DrawnRows(
+        kind, axis, shape, sizes, lengths, context.part(WrittenPlace).here()
+    )
 
 
 def _lengths(

@@ -8,7 +8,6 @@ is the same on all replicas. And a graph inside of the step's, such as a branch,
 may write what replicas have to exchange there (`inner_writes.py`).
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -21,23 +20,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
-
-
-class TraceAgain(Exception):
-    """A step was traced and has to be traced again before it runs.
-
-    Args:
-        untracked: The variables that it writes and that have a single copy.
-        counted: What it does with a number that may be that of its samples,
-            which therefore has to be unknown then.
-    """
-
-    def __init__(
-        self, untracked: list[keras.Variable], counted: str | None
-    ) -> None:
-        super().__init__("A step has to be traced again.")
-        self.untracked = untracked
-        self.counted = counted
 
 
 def note_write(context: StepContext, variable: Any, value: Any) -> None:
@@ -84,15 +66,3 @@ def _is_of_samples(value: Any, context: StepContext) -> bool:
     leaves = tf.nest.flatten(context.shard, expand_composites=True)
     samples = [leaf.op for leaf in leaves if leaf is not None]
     return traced and depends_on([value.op], samples)
-
-
-def assert_final(contexts: Iterable[StepContext]) -> None:
-    """Raises `TraceAgain` if the replicas' traces have shown such a thing."""
-    contexts = list(contexts)
-    untracked: dict[int, keras.Variable] = {}
-    for context in contexts:
-        untracked |= context.untracked
-    counted = [each.counts_rows for each in contexts if each.counts_rows]
-    exchange = any(each.to_exchange_inside for each in contexts)
-    if untracked or counted or exchange:
-        raise TraceAgain(list(untracked.values()), next(iter(counted), None))
