@@ -54,7 +54,7 @@ COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 # package, or the methods of Keras that the package replaces.
 PLACES = {
     # of the package
-    "accumulates": f"{NUMERICS}.gradients:_accumulates",
+    "accumulates": f"{NUMERICS}.updates:_accumulates",
     "are global": f"{NUMERICS}.gradients:_are_global",
     "accumulators": "keras_conflux._compat.keras_models:accumulators",
     "average": f"{NUMERICS}.layer_state:_average",
@@ -73,7 +73,7 @@ PLACES = {
     "promote": f"{REPLICATION}.promotion:_promote_variable",
     "reduce": f"{COLLECTIVES}._reduce",
     "reduce a tree": f"{COLLECTIVES}.all_reduce",
-    "sum gradients": f"{NUMERICS}.gradients:reduced",
+    "sum gradients": f"{NUMERICS}.gradients:summed",
     "reduce sparse": f"{COLLECTIVES}._sparse_sum",
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
     "role of a log": f"{NUMERICS}.logs:_role_and_value",

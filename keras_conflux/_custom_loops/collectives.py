@@ -292,6 +292,38 @@ class _Call:
         return _of_first(reduced)
 
 
+class UserReductions:
+    """What collectives of the user's have returned in a step.
+
+    Args:
+        step: The step.
+    """
+
+    def __init__(self, step: step_context.StepContext) -> None:
+        del step
+        self._leaves: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._leaves)
+
+    def add(self, tree: Tree) -> None:
+        """Notes what one has returned."""
+        self._leaves.extend(trees.flatten(tree))
+
+    def operations(self) -> list[tf.Operation]:
+        """Returns the operations that make it."""
+        return operations_of(self._leaves)
+
+
+def operations_of(leaves: list[Any]) -> list[tf.Operation]:
+    """Returns the operations that make tensors, which may be sparse."""
+    values = [
+        leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
+        for leaf in leaves
+    ]
+    return [value.op for value in values if tf.is_tensor(value)]
+
+
 def _this_replica() -> ReplicaCollectives:
     """Returns the collectives of the replica that calls."""
     if whole_batch.current() is not None:
@@ -354,7 +386,7 @@ def _inside(call: _Call, tree: Tree, weight: Any) -> Tree:
     result = call(tree, weight)
     context = step_context.current()
     if context is not None:
-        context.reduced.extend(trees.flatten(result))
+        context.part(UserReductions).add(result)
     return result
 
 

@@ -19,7 +19,6 @@ from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import draws
-from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layer_outputs
 from keras_conflux._fit.numerics import layer_state
@@ -28,26 +27,26 @@ from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import merged_values
 from keras_conflux._fit.numerics import mixed_metrics
-from keras_conflux._fit.numerics import optimizer_writes
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
+from keras_conflux._fit.numerics import updates
 from keras_conflux._replication import keras_distribution
 
 PATCHES = (
     # Optimizers.
-    (Patched.OPTIMIZER_APPLY, gradients.apply),
-    (Patched.LOSS_SCALE_APPLY, gradients.apply),
-    (Patched.MULTI_OPTIMIZER_APPLY, gradients.apply),
-    (Patched.OPTIMIZER_SCALE_LOSS, gradients.scale_loss),
-    (Patched.LOSS_SCALE_SCALE_LOSS, gradients.scale_loss),
-    (Patched.TRAIN_STEP, gradients.train_step),
-    (Patched.CLIP_GRADIENTS, gradients.reduce_accumulated),
-    (Patched.CHECK_FINITE, gradients.check_finite),
-    (Patched.SUM_GRADIENTS, gradients.skip_second_reduction),
+    (Patched.OPTIMIZER_APPLY, updates.apply),
+    (Patched.LOSS_SCALE_APPLY, updates.apply),
+    (Patched.MULTI_OPTIMIZER_APPLY, updates.apply),
+    (Patched.OPTIMIZER_SCALE_LOSS, updates.scale_loss),
+    (Patched.LOSS_SCALE_SCALE_LOSS, updates.scale_loss),
+    (Patched.TRAIN_STEP, updates.train_step),
+    (Patched.CLIP_GRADIENTS, updates.reduce_accumulated),
+    (Patched.CHECK_FINITE, updates.check_finite),
+    (Patched.SUM_GRADIENTS, updates.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
-    (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.add),
-    (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.add),
+    (Patched.OPTIMIZER_ASSIGN_ADD, updates.add),
+    (Patched.OPTIMIZER_ASSIGN_SUB, updates.add),
     (Patched.OPTIMIZER_INIT, variables.make_distributed),
     # Losses and metrics.
     (Patched.SCALE_LOSS, losses.scale),

@@ -49,13 +49,6 @@ class StepContext:
     compiled_shapes: Any = None
     """The shapes that the leaves of the shard will have where XLA compiles the
     step, which is traced for any number of samples."""
-    optimizing: bool = False
-    """Whether an optimizer is applying gradients."""
-    accumulating: bool = False
-    """Whether the gradients that it applies are accumulated before they are
-    reduced."""
-    reduced: list[Any] = dataclasses.field(default_factory=list)
-    """The leaves that the user's `allreduce` returned."""
 
     # What follows belongs to a step of `fit`.
 
@@ -97,22 +90,11 @@ class StepContext:
     """What each tensor of the step is with respect to the global batch."""
     is_counter_of_keras: Any = None
     """Tells whether a metric of Keras adds sums over samples to a variable."""
-    gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, the tensors whose rows have been gathered from all replicas."""
-    in_gradient: bool = False
-    """Whether a gradient tape is computing a gradient."""
     in_layer: bool = False
     """Whether a layer or a model is being called."""
-    in_keras_step: bool = False
-    """Whether Keras' own `train_step` is running."""
-    losses_to_accumulate: list[Any] = dataclasses.field(default_factory=list)
-    """The losses whose gradients are reduced only when the optimizer updates
-    from what it has accumulated."""
     unclear_losses: list[Any] = dataclasses.field(default_factory=list)
     """The losses that may differ from those of one device, of which a warning
     has told."""
-    local_gradients: list[Any] = dataclasses.field(default_factory=list)
-    """The gradients of these losses."""
     shard: Any = None
     """The replica's shard of the batch."""
     internal: bool = False
@@ -202,25 +184,6 @@ def entered(context: StepContext | None) -> Iterator[None]:
         yield
     finally:
         _local.context = before
-
-
-@contextlib.contextmanager
-def optimizing(accumulating: bool = False) -> Iterator[None]:
-    """Says that an optimizer is applying gradients in this replica.
-
-    An optimizer may hold others, as `LossScaleOptimizer` does, whose `apply`
-    reduces nothing again.
-
-    Args:
-        accumulating: See `StepContext`.
-    """
-    context = current() or StepContext("strategy.run")
-    context.optimizing, context.accumulating = True, accumulating
-    try:
-        with entered(context):
-            yield
-    finally:
-        context.optimizing = context.accumulating = False
 
 
 @contextlib.contextmanager

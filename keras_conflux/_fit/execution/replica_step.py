@@ -29,6 +29,7 @@ from keras_conflux._fit.numerics import plain_variables
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import Place
@@ -36,7 +37,7 @@ from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
-EXITS: tuple[type[Exit], ...] = (Draws,)
+EXITS: tuple[type[Exit], ...] = (Gradients, Draws)
 
 
 @dataclasses.dataclass(frozen=True)

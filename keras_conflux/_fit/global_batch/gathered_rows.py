@@ -113,16 +113,29 @@ def gathered(
         sources: Of the role ROWS, along axes that are known.
         context: Of the step.
     """
+    known = context.part(_Gathered).rows
     here = tf.compat.v1.get_default_graph()
     new = [
         source
         for source in sources
-        if id(source) not in context.gathered
-        or context.gathered[id(source)].all.graph is not here
+        if id(source) not in known or known[id(source)].all.graph is not here
     ]
     for source, rows in zip(new, _gathered_now(new, context), strict=True):
-        context.gathered[id(source)] = rows
-    return [context.gathered[id(source)] for source in sources]
+        known[id(source)] = rows
+    return [known[id(source)] for source in sources]
+
+
+class _Gathered:
+    """What has been gathered in a step.
+
+    Args:
+        step: The step.
+    """
+
+    def __init__(self, step: StepContext) -> None:
+        del step
+        self.rows: dict[int, GatheredRows] = {}
+        """By the ids of tensors, the rows of all replicas."""
 
 
 def _names(sources: list[tf.Tensor], kinds: list[Kind]) -> str:

@@ -18,6 +18,7 @@ from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
@@ -57,7 +58,7 @@ def indexed_case(
 def _choosing() -> StepContext | None:
     """Returns the step that is traced, where replicas may choose apart."""
     context = step_context.current_fit_step()
-    if context is None or context.graph is None or context.optimizing:
+    if context is None or Gradients.of(context).are_applied:
         return None
     return context
 
@@ -133,7 +134,7 @@ def note_update(optimizer: Any, context: StepContext) -> None:
     """Notes where in a step an optimizer changes weights."""
     choose_together(context)
     graph = tf.compat.v1.get_default_graph()
-    if context.graph is not None and graph is not context.graph:
+    if graph is not context.graph:
         context.updates_inside.append((optimizer.name, graph))
 
 

@@ -20,6 +20,7 @@ from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import inner_writes
 from keras_conflux._fit.numerics import trace_findings
+from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.inner_writes import SUMS
 from keras_conflux._fit.numerics.moving_averages import is_computed_from
 from keras_conflux._fit.numerics.moving_averages import is_moving_average
@@ -169,9 +170,9 @@ def record_add(original: Callable, variable: Any, value: Any) -> Any:
 
 def _recording() -> StepContext | None:
     context = step_context.current_fit_step()
-    if context is None or context.optimizing or tf.executing_eagerly():
+    if context is None or tf.executing_eagerly():
         return None  # in `tf.init_scope`, it is written once, and not by steps
-    return context
+    return None if Gradients.of(context).are_applied else context
 
 
 def _is_traced_by(context: StepContext) -> bool:

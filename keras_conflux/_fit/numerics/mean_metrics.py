@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Role
@@ -81,7 +82,7 @@ def _is_mean(values: tf.Tensor, context: StepContext) -> bool:
     """Whether one device has the mean of the replicas' values."""
     role = context.kinds.of(values).role
     means: tuple[Role, ...] = (Role.EQUAL, Role.MEAN, Role.OPAQUE)
-    if context.reduced:  # the user exchanges what is compared
+    if context.part(UserReductions):  # the user exchanges what is compared
         means = (*means, Role.DERIVED)
     return values.shape.rank == 0 and role in means
 

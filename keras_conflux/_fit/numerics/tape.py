@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
@@ -26,8 +27,8 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.own_gradients import depending_on_mixed
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.global_batch.values import recomputed
-from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics import unread_code
+from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
@@ -50,8 +51,8 @@ def gradient(
     Gradients of what belongs to a replica's own samples are not summed: they
     are the part of what one device computes that belongs to these samples.
     """
-    context = step_context.current_fit_step()
-    if context is None or context.in_gradient or not in_replica():
+    context = _computing()
+    if context is None:
         return original(
             tape, target, sources, output_gradients, unconnected_gradients
         )
@@ -61,8 +62,7 @@ def gradient(
         given = tf.nest.flatten(output_gradients)
     flat = tf.nest.flatten(sources)
     _refuse_in_loops(flat, context)
-    context.in_gradient = True
-    try:
+    with Gradients.of(context).computing():
         seeded = [
             pair
             for one, seed in zip(targets, given, strict=True)
@@ -75,13 +75,16 @@ def gradient(
             _output_gradients(seeded),
             unconnected_gradients,
         )
-        if any(target is loss for loss in context.losses_to_accumulate):
-            context.local_gradients.extend(found)
-        else:
-            found = _reduced(found, flat, context)
-    finally:
-        context.in_gradient = False
+        found = _reduced(targets, found, flat, context)
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def _computing() -> StepContext | None:
+    """Returns the step of `fit` in which a tape begins to differentiate."""
+    context = step_context.current_fit_step()
+    if context is None or not in_replica():
+        return None
+    return None if Gradients.of(context).are_computed else context
 
 
 def jacobian(
@@ -96,14 +99,11 @@ def jacobian(
 
     Those of rows of samples are rows, and those of a mean are a mean.
     """
-    context = step_context.current_fit_step()
-    if context is None or context.in_gradient or not in_replica():
+    context = _computing()
+    if context is None:
         return original(tape, target, sources, *args, **kwargs)
-    context.in_gradient = True
-    try:
+    with Gradients.of(context).computing():
         found = original(tape, target, sources, *args, **kwargs)
-    finally:
-        context.in_gradient = False
     kind = _kind_of_derivatives(context.kinds.of(target))
     for one, source in zip(
         tf.nest.flatten(found), tf.nest.flatten(sources), strict=True
@@ -126,14 +126,11 @@ def batch_jacobian(
 
     They are rows of samples.
     """
-    context = step_context.current_fit_step()
-    if context is None or context.in_gradient or not in_replica():
+    context = _computing()
+    if context is None:
         return original(tape, target, source, *args, **kwargs)
-    context.in_gradient = True
-    try:
+    with Gradients.of(context).computing():
         found = original(tape, target, source, *args, **kwargs)
-    finally:
-        context.in_gradient = False
     if isinstance(found, tf.Tensor):
         context.kinds.mark(found, context.kinds.of(target))
     return found
@@ -151,7 +148,9 @@ def _seeded(
     """Returns what to differentiate in place of a target, with weights."""
     if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
         return [(target, seed)]
-    by_hand = bool(context.reduced)  # the user exchanges what is compared
+    by_hand = bool(
+        context.part(UserReductions)
+    )  # the user exchanges what is compared
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
     kind = trial.shown(loss, context)
@@ -239,7 +238,10 @@ def _through_reductions(
 
 
 def _reduced(
-    found: list[Any], sources: list[Any], context: StepContext
+    targets: list[Any],
+    found: list[Any],
+    sources: list[Any],
+    context: StepContext,
 ) -> list[Any]:
     """Sums the gradients of what all replicas share."""
     shared = [
@@ -252,7 +254,9 @@ def _reduced(
             # It is this replica's part of what one device has.
             context.kinds.mark(one, context.kinds.of(source))
     variables = [sources[i] for i in shared]
-    total = gradients.reduced([found[i] for i in shared], variables, context)
+    total = Gradients.of(context).reduced(
+        targets, [found[i] for i in shared], variables
+    )
     for i, each in zip(shared, total, strict=True):
         found[i] = each
     return found
