@@ -17,12 +17,10 @@ from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input import reshuffled_arrays
-from keras_conflux._fit.numerics import branches
+from keras_conflux._fit.numerics import choices
 from keras_conflux._fit.numerics import draws
 from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layer_outputs
-from keras_conflux._fit.numerics import layer_state
-from keras_conflux._fit.numerics import longest_samples
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import mean_metrics
 from keras_conflux._fit.numerics import merged_values
@@ -30,6 +28,7 @@ from keras_conflux._fit.numerics import mixed_metrics
 from keras_conflux._fit.numerics import sync_batch_norm
 from keras_conflux._fit.numerics import tape
 from keras_conflux._fit.numerics import updates
+from keras_conflux._fit.numerics import writes
 from keras_conflux._replication import keras_distribution
 
 PATCHES = (
@@ -57,10 +56,10 @@ PATCHES = (
     (Patched.MEAN_UPDATE, mean_metrics.update_mean),
     (Patched.SUM_UPDATE, mean_metrics.update_mean),
     # Variables, normalization and random numbers.
-    (Patched.ASSIGN, layer_state.record_assign),
+    (Patched.ASSIGN, writes.assign),
     (Patched.DIRECT_ASSIGN, variables.assign_whole),
-    (Patched.ASSIGN_ADD, layer_state.record_add),
-    (Patched.ASSIGN_SUB, layer_state.record_add),
+    (Patched.ASSIGN_ADD, writes.add),
+    (Patched.ASSIGN_SUB, writes.add),
     (Patched.VARIABLE_INT, functools.partial(variables.to_number, int)),
     (Patched.VARIABLE_FLOAT, functools.partial(variables.to_number, float)),
     (Patched.VARIABLE_INITIALIZE, variables.initialize),
@@ -122,8 +121,8 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
-    patch(private_tensorflow_names.CONDITION, branches.cond)
-    patch(private_tensorflow_names.INDEXED_CASE, branches.indexed_case)
+    patch(private_tensorflow_names.CONDITION, choices.cond)
+    patch(private_tensorflow_names.INDEXED_CASE, choices.indexed_case)
     patch(private_tensorflow_names.LOOP, inner_graphs.while_loop)
     patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
@@ -131,8 +130,8 @@ def install() -> None:
         private_tensorflow_names.SCALE_REGULARIZATION,
         losses.scale_regularization,
     )
-    patch(private_tensorflow_names.TO_TENSOR, longest_samples.to_tensor)
-    patch(private_tensorflow_names.SEQUENCE_MASK, longest_samples.sequence_mask)
+    patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
+    patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
     patch(private_tensorflow_names.MERGE_CALL, merged_values.merge_call)
     for point in keras_models.updates_of_counting_metrics():
         patch(point, mixed_metrics.update)

@@ -62,14 +62,6 @@ class StepContext:
     compiled step of several replicas."""
     graph: Any = None
     """The graph that the step is traced to."""
-    assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, the Keras variables that the step has written."""
-    kept: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, those of them that a seed generator has not counted on."""
-    before: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, what a variable was before the step first added to it."""
-    averages: list[Any] = dataclasses.field(default_factory=list)
-    """The Keras variables that are to be averaged after the last step."""
     results: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By the positions of leaves that the step returns, what computes those
     that are results of metrics."""
@@ -83,13 +75,8 @@ class StepContext:
     roles: list[str] = dataclasses.field(default_factory=list)
     """How the replicas' values of each leaf that the step returns become one.
     """
-    statistics: set[int] = dataclasses.field(default_factory=set)
-    """The ids of variables that hold statistics of a replica's own samples, of
-    which the mean over replicas is kept."""
     kinds: Any = None
     """What each tensor of the step is with respect to the global batch."""
-    is_counter_of_keras: Any = None
-    """Tells whether a metric of Keras adds sums over samples to a variable."""
     in_layer: bool = False
     """Whether a layer or a model is being called."""
     unclear_losses: list[Any] = dataclasses.field(default_factory=list)
@@ -97,23 +84,6 @@ class StepContext:
     has told."""
     shard: Any = None
     """The replica's shard of the batch."""
-    internal: bool = False
-    """Whether what writes variables now is the package or a seed generator."""
-    untracked: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, the Keras variables with a single copy that the step writes."""
-    exchanged_inside: frozenset[int] = frozenset()
-    """The ids of variables whose values replicas exchange where graphs inside
-    of the step's write them."""
-    to_exchange_inside: set[int] = dataclasses.field(default_factory=set)
-    """The ids of those of which the trace has shown that they have to be."""
-    choices: list[Any] = dataclasses.field(default_factory=list)
-    """What chooses the branches that are being traced, the outermost first."""
-    updates_inside: list[Any] = dataclasses.field(default_factory=list)
-    """Optimizers that have changed weights in a graph inside of the step's, by
-    name, and these graphs."""
-    counts_rows: str | None = None
-    """What it does with a number that may be that of its samples, which is
-    known while tracing."""
     model: Any = None
     """The model whose step it is."""
     _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -184,14 +154,3 @@ def entered(context: StepContext | None) -> Iterator[None]:
         yield
     finally:
         _local.context = before
-
-
-@contextlib.contextmanager
-def internal() -> Iterator[None]:
-    """Says that a seed generator is writing its state in this replica."""
-    context = current() or StepContext("strategy.run")
-    before, context.internal = context.internal, True
-    try:
-        yield
-    finally:
-        context.internal = before

@@ -14,30 +14,28 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch import kinds
 from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.input import specs
-from keras_conflux._fit.numerics import branches
-from keras_conflux._fit.numerics import layer_state
+from keras_conflux._fit.numerics import counters
 from keras_conflux._fit.numerics import logs
-from keras_conflux._fit.numerics import metric_sums
 from keras_conflux._fit.numerics import plain_variables
+from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._replication import state
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import Place
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
-EXITS: tuple[type[Exit], ...] = (Gradients, Draws)
+EXITS: tuple[type[Exit], ...] = (Gradients, Writes, Choices, Draws)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +116,11 @@ class _ModelStep:
         self._model = model
         self._contexts: dict[int, StepContext] = {}
         self._warned: set[str] = set()
-        self._exchanged_inside: frozenset[int] = frozenset()
+        self._exchanged: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
-        metric_sums.take_apart(self._model)
+        counters.zero_all_but_first(self._model)
 
     def on_replica(
         self,
@@ -148,22 +146,21 @@ class _ModelStep:
             kinds=BatchKinds(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
-                functools.partial(_handles_of_sums, self._model),
+                functools.partial(counters.handles_of_sums, self._model),
                 is_blind=specs.sizes_are_known(shard),
             ),
-            exchanged_inside=self._exchanged_inside,
-            is_counter_of_keras=_CountersOfKeras(self._model),
+            model=self._model,
         )
         if replica_index() == 0:
             self._contexts.clear()  # replicas may share this trace
         self._contexts[replica_index()] = context
         with step_context.entered(context):
+            Writes.of(context).exchange(self._exchanged)
             for each in EXITS:
                 each.of(context).begin()
             output = self._run(shard, size, context)
-            context.internal = True
-            layer_state.reduce_states(context)
-            branches.assert_chosen_together(context)
+            for each in EXITS:
+                output = each.of(context).end(output)
             plain_variables.warn_of_plain_variables(self._model, context)
         return output
 
@@ -171,12 +168,9 @@ class _ModelStep:
         """See `ReplicaStep`."""
         findings = TraceFindings()
         for context in self._contexts.values():
-            self._exchanged_inside |= context.to_exchange_inside
-            findings.untracked.update(context.untracked)
-            findings.counted = findings.counted or context.counts_rows
-            findings.exchanges |= bool(context.to_exchange_inside)
             for each in EXITS:
                 each.of(context).report(findings)
+        self._exchanged |= findings.to_exchange
         findings.raise_if_any()
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
@@ -186,8 +180,8 @@ class _ModelStep:
         """See `ReplicaStep`."""
         context = self._contexts[replica_index()]
         with step_context.entered(context):
-            layer_state.average(context, fraction)
-            metric_sums.put_together(self._model)
+            for each in EXITS:
+                each.of(context).after_steps(fraction)
 
 
 class TrainOrTestStep(_ModelStep):
@@ -209,38 +203,6 @@ class TrainOrTestStep(_ModelStep):
         """See `ReplicaStep`."""
         first = self._contexts[0]
         return logs.of_global_batch(outputs, fractions, sizes, first)
-
-
-def _handles_of_sums(model: keras.Model) -> list[Any]:
-    """Returns the handles of this replica's copies that add up to a value."""
-    return [
-        tensorflow_internals.handle_of(state.copies(v)[replica_index()])
-        for v in state.sums_of(model)
-    ]
-
-
-class _CountersOfKeras:
-    """Tells to which variables metrics of Keras add sums over samples."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-        self._known: dict[int, bool] = {}
-
-    def __call__(self, variable: keras.Variable) -> bool:
-        if id(variable) not in self._known:  # a step may make metrics
-            self._known = self._read()
-        return self._known.setdefault(id(variable), False)
-
-    def _read(self) -> dict[int, bool]:
-        found: dict[int, bool] = {}
-        for owner in state.stateful_objects(self._model):
-            if isinstance(owner, keras.metrics.Metric):
-                module = type(owner).update_state.__module__
-                of_keras = module.startswith("keras.")
-                # Keras holds those of one's own in a metric of its own.
-                for key in map(id, owner.variables):
-                    found[key] = of_keras and found.get(key, True)
-        return found
 
 
 class PredictStep(_ModelStep):

@@ -32,6 +32,7 @@ from keras_conflux._fit.numerics.drawn_rows import WrittenPlace
 from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.writes import not_recording
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
@@ -118,7 +119,7 @@ def next_seed(
     original: Callable, generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Returns the next seed, moved by the rank unless rows are drawn by it."""
-    with step_context.internal():
+    with not_recording():
         seed = original(generator, *args, **kwargs)
     if not in_replica():
         return seed

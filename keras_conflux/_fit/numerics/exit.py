@@ -65,12 +65,12 @@ class TraceFindings:
     """By id, the variables with a single copy that the step writes."""
     counted: str | None = None
     """What it does with a number that may be that of its samples."""
-    exchanges: bool = False
-    """Whether replicas are to exchange something where it is written."""
+    to_exchange: set[int] = dataclasses.field(default_factory=set)
+    """The ids of variables that replicas have to exchange when written."""
 
     def raise_if_any(self) -> None:
         """Raises `TraceAgain` if there is something."""
-        if self.untracked or self.counted or self.exchanges:
+        if self.untracked or self.counted or self.to_exchange:
             raise TraceAgain([*self.untracked.values()], self.counted)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._replication.step_context import StepContext
 
 
 def depends_on(
@@ -27,6 +28,13 @@ def depends_on(
             seen.add(id(op))
             waiting.extend(tensor.op for tensor in op.inputs)
     return False
+
+
+def depends_on_samples(tensor: tf.Tensor, context: StepContext) -> bool:
+    """Whether a tensor of a step's graph depends on the replica's samples."""
+    leaves = tf.nest.flatten(context.shard, expand_composites=True)
+    samples = [leaf.op for leaf in leaves if leaf is not None]
+    return depends_on([tensor.op], samples)
 
 
 def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:

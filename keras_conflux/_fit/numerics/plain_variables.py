@@ -17,6 +17,7 @@ from keras_conflux._communication.transports.counters import is_counter
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import state
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import is_replicated
@@ -59,7 +60,7 @@ def warn_of_plain_variables(model: keras.Model, context: StepContext) -> None:
 
 def _written(model: keras.Model, context: StepContext) -> list[_Written]:
     """Returns what a step writes that is neither Keras' nor the package's."""
-    of_keras = [*state.variables_of(model), *context.assigned.values()]
+    of_keras = [*state.variables_of(model), *Writes.of(context).variables()]
     known = {
         id(tensorflow_internals.handle_of(copy))
         for variable in of_keras

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import step_context
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -90,5 +91,6 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     if context is not None:
         kind = context.kinds.of(args[0] if args else kwargs["inputs"])
         context.kinds.mark(outputs, kind)
-        context.statistics.update(map(id, layer.non_trainable_variables))
+        statistics = layer.non_trainable_variables
+        Writes.of(context).keep_own_statistics(statistics)
     return outputs

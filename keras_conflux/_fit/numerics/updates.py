@@ -21,11 +21,11 @@ from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops import spmd
-from keras_conflux._fit.numerics import branches
 from keras_conflux._fit.numerics import gradients
-from keras_conflux._fit.numerics import layer_state
+from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.sparse_gradients import each_once
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import step_context
@@ -69,8 +69,8 @@ def apply(
         grads = replica_collectives().all_reduce("sum", grads)
     elif context.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
-        branches.note_update(optimizer, context)
-        layer_state.settle(given or [], context)
+        Choices.of(context).note_update(optimizer)
+        Writes.of(context).make_global_before_update(given or [])
         grads = Gradients.of(context).to_apply(grads, given, accumulating)
     else:
         Gradients.of(context).warn_if_local(grads)
