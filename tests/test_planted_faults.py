@@ -67,7 +67,7 @@ PLACES = {
     "copies": f"{REPLICATION}.state:copies",
     "count": f"{NUMERICS}.counters:own_share",
     "gather": f"{GLOBAL_BATCH}.values:gathered",
-    "logs": f"{NUMERICS}.logs:of_global_batch",
+    "logs": f"{NUMERICS}.returns:Logs.merge",
     "make global": f"{NUMERICS}.gradients:_made_global",
     "move a batch": f"{FIT}.input.batch_sharder:BatchSharder._one",
     "promote": f"{REPLICATION}.promotion:_promote_variable",
@@ -76,7 +76,7 @@ PLACES = {
     "sum gradients": f"{NUMERICS}.gradients:summed",
     "reduce sparse": f"{COLLECTIVES}._sparse_sum",
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
-    "role of a log": f"{NUMERICS}.logs:_role_and_value",
+    "role of a log": f"{NUMERICS}.returns:_role_and_value",
     "seed of a loss": f"{NUMERICS}.tape:_seeded",
     "sources": f"{GLOBAL_BATCH}.values:of_sources",
     "state": f"{NUMERICS}.writes:global_values",
@@ -85,12 +85,12 @@ PLACES = {
     "set a sum": f"{REPLICATION}.state:set_sum",
     "has samples": "keras_conflux._custom_loops.stand_ins:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
-    "values of logs": f"{NUMERICS}.logs:global_values",
-    "values of means": f"{NUMERICS}.mean_metrics:global_values",
+    "values of logs": f"{NUMERICS}.returns:global_values",
+    "values of means": f"{NUMERICS}.metrics:global_values",
     "steers": f"{FIT}.input.execution_plan:may_steer_data",
     "synchronize": f"{REPLICATION}.synchronization:synchronize",
     "weigh": "keras_conflux._communication.dtypes:weighted",
-    "without stand-ins": f"{NUMERICS}.logs:_if_any",
+    "without stand-ins": f"{NUMERICS}.returns:_if_any",
     # of Keras, replaced by the package
     "add": Patched.ASSIGN_ADD.path,
     "assign": Patched.ASSIGN.path,
@@ -356,6 +356,10 @@ def _finite_somewhere(original, self, op, *args):
     return original(self, "max" if op == "min" else op, *args)
 
 
+def _logs_of_first(original, logs, merged):
+    merged.result = merged.outputs[0]
+
+
 def _no_weight(original, self, op, tree, *_, **__):
     return original(self, op, tree)
 
@@ -599,7 +603,7 @@ FAULTS = [
     ),
     Fault(
         "callbacks get the logs of replica 0",
-        {"logs": lambda original, logs, *_: logs[0]},
+        {"logs": _logs_of_first},
         ("optimizer SGD", "own train_step"),
     ),
     Fault(

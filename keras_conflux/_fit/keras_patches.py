@@ -20,12 +20,9 @@ from keras_conflux._fit.input import reshuffled_arrays
 from keras_conflux._fit.numerics import choices
 from keras_conflux._fit.numerics import draws
 from keras_conflux._fit.numerics import inner_graphs
-from keras_conflux._fit.numerics import layer_outputs
+from keras_conflux._fit.numerics import layers
 from keras_conflux._fit.numerics import losses
-from keras_conflux._fit.numerics import mean_metrics
-from keras_conflux._fit.numerics import merged_values
-from keras_conflux._fit.numerics import mixed_metrics
-from keras_conflux._fit.numerics import sync_batch_norm
+from keras_conflux._fit.numerics import metrics
 from keras_conflux._fit.numerics import tape
 from keras_conflux._fit.numerics import updates
 from keras_conflux._fit.numerics import writes
@@ -53,8 +50,8 @@ PATCHES = (
     (Patched.REDUCE_VALUES, losses.reduce_values),
     (Patched.APPLY_MASK, losses.apply_mask),
     (Patched.ADDITIONAL_LOSS, losses.aggregate_additional),
-    (Patched.MEAN_UPDATE, mean_metrics.update_mean),
-    (Patched.SUM_UPDATE, mean_metrics.update_mean),
+    (Patched.MEAN_UPDATE, metrics.update_mean),
+    (Patched.SUM_UPDATE, metrics.update_mean),
     # Variables, normalization and random numbers.
     (Patched.ASSIGN, writes.assign),
     (Patched.DIRECT_ASSIGN, variables.assign_whole),
@@ -64,10 +61,10 @@ PATCHES = (
     (Patched.VARIABLE_FLOAT, functools.partial(variables.to_number, float)),
     (Patched.VARIABLE_INITIALIZE, variables.initialize),
     (Patched.VARIABLE_HANDLE, variables.handle),
-    (Patched.SYNCHRONIZED_MOMENTS, sync_batch_norm.synchronized_moments),
-    (Patched.LAYER_CALL, layer_outputs.call),
-    (Patched.BATCH_NORM_CALL, sync_batch_norm.call),
-    (Patched.BATCH_NORM_MOMENTS, sync_batch_norm.masked_moments),
+    (Patched.SYNCHRONIZED_MOMENTS, layers.synchronized_moments),
+    (Patched.LAYER_CALL, layers.call),
+    (Patched.BATCH_NORM_CALL, layers.call_batch_norm),
+    (Patched.BATCH_NORM_MOMENTS, layers.masked_moments),
     (Patched.NEXT_SEED, draws.next_seed),
     (Patched.NORMAL, draws.normal),
     (Patched.TRUNCATED_NORMAL, draws.truncated_normal),
@@ -132,7 +129,7 @@ def install() -> None:
     )
     patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
     patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
-    patch(private_tensorflow_names.MERGE_CALL, merged_values.merge_call)
+    patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
     for point in keras_models.updates_of_counting_metrics():
-        patch(point, mixed_metrics.update)
+        patch(point, metrics.update_count)
     patch_all(PATCHES)

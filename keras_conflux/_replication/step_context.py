@@ -38,12 +38,6 @@ class StepContext:
     """What a warning calls the step."""
     warned: set[str] = dataclasses.field(default_factory=set)
     """What has been warned of, in any trace of this step on any replica."""
-    mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By id, the layers that mix samples, in the order of their calls."""
-    tried_gradients: set[int] = dataclasses.field(default_factory=set)
-    """The ids of operations whose gradients layers define, and were tried."""
-    layer_outputs: set[int] = dataclasses.field(default_factory=set)
-    """The ids of what layers have returned."""
     in_xla: bool = False
     """Whether what is traced becomes part of an XLA program."""
     compiled_shapes: Any = None
@@ -62,26 +56,10 @@ class StepContext:
     compiled step of several replicas."""
     graph: Any = None
     """The graph that the step is traced to."""
-    results: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """By the positions of leaves that the step returns, what computes those
-    that are results of metrics."""
-    note_metric: Any = None
-    """Called with each metric that is updated, as the step may have made it."""
-    noted: list[Any] = dataclasses.field(default_factory=list)
-    """Results of metrics that the step has computed, with what computes them.
-    """
     may_be_empty: bool = False
     """Whether the replica may run on a stand-in, as it has no samples."""
-    roles: list[str] = dataclasses.field(default_factory=list)
-    """How the replicas' values of each leaf that the step returns become one.
-    """
     kinds: Any = None
     """What each tensor of the step is with respect to the global batch."""
-    in_layer: bool = False
-    """Whether a layer or a model is being called."""
-    unclear_losses: list[Any] = dataclasses.field(default_factory=list)
-    """The losses that may differ from those of one device, of which a warning
-    has told."""
     shard: Any = None
     """The replica's shard of the batch."""
     model: Any = None

@@ -42,20 +42,27 @@ def between(
     ]
 
 
-def depending_on_mixed(loss: tf.Tensor, context: StepContext) -> set[int]:
+def depending_on_mixed(
+    loss: tf.Tensor,
+    ends: Collection[int],
+    tried: Collection[int],
+    context: StepContext,
+) -> set[int]:
     """Returns the ids of tensors whose gradients depend on the whole batch.
 
     Args:
         loss: They are what leads to it from the outputs of layers, and it.
+        ends: The ids of these outputs.
+        tried: The ids of operations that have been tried with their layers.
         context: Of the step.
     """
     found: set[int] = set()
-    leading = list(_operations(loss, context.layer_outputs, context))
+    leading = list(_operations(loss, ends, context))
     if not any(map(tensorflow_graphs.defines_gradient, leading)):
         return found
     for operation in tensorflow_graphs.in_order(leading, loss.graph):
         if any(id(each) in found for each in operation.inputs) or (
-            id(operation) not in context.tried_gradients
+            id(operation) not in tried
             and tensorflow_graphs.defines_gradient(operation)
             and (_reduces(operation, context) or mixes(operation, context))
         ):

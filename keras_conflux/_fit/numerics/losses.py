@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.numerics import unread_code
+from keras_conflux._fit.numerics import warnings
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -137,7 +137,7 @@ def _are_of_samples(values: tf.Tensor, context: StepContext) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
     kind = trial.shown(values, context)
     if kind.role is Role.OPAQUE:
-        unread_code.warn_of_unknown_values(
+        warnings.warn_of_unknown_values(
             context, "values of a loss", "what a loss takes the mean of"
         )
         return True

@@ -24,12 +24,12 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.own_gradients import depending_on_mixed
 from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.global_batch.values import recomputed
-from keras_conflux._fit.numerics import unread_code
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
+from keras_conflux._fit.numerics.layers import Layers
+from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
 from keras_conflux._replication.strategy import in_replica
@@ -154,7 +154,7 @@ def _seeded(
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
     kind = trial.shown(loss, context)
-    mixed = set() if by_hand else depending_on_mixed(loss, context)
+    mixed = set() if by_hand else context.part(Layers).depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
@@ -288,7 +288,7 @@ def _is_shared(source: Any, context: StepContext) -> bool:
 
 
 def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
-    context.unclear_losses.append(target)
+    context.part(UnclearLosses).add(target)
     context.warn_once(
         "target",
         f"the loss of shape {target.shape} that a GradientTape "
@@ -300,9 +300,9 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
 
 
 def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
-    if context.kinds.is_blind or unread_code.has_told(target, context):
+    if context.kinds.is_blind or context.part(UnclearLosses).lead_to(target):
         return
-    context.unclear_losses.append(target)
+    context.part(UnclearLosses).add(target)
     context.warn_once(
         "sum",
         "the graph does not show whether the loss that a GradientTape "

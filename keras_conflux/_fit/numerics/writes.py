@@ -294,7 +294,7 @@ class Writes(Exit):
         return True
 
     def _suffices_end(self, weight: keras.Variable, values: _Values) -> bool:
-        """Whether the end of the step makes a variable that of one device.
+        """Whether the end of the step makes a variable right.
 
         If not, but an exchange at the place of the write may, that is noted.
         """
@@ -315,7 +315,10 @@ class Writes(Exit):
         return False
 
     def _reduce_by_change(self, weights: list[keras.Variable]) -> None:
-        """Sums what was added, averages what was set; integers are the first's."""
+        """Sums what was added, averages what was set.
+
+        Integers that were set are those of the replica of the first samples.
+        """
         fraction = self.step.batch_fraction
         added = [w for w in weights if id(w) in self._before]
         replaced = [w for w in weights if id(w) not in self._before]

@@ -1,8 +1,13 @@
-"""Gives metrics the numbers of which one device would take the mean."""
+"""Gives metrics what one device would give them.
+
+Those that take a mean get numbers that are weighted by the samples behind them.
+Those that count get the whole batch where a step has mixed samples.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
@@ -10,11 +15,15 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
-from keras_conflux._fit.numerics import unread_code
+from keras_conflux._fit.numerics import warnings
+from keras_conflux._fit.numerics.returns import Logs
+from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import replica_collectives
 
 
 def update_mean(
@@ -29,30 +38,28 @@ def update_mean(
     context = step_context.current_fit_step()
     if context is None:
         return original(metric, values, sample_weight)
-    if context.note_metric is not None:
-        context.note_metric(metric)
+    Logs.of(context).note_metric(metric)
     values = keras_variables.as_tensor(values)
     if sample_weight is not None:
         sample_weight = keras_variables.as_tensor(sample_weight)
-    values, sample_weight = _of_device(
-        metric.name, values, sample_weight, context
-    )
+    values, sample_weight = _shares(metric.name, values, sample_weight, context)
     return original(metric, values, sample_weight)
 
 
-def _of_device(
+def _shares(
     name: str,
     values: tf.Tensor,
     weight: tf.Tensor | None,
     context: StepContext,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns values and weights of which each replica adds its part."""
+    unclear = context.part(UnclearLosses)
     is_unknown = trial.shown(values, context).role is Role.OPAQUE
-    if is_unknown and not unread_code.has_told(values, context):
-        unread_code.warn_of_unknown_values(
+    if is_unknown and not unclear.lead_to(values):
+        warnings.warn_of_unknown_values(
             context, f"metric {name}", f"what the metric {name!r} is given"
         )
-        context.unclear_losses.append(values)
+        unclear.add(values)
     if _are_own(values, context) and _are_own(weight, context):
         return values, weight
     of_weight = None if weight is None else context.kinds.of(weight).role
@@ -64,7 +71,7 @@ def _of_device(
             if values.shape.rank != 0:
                 return values, weight
     if of_weight in (None, Role.EQUAL):
-        weight = _part(weight, values, context)
+        weight = _share_of_weight(weight, values, context)
     return values, weight
 
 
@@ -93,17 +100,17 @@ def _everywhere(
     """Returns those of one device, whose weights are shared out."""
     if weight is None:
         (found,) = global_values([values], context)
-        return found, _part(None, found, context)
+        return found, _share_of_weight(None, found, context)
     # Keras multiplies a mask into weights, where there are any.
     mask = keras_models.mask_of(values)
     given = [values, weight] if mask is None else [values, weight, mask]
     found, weight, *masks = global_values(given, context)
     if masks:
         keras_models.set_mask(found, masks[0])
-    return found, _part(weight, found, context)
+    return found, _share_of_weight(weight, found, context)
 
 
-def _part(
+def _share_of_weight(
     weight: tf.Tensor | None, values: tf.Tensor, context: StepContext
 ) -> tf.Tensor:
     """Returns the replica's part of the weights, which are 1 by default."""
@@ -111,3 +118,72 @@ def _part(
     if weight is not None:
         return tf.cast(weight, fraction.dtype) * fraction
     return tf.fill(tf.shape(values)[:1], fraction)
+
+
+def update_count(
+    original: Callable, metric: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Updates a metric by what one device has, if rows are not its own.
+
+    What replicas count of their own samples adds up. A row that depends on
+    other samples is another one on a replica, so all of them then compute the
+    rows of the whole batch, and the first one's counts are kept.
+    """
+    context = step_context.current_fit_step()
+    if (
+        context is None
+        or tf.executing_eagerly()
+        or replica_collectives().count == 1
+    ):
+        return original(metric, *args, **kwargs)
+    given = keras.tree.flatten((args, kwargs))
+    if any(_is_mixed(each, context) for each in given):
+        try:
+            given = _whole(given, context)
+        except CannotTell:
+            _warn_of_rows(metric, context)
+        args, kwargs = keras.tree.pack_sequence_as((args, kwargs), given)
+    return original(metric, *args, **kwargs)
+
+
+def _is_mixed(value: Any, context: StepContext) -> bool:
+    if not isinstance(value, tf.Tensor) or value.shape.rank == 0:
+        return False
+    kind = context.kinds.of(value)
+    return kind.is_entangled or kind.role is Role.DERIVED
+
+
+def _whole(given: list[Any], context: StepContext) -> list[Any]:
+    """Returns what one device would give to a metric."""
+    masks = [
+        keras_models.mask_of(each) if isinstance(each, tf.Tensor) else None
+        for each in given
+    ]
+    differ = [
+        each
+        for each in (*given, *masks)
+        if isinstance(each, tf.Tensor)
+        and each.shape.rank != 0
+        and context.kinds.of(each) != EQUAL
+    ]
+    found = {
+        id(each): tf.ensure_shape(value, [None, *each.shape[1:]])
+        for each, value in zip(
+            differ, global_values(differ, context), strict=True
+        )
+    }
+    for each, mask in zip(given, masks, strict=True):
+        if mask is not None and id(each) in found:
+            keras_models.set_mask(found[id(each)], found.get(id(mask), mask))
+    return [found.get(id(each), each) for each in given]
+
+
+def _warn_of_rows(metric: Any, context: StepContext) -> None:
+    context.warn_once(
+        f"metric {metric.name}",
+        f"the metric {metric.name!r} gets rows that depend on other samples of "
+        "the batch, in a way that replicas cannot reproduce for the whole "
+        "batch, so each counts those of its own part. Give it what all "
+        "replicas have, with `keras_conflux.allgather`, or rows of single "
+        "samples.",
+    )

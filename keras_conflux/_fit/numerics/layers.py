@@ -1,6 +1,13 @@
-"""What layers return is rows of samples, however they are computed."""
+"""What layers compute from a replica's own samples, and from those of all.
 
+A layer's outputs are taken to have one row per sample, however they are
+computed. A layer of the user's for which that is not so is warned of.
+"""
+
+import contextlib
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,9 +22,12 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
 from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.values import own_rows
-from keras_conflux._fit.numerics import unread_code
+from keras_conflux._fit.numerics import warnings
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import step_context
 from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import replica_collectives
 
 _OF_USERS = (keras.layers.Lambda,)
 """Layers of Keras that run what users have written."""
@@ -38,17 +48,15 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     context = step_context.current_fit_step()
     if context is None:
         return original(layer, *args, **kwargs)
-    is_outermost, context.in_layer = not context.in_layer, True
-    try:
+    layers = context.part(Layers)
+    with layers.calling() as is_outermost:
         if is_outermost and not context.kinds.is_blind:
             args, kwargs = _exchanged((args, kwargs), context)
         outputs = original(layer, *args, **kwargs)
-    finally:
-        context.in_layer = not is_outermost
     kind = _kind_of_rows((args, kwargs), layer, context)
     inputs = _tensors_in((args, kwargs))
     if not context.kinds.is_blind:
-        _try_gradients(_tensors_in(outputs), inputs, layer, context)
+        layers.try_gradients(_tensors_in(outputs), inputs, layer)
     if kind is not None:
         for output in _tensors_in(outputs):
             if _may_be_rows(output, context.kinds.of(output)):
@@ -56,26 +64,64 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     return outputs
 
 
-def _try_gradients(
-    outputs: list[tf.Tensor],
-    inputs: list[tf.Tensor],
-    layer: Any,
-    context: StepContext,
-) -> None:
-    """Warns of a layer of the user's whose own gradients mix samples.
+class Layers:
+    """The layers that a step calls.
 
-    A layer that calls others is asked for what is between them only.
+    Args:
+        step: The step.
     """
-    context.layer_outputs.update(map(id, outputs))
-    for output in outputs:
-        for operation in own_gradients.between(output, inputs, context):
-            if id(operation) in context.tried_gradients:
-                continue
-            context.tried_gradients.add(id(operation))
-            if not _is_of_users(layer):
-                continue
-            if own_gradients.mixes(operation, context):
-                _warn_of_gradient(layer, context)
+
+    def __init__(self, step: StepContext) -> None:
+        self._step = step
+        self._is_in_one = False
+        self._outputs: set[int] = set()
+        self._tried: set[int] = set()
+        self._mixing: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[bool]:
+        """Says that one is called, and whether no other one calls it."""
+        is_outermost, self._is_in_one = not self._is_in_one, True
+        try:
+            yield is_outermost
+        finally:
+            self._is_in_one = not is_outermost
+
+    def try_gradients(
+        self, outputs: list[tf.Tensor], inputs: list[tf.Tensor], layer: Any
+    ) -> None:
+        """Warns of a layer of the user's whose own gradients mix samples.
+
+        A layer that calls others is asked for what is between them only.
+        """
+        self._outputs.update(map(id, outputs))
+        for output in outputs:
+            for operation in own_gradients.between(output, inputs, self._step):
+                if id(operation) in self._tried:
+                    continue
+                self._tried.add(id(operation))
+                if not _is_of_users(layer):
+                    continue
+                if own_gradients.mixes(operation, self._step):
+                    _warn_of_gradient(layer, self._step)
+
+    def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
+        """Returns the ids of tensors whose gradients depend on the whole batch.
+
+        Args:
+            loss: They are what leads to it from the outputs of layers, and it.
+        """
+        return own_gradients.depending_on_mixed(
+            loss, self._outputs, self._tried, self._step
+        )
+
+    def place(self, layer: Any) -> int:
+        """Returns the place of a layer that mixes among those that do.
+
+        A layer that a step makes has another name in each trace.
+        """
+        self._mixing.setdefault(id(layer), layer)
+        return [*self._mixing].index(id(layer))
 
 
 def _exchanged(inputs: Any, context: StepContext) -> Any:
@@ -158,7 +204,7 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
     Layers of Keras that do so are documented.
     """
     context.warn_once(
-        f"layer {_place(layer, context)}: {type(layer).__name__}",
+        f"layer {context.part(Layers).place(layer)}: {type(layer).__name__}",
         f"what the layer {layer.name!r} computes of a sample depends on other "
         "samples of the batch, and on a replica, on those of its own part. One "
         "device would use the whole batch. Give the layer what all replicas "
@@ -167,7 +213,7 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
 
 
 def _warn_of_gradient(layer: Any, context: StepContext) -> None:
-    place = _place(layer, context)
+    place = context.part(Layers).place(layer)
     context.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
         f"the gradient that the layer {layer.name!r} defines, as by "
@@ -176,16 +222,6 @@ def _warn_of_gradient(layer: Any, context: StepContext) -> None:
         "what it mixes from what all replicas have, with "
         "`keras_conflux.allreduce`.",
     )
-
-
-def _place(layer: Any, context: StepContext) -> int:
-    """Returns the place of a layer that mixes among those that do.
-
-    A layer that a step makes has another name in each trace.
-    """
-    found = context.mixing_layers
-    found.setdefault(id(layer), layer)
-    return [*found].index(id(layer))
 
 
 def _tensors_in(values: Any) -> list[tf.Tensor]:
@@ -204,7 +240,7 @@ def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
     composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
     kinds = [_shown(tensor, context) for tensor in _tensors_in(inputs)]
     if any(kind.role is Role.OPAQUE for kind in kinds):
-        unread_code.warn_of_unknown_values(
+        warnings.warn_of_unknown_values(
             context,
             "input of a layer",
             f"what the layer {layer.name!r} is given",
@@ -238,3 +274,106 @@ def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
     if output.shape[0] is not None:
         return False
     return kind.role in (Role.OPAQUE, Role.DERIVED)
+
+
+def merge_call(
+    original: Callable, replica: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Says that no replica's graph tells what `merge_call` returns.
+
+    The user computes it from all replicas. It is traced in the midst of the
+    first replica's step, from the values of all, so each replica would read
+    something else in it.
+    """
+    result = original(replica, *args, **kwargs)
+    context = step_context.current_fit_step()
+    if context is not None:
+        leaves = tf.nest.flatten(result, expand_composites=True)
+        context.kinds.mark_merged(
+            [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        )
+    return result
+
+
+def synchronized_moments(
+    original: Callable, x: tf.Tensor, axes: Any, keepdims: bool
+) -> Any:
+    """Mean and variance over the samples of all replicas, in one reduction.
+
+    Args:
+        original: Keras' function, which makes three.
+        x: Of shape `(batch, ...)`.
+        axes: The axes to reduce.
+        keepdims: Whether they stay, with size 1.
+    """
+    if not in_replica():
+        return original(x, axes, keepdims)
+    total, squares, count = _sums_of_all(
+        (x, tf.square(x), tf.ones_like(x)), axes
+    )
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+    variance = tf.maximum(variance, 0)
+    if not keepdims:
+        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+    return mean, variance
+
+
+def masked_moments(
+    original: Callable, layer: Any, inputs: tf.Tensor, mask: Any
+) -> Any:
+    """The same of what a mask leaves, where Keras takes a replica's alone.
+
+    The variance needs the mean first, as on one device.
+
+    Args:
+        original: The layer's method.
+        layer: A `BatchNormalization`.
+        inputs: Of shape `(batch, ...)`.
+        mask: Of one dimension less, or `None`.
+    """
+    if mask is None or not layer.synchronized or not in_replica():
+        return original(layer, inputs, mask)
+    axes = keras_models.reduction_axes(layer)
+    kept = tf.cast(tf.expand_dims(mask, -1), tf.bool) & tf.ones_like(
+        inputs, tf.bool
+    )
+    total, count = _sums_of_all(
+        (tf.where(kept, inputs, 0), tf.cast(kept, inputs.dtype)),
+        axes,
+    )
+    count += tf.cast(keras.config.epsilon(), count.dtype)
+    mean = total / count
+    deviations = tf.where(kept, tf.square(inputs - mean), 0)
+    (squares,) = _sums_of_all([deviations], axes)
+    return tf.squeeze(mean, axes), tf.squeeze(squares / count, axes)
+
+
+def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
+    """Returns sums over the samples of all replicas, axes of size 1 kept.
+
+    A replica without samples runs on a stand-in that does not count.
+    """
+    sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
+    context = step_context.current_fit_step()
+    if context is not None:
+        sums = [tf.where(context.batch_fraction > 0, part, 0) for part in sums]
+    return replica_collectives().all_reduce("sum", sums)
+
+
+def call_batch_norm(
+    original: Callable, layer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Says that what the layer returns is one row per sample.
+
+    Without `synchronized=True` each row depends on the other samples of the
+    replica's shard. That is what the user has chosen.
+    """
+    outputs = original(layer, *args, **kwargs)
+    context = step_context.current_fit_step()
+    if context is not None:
+        kind = context.kinds.of(args[0] if args else kwargs["inputs"])
+        context.kinds.mark(outputs, kind)
+        statistics = layer.non_trainable_variables
+        Writes.of(context).keep_own_statistics(statistics)
+    return outputs
