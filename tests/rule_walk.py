@@ -26,7 +26,7 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.rules import RULES
 from keras_conflux._fit.global_batch.rules import kinds_of_outputs
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 
 @dataclasses.dataclass(eq=False)
@@ -220,7 +220,7 @@ class Walk(Calls):
 
     def __init__(self, name, cases):
         super().__init__(name)
-        self._context = StepContext("rules", kinds=self.operands.kinds)
+        self._context = Step("rules", kinds=self.operands.kinds)
         for case in cases:
             for forms in case.choices():
                 self._add(case, forms)

@@ -26,7 +26,7 @@ from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 PARTS = (2, 1, 4)
 STARTS = np.cumsum(PARTS)[:-1]
@@ -535,7 +535,7 @@ def check(program):
     """Compares the kinds of a program's tensors with their numbers."""
     graph, inputs, tensors = traced(program)
     kinds = BatchKinds(inputs, [], [])
-    context = StepContext("a program", kinds=kinds)
+    context = Step("a program", kinds=kinds)
     with graph.as_default(), unoptimized_session(graph) as session:
         run = Runs(session, inputs)
         for tensor in tensors:

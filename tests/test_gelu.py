@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Step
 
 X = np.concatenate([np.linspace(-12, 12, 4001), [0.0, -0.0, 1e4, -1e4]])
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -17,8 +18,9 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 @contextlib.contextmanager
 def in_step(in_xla=True, kinds=None):
-    context = StepContext("a step", in_xla=in_xla, kinds=kinds)
-    with step_context.entered(context):
+    compiled = CompiledStep() if in_xla else None
+    context = Step("a step", compiled=compiled, kinds=kinds)
+    with steps.entered(context):
         yield
 
 

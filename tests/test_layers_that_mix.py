@@ -13,7 +13,7 @@ from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.analysis import BatchKinds
 from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 KERNEL = tf.reshape(tf.sin(tf.range(64.0)), [8, 8])
 SMALL = KERNEL[:4, :4]
@@ -236,7 +236,7 @@ def _is_apart(function):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        context = StepContext("a step", kinds=BatchKinds([x], [], []))
+        context = Step("a step", kinds=BatchKinds([x], [], []))
         output = tf.convert_to_tensor(function(x))
         kind = context.kinds.of(output)
         if kind.role is Role.ROWS and not kind.is_tangled:
@@ -261,7 +261,7 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        context = StepContext("a step", kinds=BatchKinds([x], [], []))
+        context = Step("a step", kinds=BatchKinds([x], [], []))
         found = [
             trial.rows_of(each, context, [x]).entries.name
             for each in (
@@ -306,7 +306,7 @@ def _does_gradient_mix(function, of_weights=False):
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
         kinds = BatchKinds([x], [], [])
-        context = StepContext("a step", kinds=kinds, graph=graph)
+        context = Step("a step", kinds=kinds, graph=graph)
         output = x @ function(KERNEL) if of_weights else function(x)
         (found,) = own_gradients.between(output, [x], context)
         return own_gradients.mixes(found, context)

@@ -15,7 +15,7 @@ from keras_conflux._fit.execution.traced_programs import TracedPrograms
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
-from keras_conflux._replication.step_context import Place
+from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
 

@@ -1,10 +1,8 @@
 """What each replica does with its shard of a batch, and the common result."""
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
@@ -28,21 +26,11 @@ from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import Place
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Place
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
-
-
-@dataclasses.dataclass(frozen=True)
-class InXla:
-    """What is known of a step that XLA compiles."""
-
-    shapes: Sequence[Sequence[int]]
-    """The shapes of the leaves of the shard."""
-    rank: Any
-    """The variable that holds the position of each replica among all, if there
-    are several."""
 
 
 class ReplicaStep(Protocol):
@@ -70,7 +58,7 @@ class ReplicaStep(Protocol):
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None = None,
+        compiled: CompiledStep | None = None,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
@@ -112,7 +100,7 @@ class _ModelStep:
         self.identity = f"{type(self).__name__} of {model.name}"
         self.tracing = threading.RLock()
         self._model = model
-        self._steps: dict[int, StepContext] = {}
+        self._steps: dict[int, Step] = {}
         self._warned: set[str] = set()
         self._exchanged: frozenset[int] = frozenset()
 
@@ -126,14 +114,14 @@ class _ModelStep:
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None = None,
+        compiled: CompiledStep | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
         step = self._step(shard, fraction, place, size, compiled)
         if replica_index() == 0:
             self._steps.clear()  # replicas may share this trace
         self._steps[replica_index()] = step
-        with step_context.entered(step):
+        with steps.entered(step):
             Writes.of(step).exchange(self._exchanged)
             for each in self._exits(step):
                 each.begin()
@@ -146,7 +134,7 @@ class _ModelStep:
     def after_steps(self, fraction: Any) -> None:
         """See `ReplicaStep`."""
         step = self._steps[replica_index()]
-        with step_context.entered(step):
+        with steps.entered(step):
             for each in self._exits(step):
                 each.after_steps(fraction)
 
@@ -166,7 +154,7 @@ class _ModelStep:
             each.merge(merged)
         return merged.result
 
-    def _exits(self, step: StepContext) -> list[Exit]:
+    def _exits(self, step: Step) -> list[Exit]:
         """Returns the ways out of a step, in the order in which they end."""
         exits = (Gradients, self.returns, Writes, Choices, Draws)
         return [each.of(step) for each in exits]
@@ -177,15 +165,13 @@ class _ModelStep:
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None,
-    ) -> StepContext:
+        compiled: CompiledStep | None,
+    ) -> Step:
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
-        return StepContext(
+        return Step(
             self.name,
             warned=self._warned,
-            in_xla=compiled is not None,
-            compiled_shapes=compiled and compiled.shapes,
-            rank=compiled and compiled.rank,
+            compiled=compiled,
             batch_fraction=fraction,
             place=place,
             may_be_empty=size is not None,
@@ -200,7 +186,7 @@ class _ModelStep:
             model=self._model,
         )
 
-    def _run(self, shard: Tree, step: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         raise NotImplementedError
 
 
@@ -215,7 +201,7 @@ class TrainOrTestStep(_ModelStep):
         self.on_whole_batch = step
         self._of_model = tensorflow_tracing.inlined(step)
 
-    def _run(self, shard: Tree, step: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         with Logs.of(step).noting_results():
             return self._of_model(shard)
 
@@ -238,7 +224,7 @@ class PredictStep(_ModelStep):
         """See `ReplicaStep`."""
         return self._model.predict_step(batch)
 
-    def _run(self, shard: Tree, step: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         if self._is_local:
             Predictions.of(step).keep_local()
         return self._model.predict_step(shard)

@@ -17,7 +17,7 @@ from keras_conflux._fit.global_batch.trial_values import RandomValues
 from keras_conflux._fit.global_batch.trial_values import cut
 from keras_conflux._fit.global_batch.trial_values import nudged
 from keras_conflux._fit.global_batch.trial_values import parts_of_samples
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
@@ -43,7 +43,7 @@ class TrialProgram:
 
     Args:
         output: The tensor.
-        context: Of the step.
+        step: The replica's.
         given: Tensors for which any rows may stand, as the inputs of a layer.
         is_deep: Whether what follows from the batch is computed from it, as a
             mask is. If not, any rows may stand for all that is rows.
@@ -55,7 +55,7 @@ class TrialProgram:
     def __init__(
         self,
         output: tf.Tensor,
-        context: StepContext,
+        step: Step,
         given: Iterable[tf.Tensor],
         is_deep: bool = True,
     ) -> None:
@@ -64,27 +64,27 @@ class TrialProgram:
         self._is_deep = is_deep
         self._composites = {
             id(part): leaf
-            for leaf in context.kinds.composites
+            for leaf in step.kinds.composites
             for part in parts_of_samples(leaf)
         }
         self._sources: dict[str, tuple[tf.Tensor, Kind]] = {}
         self._operations: dict[str, tf.Operation] = {}
         self._names: dict[str, str] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
-        self._follow(output, context)
+        self._follow(output, step)
         self._graph = tf.Graph()
         with self._graph.as_default():
             definition = self._definition(output.graph)
             self._output = _imported(definition, output.name)
 
-    def _follow(self, output: tf.Tensor, context: StepContext) -> None:
+    def _follow(self, output: tf.Tensor, step: Step) -> None:
         waiting = [output]
         while waiting:
             tensor = waiting.pop()
             if tensor.name in self._sources:
                 continue
-            kind = self._kind(tensor, context)
-            if tensor is not output and self._is_source(tensor, kind, context):
+            kind = self._kind(tensor, step)
+            if tensor is not output and self._is_source(tensor, kind, step):
                 self._sources[tensor.name] = tensor, kind
                 continue
             operation = tensor.op
@@ -99,31 +99,29 @@ class TrialProgram:
                 raise CannotTell(operation.name)
             waiting.extend(operation.inputs)
 
-    def _kind(self, tensor: tf.Tensor, context: StepContext) -> Kind:
+    def _kind(self, tensor: tf.Tensor, step: Step) -> Kind:
         """Returns the kind of a tensor.
 
         What a graph inside of the step's is given is not known yet, as the
         cell of a recurrent layer, and counts as rows.
         """
-        kind = context.kinds.of(tensor)
+        kind = step.kinds.of(tensor)
         if (
             id(tensor) in self._given
             and kind.role is Role.OPAQUE
-            and tensor.graph is not context.graph
+            and tensor.graph is not step.graph
             and tensor.shape.rank
         ):
             return Kind(Role.ROWS)
         return kind
 
-    def _is_source(
-        self, tensor: tf.Tensor, kind: Kind, context: StepContext
-    ) -> bool:
+    def _is_source(self, tensor: tf.Tensor, kind: Kind, step: Step) -> bool:
         """Whether any values, of its kind, may stand for a tensor."""
         if kind.role is Role.RANDOM or id(tensor) in self._composites:
             return True
         is_first = (
             id(tensor) in self._given
-            or context.kinds.marked(tensor) is not None
+            or step.kinds.marked(tensor) is not None
             or tensor.op.type in _READS
             or tensor.op.op_def.is_stateful  # as what is drawn
         )

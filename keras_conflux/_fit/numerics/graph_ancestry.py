@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 
 def depends_on(
@@ -30,9 +30,9 @@ def depends_on(
     return False
 
 
-def depends_on_samples(tensor: tf.Tensor, context: StepContext) -> bool:
+def depends_on_samples(tensor: tf.Tensor, step: Step) -> bool:
     """Whether a tensor of a step's graph depends on the replica's samples."""
-    leaves = tf.nest.flatten(context.shard, expand_composites=True)
+    leaves = tf.nest.flatten(step.shard, expand_composites=True)
     samples = [leaf.op for leaf in leaves if leaf is not None]
     return depends_on([tensor.op], samples)
 

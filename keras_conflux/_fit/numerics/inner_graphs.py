@@ -15,8 +15,9 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
 
 
 def while_loop(
@@ -32,10 +33,10 @@ def while_loop(
     Rows that a loop begins with are rows in each turn, as a loop keeps the
     shapes of what goes around. Integers are taken to count turns.
     """
-    context = step_context.current_fit_step()
-    if context is None:
+    step = steps.current_fit_step()
+    if step is None:
         return original(cond, body, loop_vars, *args, **kwargs)
-    loop = _Loop(context, [context.kinds.of(x) for x in _flat(loop_vars)])
+    loop = _Loop(step, [step.kinds.of(x) for x in _flat(loop_vars)])
     loop.note_turns(kwargs.get("maximum_iterations"))
 
     def traced_cond(*inside: Any) -> Any:
@@ -46,21 +47,17 @@ def while_loop(
 
     def traced_body(*inside: Any) -> Any:
         loop.mark(inside)
-        with context.part(Loops).entered(loop.may_be_over_samples):
+        with Loops.of(step).entered(loop.may_be_over_samples):
             return body(*inside)
 
     return original(traced_cond, traced_body, loop_vars, *args, **kwargs)
 
 
-class Loops:
-    """In which loops what a step traces is.
+class Loops(Part):
+    """In which loops what a step traces is."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        del step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._over_samples = 0
 
     @property
@@ -82,18 +79,18 @@ class _Loop:
     """What is known of a loop.
 
     Args:
-        context: The step's.
+        step: The replica's.
         kinds: Of what it begins with.
     """
 
-    def __init__(self, context: StepContext, kinds: list[Kind]) -> None:
-        self.may_be_over_samples = context.kinds.is_blind
-        self._context = context
+    def __init__(self, step: Step, kinds: list[Kind]) -> None:
+        self.may_be_over_samples = step.kinds.is_blind
+        self._step = step
         self._kinds = kinds
 
     def note_turns(self, tells: Any) -> None:
         """Notes something by which the number of turns is told."""
-        if tells is not None and self._context.kinds.of(tells) != EQUAL:
+        if tells is not None and self._step.kinds.of(tells) != EQUAL:
             self.may_be_over_samples = True
 
     def mark(self, inside: Any) -> None:
@@ -106,7 +103,7 @@ class _Loop:
                 continue  # a list, which may be filled
             counts = kind == EQUAL and tensor.dtype.is_integer
             if counts or kind.role is Role.ROWS:
-                self._context.kinds.mark(tensor, kind)
+                self._step.kinds.mark(tensor, kind)
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,25 +112,21 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     What it writes is noted while it is traced. So each step traces it anew,
     once for each way in which its arguments are made of the samples.
     """
-    context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    kinds = [context.kinds.of(leaf) for leaf in leaves if _is_argument(leaf)]
-    own = context.part(_Functions).own(function, kinds)
-    with context.kinds.calling(kinds):
+    kinds = [step.kinds.of(leaf) for leaf in leaves if _is_argument(leaf)]
+    own = _Functions.of(step).own(function, kinds)
+    with step.kinds.calling(kinds):
         return original(own, *args, **kwargs)
 
 
-class _Functions:
-    """The functions that a step calls in place of those of the program.
+class _Functions(Part):
+    """The functions that a step calls in place of those of the program."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        del step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._own: dict[Any, tuple[Any, Any]] = {}
 
     def own(self, function: Any, kinds: list[Kind]) -> Any:

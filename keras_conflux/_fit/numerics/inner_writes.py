@@ -24,12 +24,12 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.counters import SUMS
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
 
 
 def is_moving_average(
-    variable: keras.Variable, context: StepContext, of_own_samples: bool
+    variable: keras.Variable, step: Step, of_own_samples: bool
 ) -> bool:
     """Whether all that a replica's step does with a variable is as above.
 
@@ -38,7 +38,7 @@ def is_moving_average(
 
     Args:
         variable: Which the step writes.
-        context: The step's.
+        step: The replica's.
         of_own_samples: Whether it is a statistic of a replica's own samples.
     """
     copy = state.copies(variable)[replica_index()]
@@ -52,7 +52,7 @@ def is_moving_average(
     added = _only_user(scaled)
     if added is None or added.type != "AddV2" or _only_user(added) is not write:
         return False
-    roles = {context.kinds.of(term).role for term in added.inputs}
+    roles = {step.kinds.of(term).role for term in added.inputs}
     return of_own_samples or not roles & {Role.TOTAL, Role.DERIVED}
 
 
@@ -78,7 +78,7 @@ def _has_constant(operation: tf.Operation) -> bool:
 def are_reduced_well(
     variable: keras.Variable,
     values: list[tf.Tensor],
-    context: StepContext,
+    step: Step,
     adds: bool,
 ) -> bool:
     """Whether the end of a step makes of all that is written what is right.
@@ -86,30 +86,30 @@ def are_reduced_well(
     Args:
         variable: Of which inner graphs write something.
         values: What is written to this replica's copy.
-        context: The step's.
+        step: The replica's.
         adds: Whether what is added is summed, rather than values averaged.
     """
     if adds:
-        return all(_adds_sum(value, context) for value in values)
-    roles = {context.kinds.of(value).role for value in values}
+        return all(_adds_sum(value, step) for value in values)
+    roles = {step.kinds.of(value).role for value in values}
     allowed = {Role.EQUAL, Role.RANDOM}
     if keras.backend.is_float_dtype(variable.dtype):
         allowed = {Role.EQUAL, Role.MEAN}
     return roles <= allowed
 
 
-def _adds_sum(value: tf.Tensor, context: StepContext) -> bool:
+def _adds_sum(value: tf.Tensor, step: Step) -> bool:
     if value.op.type not in SUMS:
         return False
-    kept, change = (context.kinds.of(term).role for term in value.op.inputs)
+    kept, change = (step.kinds.of(term).role for term in value.op.inputs)
     return kept is Role.EQUAL and change in (Role.TOTAL, Role.COUNT)
 
 
-def is_read_inside(variable: keras.Variable, context: StepContext) -> bool:
+def is_read_inside(variable: keras.Variable, step: Step) -> bool:
     """Whether graphs inside of the step's read what it has written before."""
     return any(
         tensorflow_graphs.graphs_of(use)
-        for use in _uses_after_write(handle_of_copy(variable), context.graph)
+        for use in _uses_after_write(handle_of_copy(variable), step.graph)
     )
 
 
@@ -120,7 +120,7 @@ def handle_of_copy(variable: keras.Variable) -> Any:
 
 
 def is_read_later(
-    variable: keras.Variable, values: list[tf.Tensor], context: StepContext
+    variable: keras.Variable, values: list[tf.Tensor], step: Step
 ) -> bool:
     """Whether a step uses what an inner graph has written to a variable."""
     handle = handle_of_copy(variable)
@@ -129,7 +129,7 @@ def is_read_later(
         graph = graphs.pop(next(iter(graphs)))
         if _is_used_after_write(handle, graph):
             return True
-        if graph is not context.graph:
+        if graph is not step.graph:
             graphs[id(graph.outer_graph)] = graph.outer_graph
     return False
 

@@ -30,8 +30,8 @@ from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -56,18 +56,18 @@ def add(original: Callable, variable: Any, value: Any) -> Any:
 
 def _recording() -> "Writes | None":
     """Returns those of a step. What an optimizer writes is equal already."""
-    context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
         return None  # in `tf.init_scope`, it is written once, and not by steps
-    return None if Gradients.of(context).are_applied else Writes.of(context)
+    return None if Gradients.of(step).are_applied else Writes.of(step)
 
 
 def not_recording() -> contextlib.AbstractContextManager[None]:
     """Says that a seed generator is writing its state in this replica."""
-    context = step_context.current()
-    if context is None:
+    step = steps.current()
+    if step is None:
         return contextlib.nullcontext()
-    return Writes.of(context).by_the_package()
+    return Writes.of(step).by_the_package()
 
 
 class Writes(Exit):
@@ -76,7 +76,7 @@ class Writes(Exit):
     These are weights or others, such as a learning rate or a metric's counts.
     """
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._all: dict[int, keras.Variable] = {}
         self._by_program: dict[int, keras.Variable] = {}
@@ -345,21 +345,19 @@ class Writes(Exit):
         counters.all_reduce_sums(self.step.model)
 
 
-def _exchanged(
-    variable: keras.Variable, value: Any, context: StepContext
-) -> Any:
+def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     """Returns what one device would write, if it can be computed."""
     value = keras_variables.as_tensor(value, variable.dtype)
-    if context.kinds.of(value) == EQUAL:
+    if step.kinds.of(value) == EQUAL:
         return value
     try:
-        found = global_values([value], context)[0]
+        found = global_values([value], step)[0]
     except CannotTell:
         return value
     # An axis that the outer graph has is no constant here, so that TensorFlow
     # may not know the shape.
     found = tf.ensure_shape(found, value.shape)
-    context.kinds.mark_equal([found])
+    step.kinds.mark_equal([found])
     return found
 
 
@@ -368,22 +366,22 @@ def _may_not_fit(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and not value.shape.is_fully_defined()
 
 
-def _knows_rows(context: StepContext) -> bool:
+def _knows_rows(step: Step) -> bool:
     """Whether the number of the replica's samples is a constant here."""
     return any(
         leaf.shape.rank and leaf.shape[0] is not None
-        for leaf in trees.present(context.shard)
+        for leaf in trees.present(step.shard)
     )
 
 
-def _is_of_samples(value: Any, context: StepContext) -> bool:
+def _is_of_samples(value: Any, step: Step) -> bool:
     """Whether a value was computed from what the samples hold.
 
     What a graph inside of the step's has computed counts as not.
     """
     if isinstance(value, keras.Variable) or not isinstance(value, tf.Tensor):
         return False
-    return value.graph is context.graph and depends_on_samples(value, context)
+    return value.graph is step.graph and depends_on_samples(value, step)
 
 
 def _read(value: Any) -> Any:
@@ -410,8 +408,8 @@ def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:
         weight.assign(mean)
 
 
-def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
-    context.warn_once(
+def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
+    step.warn_once(
         f"weight {weight.path}",
         f"the graph does not show how {weight.path}, which the step sets, is "
         "computed from the samples. The replicas' values are "
@@ -421,8 +419,8 @@ def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
     )
 
 
-def _warn_of_inner_write(context: StepContext, weight: keras.Variable) -> None:
-    context.warn_once(
+def _warn_of_inner_write(step: Step, weight: keras.Variable) -> None:
+    step.warn_once(
         f"weight {weight.path}",
         f"the step writes {weight.path} in a loop, or in a branch that each "
         "replica chooses by its own samples, or with what cannot be computed "

@@ -1,19 +1,20 @@
-"""What is known of the step that this replica runs, while it is traced."""
+"""The step that a replica runs, and what is known of it while it is traced."""
 
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
+from typing import Self
 from typing import TypeVar
 
 import tensorflow as tf
 
 from keras_conflux._common.user_warnings import warn
 
-T = TypeVar("T")
+P = TypeVar("P", bound="Part")
 
 
 class Place(NamedTuple):
@@ -30,48 +31,60 @@ class Place(NamedTuple):
     """How many the global batch has."""
 
 
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """What is known of a step that XLA compiles."""
+
+    shapes: Sequence[Sequence[int]] | None = None
+    """The shapes that the leaves of the shard will have, if it is traced for
+    any number of samples."""
+    rank: Any = None
+    """The variable that holds the position of each replica among all, if there
+    are several."""
+
+
 @dataclasses.dataclass
-class StepContext:
-    """The state of one replica's step, from its begin to its end."""
+class Step:
+    """What one replica runs, while it is traced, and where it runs.
+
+    `withdevices` knows a name and how it is compiled; the rest is known in a
+    step of `fit`. What leaves the step is kept by `Part`s of it.
+    """
 
     name: str
     """What a warning calls the step."""
     warned: set[str] = dataclasses.field(default_factory=set)
     """What has been warned of, in any trace of this step on any replica."""
-    in_xla: bool = False
-    """Whether what is traced becomes part of an XLA program."""
-    compiled_shapes: Any = None
-    """The shapes that the leaves of the shard will have where XLA compiles the
-    step, which is traced for any number of samples."""
-
-    # What follows belongs to a step of `fit`.
-
+    compiled: CompiledStep | None = None
+    """What is known where it becomes part of an XLA program."""
+    model: Any = None
+    """The model whose step it is."""
+    graph: Any = None
+    """The graph that the step is traced to."""
+    kinds: Any = None
+    """What each tensor of the step is with respect to the global batch."""
+    shard: Any = None
+    """The replica's shard of the batch."""
     batch_fraction: Any = None
     """A scalar: this replica's samples over those of the global batch. All
     replicas' add up to one. `None` in `withdevices`, where the user reduces."""
     place: Any = None
     """Returns the `Place` of this replica's samples in the global batch."""
-    rank: Any = None
-    """The variable that holds the position of each replica among all, in a
-    compiled step of several replicas."""
-    graph: Any = None
-    """The graph that the step is traced to."""
     may_be_empty: bool = False
     """Whether the replica may run on a stand-in, as it has no samples."""
-    kinds: Any = None
-    """What each tensor of the step is with respect to the global batch."""
-    shard: Any = None
-    """The replica's shard of the batch."""
-    model: Any = None
-    """The model whose step it is."""
     _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    """By class, what others keep of the step."""
+    """By class, the parts that somebody has asked for."""
 
-    def part(self, kind: Callable[["StepContext"], T]) -> T:
-        """Returns what a class keeps of this step, which is made when needed.
+    @property
+    def in_xla(self) -> bool:
+        """Whether what is traced becomes part of an XLA program."""
+        return self.compiled is not None
+
+    def part(self, kind: type[P]) -> P:
+        """Returns a part of the step, which is made when it is needed.
 
         Args:
-            kind: The class, which is called with the step.
+            kind: Its class.
         """
         if kind not in self._parts:
             self._parts[kind] = kind(self)
@@ -92,6 +105,22 @@ class StepContext:
             warn(f"{self.name}: {message}", operation)
 
 
+class Part:
+    """What one file keeps of a step, for which no other file has a use.
+
+    Args:
+        step: The step.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    @classmethod
+    def of(cls, step: Step) -> Self:
+        """Returns this part of a step."""
+        return step.part(cls)
+
+
 def _is_alone() -> bool:
     """Whether this replica is the only one, of all processes."""
     strategy = tf.distribute.get_strategy()
@@ -104,31 +133,31 @@ def _is_alone() -> bool:
 _local = threading.local()
 
 
-def current() -> StepContext | None:
-    """Returns the context of this replica's step, if the package runs it."""
-    return getattr(_local, "context", None)
+def current() -> Step | None:
+    """Returns the step that this replica runs, if the package runs it."""
+    return getattr(_local, "step", None)
 
 
 def in_xla() -> bool:
     """Whether what is traced here becomes part of a replica's XLA program."""
-    context = current()
-    return context is not None and context.in_xla
+    step = current()
+    return step is not None and step.in_xla
 
 
-def current_fit_step() -> StepContext | None:
-    """Returns the context of this replica's step if it is one of `fit`."""
-    context = current()
-    if context is None or context.batch_fraction is None:
+def current_fit_step() -> Step | None:
+    """Returns the step that this replica runs, if it is one of `fit`."""
+    step = current()
+    if step is None or step.batch_fraction is None:
         return None
-    return context
+    return step
 
 
 @contextlib.contextmanager
-def entered(context: StepContext | None) -> Iterator[None]:
-    """Makes a context the current one of this replica's thread, or none."""
+def entered(step: Step | None) -> Iterator[None]:
+    """Makes a step the current one of this replica's thread, or none."""
     before = current()
-    _local.context = context
+    _local.step = step
     try:
         yield
     finally:
-        _local.context = before
+        _local.step = before
