@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from keras_conflux._common import trees
 from keras_conflux._common.user_warnings import warn
 
 P = TypeVar("P", bound="Part")
@@ -79,6 +80,12 @@ class Step:
     def in_xla(self) -> bool:
         """Whether what is traced becomes part of an XLA program."""
         return self.compiled is not None
+
+    @property
+    def known_sizes(self) -> set[int]:
+        """The numbers of the replica's samples that are constants here."""
+        leaves = [x for x in trees.present(self.shard) if x.shape.rank]
+        return {leaf.shape[0] for leaf in leaves} - {None}
 
     def part(self, kind: type[P]) -> P:
         """Returns a part of the step, which is made when it is needed.

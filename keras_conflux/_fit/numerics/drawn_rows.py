@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._common import trees
 from keras_conflux._compat import keras_random
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
@@ -224,7 +223,8 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     sizes = sizes_of(shape)
     kinds = [step.kinds.of(size) for size in sizes]
     if all(kind == EQUAL for kind in kinds):
-        if _may_be_of_samples(sizes, step):
+        constants = {size for size in sizes if isinstance(size, int)}
+        if constants & step.known_sizes:
             raise OfConstant("a constant")
         return None
     (axis, *others) = [i for i, kind in enumerate(kinds) if kind != EQUAL]
@@ -252,13 +252,6 @@ def _known(size: Any) -> Any:
     """Returns a size as an `int`, if it is known, or as a tensor of int32."""
     known = tf.get_static_value(size) if tf.is_tensor(size) else size
     return tf.cast(size, tf.int32) if known is None else int(known)
-
-
-def _may_be_of_samples(sizes: Sequence[Any], step: Step) -> bool:
-    """Whether a constant is the number of the replica's samples, by chance."""
-    leaves = [x for x in trees.present(step.shard) if x.shape.rank]
-    known = {leaf.shape[0] for leaf in leaves} - {None}
-    return not known.isdisjoint(n for n in sizes if isinstance(n, int))
 
 
 def _placed(

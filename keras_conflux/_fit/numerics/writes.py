@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.global_batch.derivation import CannotTell
@@ -151,8 +150,8 @@ class Writes(Exit):
         elif (
             not self._is_of_package
             and state.is_mirrored(variable)
-            and _knows_rows(self.step)
-            and not _is_of_samples(value, self.step)
+            and self.step.known_sizes
+            and not depends_on_samples(value, self.step)
         ):
             self._counted = (
                 f"sets the variable {state.name_of(variable)!r} to a constant, "
@@ -322,8 +321,9 @@ class Writes(Exit):
         fraction = self.step.batch_fraction
         added = [w for w in weights if id(w) in self._before]
         replaced = [w for w in weights if id(w) not in self._before]
-        floats = [w for w in replaced if _is_float(w)]
-        others = [w for w in replaced if not _is_float(w)]
+        is_float = keras.backend.is_float_dtype
+        floats = [w for w in replaced if is_float(w.dtype)]
+        others = [w for w in replaced if not is_float(w.dtype)]
         before = [self._before[id(weight)] for weight in added]
         changes = [
             tf.where(fraction > 0, weight.value - old, 0)
@@ -366,24 +366,6 @@ def _may_not_fit(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and not value.shape.is_fully_defined()
 
 
-def _knows_rows(step: Step) -> bool:
-    """Whether the number of the replica's samples is a constant here."""
-    return any(
-        leaf.shape.rank and leaf.shape[0] is not None
-        for leaf in trees.present(step.shard)
-    )
-
-
-def _is_of_samples(value: Any, step: Step) -> bool:
-    """Whether a value was computed from what the samples hold.
-
-    What a graph inside of the step's has computed counts as not.
-    """
-    if isinstance(value, keras.Variable) or not isinstance(value, tf.Tensor):
-        return False
-    return value.graph is step.graph and depends_on_samples(value, step)
-
-
 def _read(value: Any) -> Any:
     """Returns what a variable holds, if a step adds one to another."""
     is_variable = isinstance(value, keras.Variable | tf.Variable)
@@ -394,10 +376,6 @@ def _is_constant(value: Any) -> bool:
     if not tf.is_tensor(value):
         return True
     return tf.get_static_value(value) is not None
-
-
-def _is_float(weight: keras.Variable) -> bool:
-    return keras.backend.is_float_dtype(weight.dtype)
 
 
 def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:
