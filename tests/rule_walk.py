@@ -19,7 +19,7 @@ from rule_operands import SIZES
 from rule_operands import Operands
 
 from keras_conflux._fit.global_batch import drawn
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -264,7 +264,7 @@ class Walk(Calls):
         found = {}
         for key, tensor in wanted.items():
             if self._is_derived(tensor):
-                with contextlib.suppress(CannotTell):
+                with contextlib.suppress(NotDerivable):
                     found[key] = derivation(tensor, self._context)
         return {
             key: each
@@ -274,7 +274,7 @@ class Walk(Calls):
 
     def _is_derived(self, tensor):
         kind = self.operands.kinds.of(tensor)
-        is_mixed = kind.role is Role.ROWS and kind.is_entangled
+        is_mixed = kind.role is Role.ROWS and kind.depends_on_other_samples
         return (kind.role is Role.DERIVED or is_mixed) and (
             tensor.dtype != tf.variant
         )

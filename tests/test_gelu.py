@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Step
@@ -119,7 +119,7 @@ def test_gradients_take_the_input_alone():
 def test_what_is_computed_of_rows_is_rows():
     with tf.__internal__.FuncGraph("step").as_default():
         x = tf.compat.v1.placeholder("bfloat16", [None, 4])
-        kinds = BatchKinds([x], [], [])
+        kinds = KindInference([x], [], [])
         with in_step(kinds=kinds):
             y = keras.activations.gelu(x, approximate=False)
             gradient = tf.gradients(tf.sin(y), x)[0]

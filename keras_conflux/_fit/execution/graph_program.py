@@ -61,7 +61,7 @@ class GraphProgram:
                 shards = _refilled(batch.specs, shards)
                 result = self._all_replicas(shards, sizes, known)
             if not made:  # else TensorFlow traces this once more
-                self._step.assert_traced_rightly()
+                self._step.raise_if_retrace_needed()
             return result
 
         count = self._strategy.communicator.size

@@ -13,7 +13,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
-from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import counters
 from keras_conflux._fit.numerics.choices import Choices
@@ -81,7 +81,7 @@ class ReplicaStep(Protocol):
         """
         ...
 
-    def assert_traced_rightly(self) -> None:
+    def raise_if_retrace_needed(self) -> None:
         """Raises `TraceAgain` if the traces of all replicas were in vain."""
         ...
 
@@ -138,7 +138,7 @@ class _ModelStep:
             for each in self._exits(step):
                 each.after_steps(fraction)
 
-    def assert_traced_rightly(self) -> None:
+    def raise_if_retrace_needed(self) -> None:
         """See `ReplicaStep`."""
         findings = TraceFindings()
         for step in self._steps.values():
@@ -177,7 +177,7 @@ class _ModelStep:
             may_be_empty=size is not None,
             shard=shard,
             graph=tf.compat.v1.get_default_graph(),
-            kinds=BatchKinds(
+            kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
                 functools.partial(counters.handles_of_sums, self._model),

@@ -116,7 +116,7 @@ class XlaProgram:
                 outputs[index] = self._watchdog.mark_end(index, output)
 
             self._strategy.run(_without_autograph(one_replica))
-            self._step.assert_traced_rightly()
+            self._step.raise_if_retrace_needed()
             ordered = [outputs[index] for index in range(count)]
             everywhere = self._communicator.size
             fractions = batch_fractions([1] * everywhere)[:count]

@@ -22,7 +22,7 @@ MAX_ENTRIES = 1 << 17
 _OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
 
 
-class CannotTell(Exception):
+class NotDerivable(Exception):
     """Says that a graph does not show how a value is made of samples."""
 
 
@@ -99,7 +99,7 @@ def derivation(
         made: The ids of tensors that are computed once more in any case.
 
     Raises:
-        CannotTell: If that is not possible.
+        NotDerivable: If that is not possible.
     """
     found = Derivation(result)
     entered: set[int] = set()
@@ -117,7 +117,7 @@ def derivation(
             waiting[-1] = behind
             continue
         if id(tensor) in made and step.kinds.marked(tensor) is not None:
-            raise CannotTell(tensor.op.name)
+            raise NotDerivable(tensor.op.name)
         if id(tensor) not in made and _is_known(tensor, step):
             _assert_small(tensor, step.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
@@ -137,7 +137,7 @@ def derivation(
         entered.add(id(operation))
         waiting.extend(operation.inputs)
         if len(entered) > MAX_OPERATIONS:
-            raise CannotTell(operation.name)
+            raise NotDerivable(operation.name)
     return found
 
 
@@ -146,9 +146,9 @@ def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
     if kind.role is Role.ROWS:
         others = [n for n in tensor.shape.as_list() if n is not None]
         if math.prod(others) > MAX_ENTRIES:
-            raise CannotTell(tensor.op.name)
+            raise NotDerivable(tensor.op.name)
     if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
-        raise CannotTell(tensor.op.name)
+        raise NotDerivable(tensor.op.name)
 
 
 def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
@@ -158,7 +158,7 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
         or operation.type == "Placeholder"
         or operation.op_def.is_stateful
     ):
-        raise CannotTell(operation.name)
+        raise NotDerivable(operation.name)
 
 
 def _needs_others(tensor: tf.Tensor, step: Step) -> bool:
@@ -171,7 +171,7 @@ def _needs_others(tensor: tf.Tensor, step: Step) -> bool:
     while waiting:
         each = waiting.pop()
         kind = step.kinds.of(each)
-        if kind.role is Role.DERIVED or kind.is_entangled:
+        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
             return True
         if kind.role in _OF_SHAPES and id(each) not in seen:
             seen.add(id(each))
@@ -185,7 +185,7 @@ def _is_known(tensor: tf.Tensor, step: Step) -> bool:
         return False
     kind = step.kinds.of(tensor)
     if kind.role is Role.ROWS:
-        return not kind.is_entangled
+        return not kind.depends_on_other_samples
     if kind.role in (Role.DERIVED, Role.OPAQUE):
         return False
     return not _needs_others(tensor, step)

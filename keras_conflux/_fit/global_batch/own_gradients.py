@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -123,7 +123,7 @@ def _kind(tensor: tf.Tensor, step: Step) -> Kind | None:
     kind = step.kinds.of(tensor)
     if kind == EQUAL:
         return kind
-    if kind.role is Role.ROWS and not kind.is_tangled and kind.axis == 0:
+    if kind.role is Role.ROWS and not kind.is_out_of_order and kind.axis == 0:
         return kind
     is_inner = tensor.graph is not step.graph
     if kind.role is Role.OPAQUE and is_inner and tensor.shape.rank:
@@ -151,5 +151,5 @@ def _is_mixed(slope: tf.Tensor, source: tf.Tensor, step: Step) -> bool:
         weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
         total = tf.reduce_sum(slope * weights)
         return trial.statistic_of(total, step) != TOTAL
-    except CannotTell:
+    except NotDerivable:
         return False

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import drawn
 from keras_conflux._fit.global_batch.derivation import MAX_OPERATIONS
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Entries
@@ -54,7 +54,7 @@ def shown(tensor: tf.Tensor, step: Step) -> Kind:
     _show_rows_behind(tensor, step)
     kind = step.kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
-        with contextlib.suppress(CannotTell):
+        with contextlib.suppress(NotDerivable):
             kind = statistic_of(tensor, step) or kind
         if kind.role is not Role.OPAQUE:
             step.kinds.mark(tensor, kind)
@@ -87,7 +87,7 @@ def _show_rows_behind(tensor: tf.Tensor, step: Step) -> None:
 def _rows_if_shown(tensor: tf.Tensor, step: Step) -> Kind | None:
     try:
         return rows_of(tensor, step)
-    except CannotTell:
+    except NotDerivable:
         return None
 
 
@@ -105,7 +105,7 @@ def rows_of(
         `None` if samples touch each other.
 
     Raises:
-        CannotTell: If it cannot be run.
+        NotDerivable: If it cannot be run.
     """
     program = TrialProgram(output, step, given)
     found = [_entries(result) for result in _results(program)]
@@ -126,13 +126,13 @@ def statistic_of(output: tf.Tensor, step: Step) -> Kind | None:
         `None` if it is neither.
 
     Raises:
-        CannotTell: If it cannot be run.
+        NotDerivable: If it cannot be run.
     """
     for is_deep in (False, True):
         try:
             program = TrialProgram(output, step, (), is_deep)
             results = _results(program)
-        except CannotTell:
+        except NotDerivable:
             if is_deep:
                 raise
             continue
@@ -146,7 +146,7 @@ def _results(program: TrialProgram) -> list[Results]:
     """Returns what a program gives for samples that it can be run on.
 
     Raises:
-        CannotTell: If it gives numbers for none.
+        NotDerivable: If it gives numbers for none.
     """
     for smallest in _SMALLEST_INTEGERS:
         try:
@@ -159,7 +159,7 @@ def _results(program: TrialProgram) -> list[Results]:
         telling = [each for each in results if _has_numbers(each.whole)]
         if telling:
             return telling
-    raise CannotTell(program.name)
+    raise NotDerivable(program.name)
 
 
 def _has_numbers(values: Any) -> bool:

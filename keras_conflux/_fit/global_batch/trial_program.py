@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
@@ -49,7 +49,7 @@ class TrialProgram:
             mask is. If not, any rows may stand for all that is rows.
 
     Raises:
-        CannotTell: If it cannot be run by itself.
+        NotDerivable: If it cannot be run by itself.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class TrialProgram:
             if operation.type in _READS or not tensorflow_graphs.only_reads(
                 operation
             ):
-                raise CannotTell(operation.name)
+                raise NotDerivable(operation.name)
             self._operations[operation.name] = operation
             if len(self._operations) > _MAX_OPERATIONS:
-                raise CannotTell(operation.name)
+                raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
 
     def _kind(self, tensor: tf.Tensor, step: Step) -> Kind:
@@ -126,7 +126,7 @@ class TrialProgram:
             or tensor.op.op_def.is_stateful  # as what is drawn
         )
         if kind.role is Role.ROWS and (is_first or not self._is_deep):
-            return not kind.is_tangled and kind.entries is Entries.ONE
+            return not kind.is_out_of_order and kind.entries is Entries.ONE
         return kind.role is Role.EQUAL and is_first
 
     def _definition(self, graph: Any) -> tf.compat.v1.GraphDef:
@@ -158,7 +158,7 @@ class TrialProgram:
         """Makes a node a variable like the one that a handle is of."""
         found = tensorflow_graphs.variable_behind(handle)
         if found is None:
-            raise CannotTell(handle.name)
+            raise NotDerivable(handle.name)
         shape, dtype = found
         node.op = "VarHandleOp"
         node.attr["dtype"].type = dtype.as_datatype_enum
@@ -261,7 +261,7 @@ class _Samples:
 
 def _sizes(tensor: tf.Tensor) -> list[int]:
     if not tensor.shape.is_fully_defined():
-        raise CannotTell(tensor.name)
+        raise NotDerivable(tensor.name)
     return [size for size in tensor.shape.as_list() if size is not None]
 
 
@@ -271,5 +271,5 @@ def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:
             definition, return_elements=[name], name=""
         )
     except ValueError as error:  # as a function that is not known
-        raise CannotTell(name) from error
+        raise NotDerivable(name) from error
     return found

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import strings
-from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import Derivation
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.gathered_rows import own_part
@@ -34,10 +34,10 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
         step: The replica's.
 
     Raises:
-        CannotTell: If one of them cannot be computed.
+        NotDerivable: If one of them cannot be computed.
     """
     derivations = [derivation(tensor, step) for tensor in tensors]
-    known = of_sources(
+    known = reduced_by_role(
         {key: x for each in derivations for key, x in each.sources.items()},
         step,
     )
@@ -79,14 +79,14 @@ def _own_gradient(
     and what that gives is computed once more.
 
     Raises:
-        CannotTell: If it is not of the graph that is being traced.
+        NotDerivable: If it is not of the graph that is being traced.
     """
     if operation.graph is not tf.compat.v1.get_default_graph():
-        raise CannotTell(operation.name)
+        raise NotDerivable(operation.name)
     stand_ins = [_stand_in(each, step) for each in operation.outputs]
     found = tensorflow_graphs.own_gradient(operation, stand_ins)
     if found is None:
-        raise CannotTell(operation.name)
+        raise NotDerivable(operation.name)
     given = dict(known)
     for stand_in, each in zip(stand_ins, upstream, strict=True):
         given[id(stand_in)] = each
@@ -97,7 +97,7 @@ def _own_gradient(
     sources: dict[int, tf.Tensor] = {}
     for each in derivations:
         sources.update({} if each is None else each.sources)
-    given.update(of_sources(sources, step))
+    given.update(reduced_by_role(sources, step))
     return [
         None if each is None else recomputed(each, given, step)
         for each in derivations
@@ -121,11 +121,11 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
         step: The replica's.
 
     Raises:
-        CannotTell: If it cannot be computed, or has been read from a variable
+        NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, which gradients do not pass.
     """
     if derivation(tensor, step).written:
-        raise CannotTell(tensor.name)
+        raise NotDerivable(tensor.name)
     (whole,) = global_values([tensor], step)
     own = own_part(whole, tensor, step)
     entries = step.kinds.of(tensor).entries
@@ -133,7 +133,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     return own
 
 
-def of_sources(
+def reduced_by_role(
     sources: dict[int, tf.Tensor], step: Step
 ) -> dict[int, tf.Tensor]:
     """Returns the global values of tensors whose kinds are known, by id.

@@ -25,7 +25,7 @@ from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import ragged
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics.exit import Exit
@@ -196,7 +196,7 @@ class _Choice:
         with self.graph.as_default():
             try:
                 (found,) = global_values([self.condition], self._step)
-            except CannotTell:
+            except NotDerivable:
                 return False
             tensorflow_graphs.replace_input(self.condition.op, found)
         self._step.kinds.mark_equal([self.condition])

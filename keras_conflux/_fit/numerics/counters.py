@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -93,7 +93,7 @@ def _share_of_change(change: tf.Tensor, kind: Kind, step: Step) -> tf.Tensor:
     if kind.role is Role.DERIVED:
         # As a root of a mean, or a largest value: the first copy has all of
         # it, as it has what is equal on all.
-        with contextlib.suppress(CannotTell):
+        with contextlib.suppress(NotDerivable):
             change, kind = global_values([change], step)[0], EQUAL
     if kind == EQUAL:
         return _if_first(change, step)

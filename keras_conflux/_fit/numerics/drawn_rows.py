@@ -18,8 +18,8 @@ import tensorflow as tf
 from keras_conflux._compat import keras_random
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.blocks import apart
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.blocks import split_blocks
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Block
@@ -36,7 +36,7 @@ from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import replica_index
 
 
-class OfConstant(CannotTell):
+class OfConstant(NotDerivable):
     """Says that a constant may be the number of a replica's samples."""
 
 
@@ -213,13 +213,13 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
         the same.
 
     Raises:
-        CannotTell: If the graph does not show it.
+        NotDerivable: If the graph does not show it.
     """
     in_turns = (
         Loops.of(step).are_over_samples or tensorflow_tracing.is_vectorized()
     )
     if counts_on and in_turns:
-        raise CannotTell("a loop over samples")
+        raise NotDerivable("a loop over samples")
     sizes = sizes_of(shape)
     kinds = [step.kinds.of(size) for size in sizes]
     if all(kind == EQUAL for kind in kinds):
@@ -229,7 +229,7 @@ def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
         return None
     (axis, *others) = [i for i, kind in enumerate(kinds) if kind != EQUAL]
     if others or kinds[axis] != COUNT:
-        raise CannotTell(sizes[axis].op.name)
+        raise NotDerivable(sizes[axis].op.name)
     shape = shape if tf.is_tensor(shape) else tf.stack(sizes)
     return _placed(tf.cast(shape, tf.int32), sizes, axis, step)
 
@@ -283,7 +283,7 @@ def _lengths(size: tf.Tensor, blocks: Sequence[Block], step: Step) -> list[Any]:
     return [
         tf.shape(part)[block.axis]
         for block in blocks
-        for part in apart(block.tensor, step.kinds.of(block.tensor))
+        for part in split_blocks(block.tensor, step.kinds.of(block.tensor))
     ]
 
 

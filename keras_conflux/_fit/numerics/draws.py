@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -82,10 +82,10 @@ class Draws(Exit):
         try:
             rows = drawn_rows.find(shape, not isinstance(seed, int), self.step)
             if COUNT in kinds:
-                raise CannotTell("a number of samples")
+                raise NotDerivable("a number of samples")
             with self._taking_rows(True):
                 drawn = original() if rows is None else of_rows(rows)
-        except CannotTell as reason:
+        except NotDerivable as reason:
             if isinstance(seed, int) and isinstance(reason, OfConstant):
                 self._counted = "draws random numbers of an integer seed"
             else:
@@ -325,7 +325,7 @@ def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
     x = tf.convert_to_tensor(x)
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
-        raise CannotTell("samples of all replicas")
+        raise NotDerivable("samples of all replicas")
 
     return _draw(
         "shuffle",

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._custom_loops.collectives import operations_of
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import sparse_gradients
@@ -203,7 +203,7 @@ def _made_global(
         try:
             values = iter(global_values(given, step))
             return [None if g is None else next(values) for g in grads]
-        except CannotTell:
+        except NotDerivable:
             pass
 
     def reduce(leaves: list[Any]) -> list[Any]:

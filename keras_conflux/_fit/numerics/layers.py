@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
@@ -132,7 +132,7 @@ def _exchanged(inputs: Any, step: Step) -> Any:
         kind = step.kinds.of(value)
         if value.shape[0] is not None or kind.role is Role.OPAQUE:
             return value
-        if kind.role is Role.DERIVED or kind.is_entangled:
+        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
             if (found := _tried(value, step)) is not None:
                 step.kinds.mark(value, found)
             elif kind.mixed and kind.axis == 0:
@@ -145,14 +145,14 @@ def _exchanged(inputs: Any, step: Step) -> Any:
 def _tried(value: tf.Tensor, step: Step) -> Kind | None:
     try:
         return trial.rows_of(value, step)
-    except CannotTell:
+    except NotDerivable:
         return None
 
 
 def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
     try:
         return own_rows(value, step)
-    except CannotTell:
+    except NotDerivable:
         return value
 
 
@@ -174,7 +174,7 @@ def _mark(
     if not step.kinds.is_blind and _is_of_users(layer):
         try:
             found = trial.rows_of(output, step, inputs)
-        except CannotTell:
+        except NotDerivable:
             draws = trial.draws_numbers(output, inputs)
             found = kind if draws else None
         if found is not None:
@@ -249,7 +249,7 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
     if not of_rows:
         return rows(0) if composite or Role.OPAQUE in others else None
     kind = combined(of_rows, 0)
-    return None if kind.is_entangled else kind
+    return None if kind.depends_on_other_samples else kind
 
 
 def _shown(tensor: tf.Tensor, step: Step) -> Kind:
@@ -267,7 +267,7 @@ def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
     if not output.shape.rank:
         return False
     if kind.role is Role.ROWS:
-        return kind.is_entangled and kind.axis == 0
+        return kind.depends_on_other_samples and kind.axis == 0
     if output.shape[0] is not None:
         return False
     return kind.role in (Role.OPAQUE, Role.DERIVED)

@@ -137,7 +137,7 @@ def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
             step, "values of a loss", "what a loss takes the mean of"
         )
         return True
-    return kind.role is Role.ROWS and not kind.is_entangled
+    return kind.role is Role.ROWS and not kind.depends_on_other_samples
 
 
 def _is_whole() -> bool:

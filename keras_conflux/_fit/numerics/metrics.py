@@ -14,7 +14,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
@@ -67,7 +67,7 @@ def _shares(
     if not _is_mean(values, step) or of_weight not in counts:
         try:
             return _everywhere(values, weight, step)
-        except CannotTell:
+        except NotDerivable:
             if values.shape.rank != 0:
                 return values, weight
     if of_weight in (None, Role.EQUAL):
@@ -81,7 +81,7 @@ def _are_own(rows: tf.Tensor | None, step: Step) -> bool:
         return True
     kind = step.kinds.of(rows)
     if kind.role is Role.ROWS:
-        return not kind.is_entangled
+        return not kind.depends_on_other_samples
     return kind.role is Role.OPAQUE and rows.shape.rank != 0
 
 
@@ -140,7 +140,7 @@ def update_count(
     if any(_is_mixed(each, step) for each in given):
         try:
             given = _whole(given, step)
-        except CannotTell:
+        except NotDerivable:
             _warn_of_rows(metric, step)
         args, kwargs = keras.tree.pack_sequence_as((args, kwargs), given)
     return original(metric, *args, **kwargs)
@@ -150,7 +150,7 @@ def _is_mixed(value: Any, step: Step) -> bool:
     if not isinstance(value, tf.Tensor) or value.shape.rank == 0:
         return False
     kind = step.kinds.of(value)
-    return kind.is_entangled or kind.role is Role.DERIVED
+    return kind.depends_on_other_samples or kind.role is Role.DERIVED
 
 
 def _whole(given: list[Any], step: Step) -> list[Any]:

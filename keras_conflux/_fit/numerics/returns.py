@@ -16,7 +16,7 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch import kinds
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
@@ -239,13 +239,13 @@ def _role_and_value(
     if kind == EQUAL:
         return "first", leaf
     has_rows = kind.role is Role.ROWS and kind.axis == 0
-    if has_rows and not kind.is_tangled:
+    if has_rows and not kind.is_out_of_order:
         return "rows", leaf
     if kind.role is Role.MEAN and leaf.dtype.is_floating:
         return "mean", leaf
     try:
         return "first", global_values([leaf], step)[0]
-    except CannotTell:
+    except NotDerivable:
         _warn_of_log(step, path, leaf)
         return ("rows" if has_rows else "mean"), leaf
 

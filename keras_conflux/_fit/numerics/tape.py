@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -24,8 +24,8 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.global_batch.values import recomputed
+from keras_conflux._fit.global_batch.values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._fit.numerics.layers import Layers
@@ -139,7 +139,7 @@ def batch_jacobian(
 def _kind_of_derivatives(kind: Kind) -> Kind:
     """Returns the kind of a target's derivatives by what all replicas share."""
     linear = kind.role in (Role.EQUAL, Role.ROWS, Role.TOTAL, Role.MEAN)
-    return OPAQUE if kind.is_entangled or not linear else kind
+    return OPAQUE if kind.depends_on_other_samples or not linear else kind
 
 
 def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
@@ -160,7 +160,7 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     ):
         try:
             return _through_reductions(loss, sources, mixed, step)
-        except CannotTell:
+        except NotDerivable:
             _warn_of_target(step, target)
     elif kind.role is Role.OPAQUE and is_seeded:
         _warn_of_target(step, target)
@@ -209,7 +209,7 @@ def _through_reductions(
         step: The replica's.
     """
     found = derivation(target, step, made=mixed)
-    known = of_sources(found.sources, step)
+    known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
     entries = found.sources | found.reads
     keys = [

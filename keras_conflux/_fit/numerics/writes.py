@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import counters
@@ -197,7 +197,7 @@ class Writes(Exit):
             if self.step.kinds.of(values[-1]) == EQUAL:
                 continue
             # If it cannot be computed, they are averaged at the step's end.
-            with contextlib.suppress(CannotTell):
+            with contextlib.suppress(NotDerivable):
                 weight.assign(global_values(values[-1:], self.step)[0])
 
     def end(self, output: Tree) -> Tree:
@@ -239,7 +239,7 @@ class Writes(Exit):
         for weight, value in exact:
             try:
                 weight.assign(global_values([value], self.step)[0])
-            except CannotTell:
+            except NotDerivable:
                 _warn_of_weight(self.step, weight)
                 unclear.append(weight)
         self._reduce_by_change(unclear)
@@ -352,7 +352,7 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
         return value
     try:
         found = global_values([value], step)[0]
-    except CannotTell:
+    except NotDerivable:
         return value
     # An axis that the outer graph has is no constant here, so that TensorFlow
     # may not know the shape.
