@@ -63,19 +63,6 @@ def reduce_values(
     return loss
 
 
-def aggregate_additional(original: Callable, model: Any, loss: Any) -> Any:
-    """Divides the sum of an `add_loss` per sample by the batch fraction."""
-    step = _step()
-    total = original(model, loss)
-    if step is None or len(loss.shape) == 0 or not _are_of_samples(loss, step):
-        return total
-    total = tf.math.divide_no_nan(
-        total, tf.cast(step.batch_fraction, total.dtype)
-    )
-    step.kinds.mark(total, MEAN)
-    return total
-
-
 def compute_average(
     original: Callable,
     per_example_loss: Any,
