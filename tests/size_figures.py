@@ -39,8 +39,8 @@ def figures(root: pathlib.Path) -> dict[str, int]:
         for path in files
         if path.relative_to(package).parts[0] not in NOT_CORE
     ]
-    record = package / "_replication" / "step_context.py"
-    fields = fields_of(record, "StepContext")
+    record = package / "_replication" / "steps.py"
+    fields = fields_of(record, "Step")
     return {
         "lines of the core": sum(map(lines, core)),
         "files of the core": len(core),

@@ -125,9 +125,6 @@ class Patched:
         f"{_TRAINER}._resolve_auto_jit_compile", "self"
     )
     TRAIN_STEP = PrivateName(f"{TF_TRAINER}.train_step", "self, data")
-    ADDITIONAL_LOSS = PrivateName(
-        f"{TF_TRAINER}._aggregate_additional_loss", "self, loss"
-    )
     LAYER_CALL = PrivateName(
         "keras.src.layers.layer:Layer.__call__", "self, args, kwargs"
     )

@@ -22,7 +22,7 @@ from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
@@ -244,6 +244,34 @@ class _Call:
         return self.name
 
 
+class UserReductions(steps.Part):
+    """What collectives of the user's have returned in a step."""
+
+    def __init__(self, step: steps.Step) -> None:
+        super().__init__(step)
+        self._leaves: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._leaves)
+
+    def add(self, tree: Tree) -> None:
+        """Notes what one has returned."""
+        self._leaves.extend(trees.flatten(tree))
+
+    def operations(self) -> list[tf.Operation]:
+        """Returns the operations that make it."""
+        return operations_of(self._leaves)
+
+
+def operations_of(leaves: list[Any]) -> list[tf.Operation]:
+    """Returns the operations that make tensors, which may be sparse."""
+    values = [
+        leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
+        for leaf in leaves
+    ]
+    return [value.op for value in values if tf.is_tensor(value)]
+
+
 @functools.cache
 def _on_every_device(
     call: _Call, devices: tuple[Device, ...], ranks: tuple[int | None, ...]
@@ -276,9 +304,9 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
                 "the other replicas give theirs."
             )
         result = call(first, *weight)
-        context = step_context.current()
-        if context is not None:
-            context.reduced.extend(trees.flatten(result))
+        step = steps.current()
+        if step is not None:
+            UserReductions.of(step).add(result)
         return result
     replicas = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]

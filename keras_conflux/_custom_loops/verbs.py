@@ -16,7 +16,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
 from keras_conflux._replication.strategy import whole_batch_strategy
@@ -24,11 +24,11 @@ from keras_conflux._replication.strategy import whole_batch_strategy
 
 def has_samples() -> tf.Tensor | None:
     """Whether this replica has samples, or `None` if all replicas must."""
-    context = step_context.current_fit_step()
-    if context is None:
+    step = steps.current_fit_step()
+    if step is None:
         return None
-    known = tf.get_static_value(context.batch_fraction)
-    return None if known else context.batch_fraction > 0
+    known = tf.get_static_value(step.batch_fraction)
+    return None if known else step.batch_fraction > 0
 
 
 def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
@@ -117,7 +117,7 @@ def _check_root(call: str, root: int, count: int) -> None:
 
 def _keep_of_first(tree: Tree) -> Tree:
     """Marks tensors of which a step of `fit` keeps those of replica 0."""
-    context = step_context.current_fit_step()
+    context = steps.current_fit_step()
     if context is not None:
         context.kinds.mark_own(trees.flatten(tree))
     return tree
@@ -128,10 +128,10 @@ def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
 
     All replicas have as many where all have some, as in what XLA compiles.
     """
-    context = step_context.current_fit_step()
-    if context is None or not leaf.shape.rank:
+    step = steps.current_fit_step()
+    if step is None or not leaf.shape.rank:
         return False
-    return context.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
+    return step.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
 
 
 def _or_neutral(op: Op, present: tf.Tensor, leaf: Any) -> Any:

@@ -15,69 +15,62 @@ from keras_conflux._fit import first_process
 from keras_conflux._fit import trainer
 from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
-from keras_conflux._fit.numerics import branches
-from keras_conflux._fit.numerics import called_functions
-from keras_conflux._fit.numerics import gradients
-from keras_conflux._fit.numerics import layer_outputs
-from keras_conflux._fit.numerics import layer_state
-from keras_conflux._fit.numerics import longest_samples
-from keras_conflux._fit.numerics import loops
+from keras_conflux._fit.numerics import choices
+from keras_conflux._fit.numerics import draws
+from keras_conflux._fit.numerics import inner_graphs
+from keras_conflux._fit.numerics import layers
 from keras_conflux._fit.numerics import losses
-from keras_conflux._fit.numerics import mean_metrics
-from keras_conflux._fit.numerics import merged_values
-from keras_conflux._fit.numerics import mixed_metrics
-from keras_conflux._fit.numerics import optimizer_writes
-from keras_conflux._fit.numerics import random_draws
-from keras_conflux._fit.numerics import sync_batch_norm
+from keras_conflux._fit.numerics import metrics
 from keras_conflux._fit.numerics import tape
+from keras_conflux._fit.numerics import updates
+from keras_conflux._fit.numerics import writes
 
 PATCHES = (
     # Optimizers.
-    (Patched.OPTIMIZER_APPLY, gradients.apply),
-    (Patched.LOSS_SCALE_APPLY, gradients.apply),
-    (Patched.MULTI_OPTIMIZER_APPLY, gradients.apply),
-    (Patched.OPTIMIZER_SCALE_LOSS, gradients.scale_loss),
-    (Patched.LOSS_SCALE_SCALE_LOSS, gradients.scale_loss),
-    (Patched.TRAIN_STEP, gradients.train_step),
-    (Patched.CLIP_GRADIENTS, gradients.reduce_accumulated),
-    (Patched.CHECK_FINITE, gradients.check_finite),
-    (Patched.SUM_GRADIENTS, gradients.skip_second_reduction),
+    (Patched.OPTIMIZER_APPLY, updates.apply),
+    (Patched.LOSS_SCALE_APPLY, updates.apply),
+    (Patched.MULTI_OPTIMIZER_APPLY, updates.apply),
+    (Patched.OPTIMIZER_SCALE_LOSS, updates.scale_loss),
+    (Patched.LOSS_SCALE_SCALE_LOSS, updates.scale_loss),
+    (Patched.TRAIN_STEP, updates.train_step),
+    (Patched.CLIP_GRADIENTS, updates.reduce_accumulated),
+    (Patched.CHECK_FINITE, updates.check_finite),
+    (Patched.SUM_GRADIENTS, updates.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
-    (Patched.OPTIMIZER_ASSIGN_ADD, optimizer_writes.add),
-    (Patched.OPTIMIZER_ASSIGN_SUB, optimizer_writes.add),
+    (Patched.OPTIMIZER_ASSIGN_ADD, updates.add),
+    (Patched.OPTIMIZER_ASSIGN_SUB, updates.add),
     # Losses and metrics.
     (Patched.SCALE_LOSS, losses.scale),
     (Patched.UNSCALE_LOSS, losses.scale),
     (Patched.REDUCE_VALUES, losses.reduce_values),
     (Patched.APPLY_MASK, losses.apply_mask),
-    (Patched.ADDITIONAL_LOSS, losses.aggregate_additional),
-    (Patched.MEAN_UPDATE, mean_metrics.update_mean),
-    (Patched.SUM_UPDATE, mean_metrics.update_mean),
+    (Patched.MEAN_UPDATE, metrics.update_mean),
+    (Patched.SUM_UPDATE, metrics.update_mean),
     # Variables, normalization and random numbers.
-    (Patched.ASSIGN, layer_state.record_assign),
+    (Patched.ASSIGN, writes.assign),
     (Patched.DIRECT_ASSIGN, variables.assign_whole),
-    (Patched.ASSIGN_ADD, layer_state.record_add),
-    (Patched.ASSIGN_SUB, layer_state.record_add),
+    (Patched.ASSIGN_ADD, writes.add),
+    (Patched.ASSIGN_SUB, writes.add),
     (Patched.VARIABLE_INT, functools.partial(variables.to_number, int)),
     (Patched.VARIABLE_FLOAT, functools.partial(variables.to_number, float)),
     (Patched.VARIABLE_INITIALIZE, variables.initialize),
     (Patched.VARIABLE_HANDLE, variables.handle),
-    (Patched.SYNCHRONIZED_MOMENTS, sync_batch_norm.synchronized_moments),
-    (Patched.LAYER_CALL, layer_outputs.call),
-    (Patched.BATCH_NORM_CALL, sync_batch_norm.call),
-    (Patched.BATCH_NORM_MOMENTS, sync_batch_norm.masked_moments),
-    (Patched.NEXT_SEED, random_draws.next_seed),
-    (Patched.NORMAL, random_draws.normal),
-    (Patched.TRUNCATED_NORMAL, random_draws.truncated_normal),
-    (Patched.UNIFORM, random_draws.uniform),
-    (Patched.RANDINT, random_draws.randint),
-    (Patched.GAMMA, random_draws.whole),
-    (Patched.BETA, random_draws.whole),
-    (Patched.BINOMIAL, random_draws.whole),
-    (Patched.CATEGORICAL, random_draws.categorical),
-    (Patched.DROPOUT, random_draws.dropout),
-    (Patched.SHUFFLE, random_draws.shuffle),
+    (Patched.SYNCHRONIZED_MOMENTS, layers.synchronized_moments),
+    (Patched.LAYER_CALL, layers.call),
+    (Patched.BATCH_NORM_CALL, layers.call_batch_norm),
+    (Patched.BATCH_NORM_MOMENTS, layers.masked_moments),
+    (Patched.NEXT_SEED, draws.next_seed),
+    (Patched.NORMAL, draws.normal),
+    (Patched.TRUNCATED_NORMAL, draws.truncated_normal),
+    (Patched.UNIFORM, draws.uniform),
+    (Patched.RANDINT, draws.randint),
+    (Patched.GAMMA, draws.whole),
+    (Patched.BETA, draws.whole),
+    (Patched.BINOMIAL, draws.whole),
+    (Patched.CATEGORICAL, draws.categorical),
+    (Patched.DROPOUT, draws.dropout),
+    (Patched.SHUFFLE, draws.shuffle),
     # The trainer.
     (Patched.COMPILE, trainer.compile),
     (Patched.METRICS_OR_LOGS, trainer.metrics_or_logs),
@@ -107,18 +100,18 @@ def install() -> None:
     patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
-    patch(private_tensorflow_names.CONDITION, branches.cond)
-    patch(private_tensorflow_names.INDEXED_CASE, branches.indexed_case)
-    patch(private_tensorflow_names.LOOP, loops.while_loop)
-    patch(private_tensorflow_names.FUNCTION_CALL, called_functions.call)
+    patch(private_tensorflow_names.CONDITION, choices.cond)
+    patch(private_tensorflow_names.INDEXED_CASE, choices.indexed_case)
+    patch(private_tensorflow_names.LOOP, inner_graphs.while_loop)
+    patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
     patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
     patch(
         private_tensorflow_names.SCALE_REGULARIZATION,
         losses.scale_regularization,
     )
-    patch(private_tensorflow_names.TO_TENSOR, longest_samples.to_tensor)
-    patch(private_tensorflow_names.SEQUENCE_MASK, longest_samples.sequence_mask)
-    patch(private_tensorflow_names.MERGE_CALL, merged_values.merge_call)
+    patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
+    patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
+    patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
     for point in keras_models.updates_of_counting_metrics():
-        patch(point, mixed_metrics.update)
+        patch(point, metrics.update_count)
     patch_all(PATCHES)

@@ -8,7 +8,7 @@ from conftest import MANY
 from keras import ops
 
 import keras_conflux as kc
-from keras_conflux._fit.numerics import branches
+from keras_conflux._fit.numerics import choices
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(31, 8)).astype("float32")
@@ -325,8 +325,8 @@ def test_conditions_are_exchanged_only_where_something_is_written(
         exchanged.extend(tensors)
         return original(tensors, context)
 
-    original = branches.global_values
-    monkeypatch.setattr(branches, "global_values", global_values)
+    original = choices.global_values
+    monkeypatch.setattr(choices, "global_values", global_values)
 
     def keep(model, x, loss):
         write = do(lambda: model.a.assign_add(1.0))

@@ -15,7 +15,7 @@ from drawn_programs import Program
 from keras_conflux._fit.global_batch import rules
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.rule import Rule
-from keras_conflux._fit.numerics import layer_outputs
+from keras_conflux._fit.numerics import layers
 
 pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
 
@@ -56,14 +56,14 @@ def test_a_wrong_rule_is_found(monkeypatch):
 
 def test_a_missing_warning_is_found(monkeypatch):
     assert drawn_trainings.judge(LAYER)[0] == "warned"
-    monkeypatch.setattr(layer_outputs, "_warn_of_mixing", lambda *_: None)
+    monkeypatch.setattr(layers, "_warn_of_mixing", lambda *_: None)
     assert drawn_trainings.judge(LAYER)[0] == "WRONG"
 
 
 def test_a_false_alarm_is_found(monkeypatch):
     program = dataclasses.replace(LAYER, mixes=False, lines=APART)
     assert drawn_trainings.judge(program)[0] == "equal"
-    monkeypatch.setattr(layer_outputs.trial, "rows_of", lambda *_: None)
+    monkeypatch.setattr(layers.trial, "rows_of", lambda *_: None)
     assert drawn_trainings.judge(program)[0] == "FALSE ALARM"
 
 

@@ -12,10 +12,8 @@ from models import Keeps
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._fit.numerics import layer_state
-from keras_conflux._replication.step_context import StepContext
-
-NEVER = property(lambda self: False, lambda self, value: None)
+from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication.steps import Step
 
 
 def _keeps(update, look=None):
@@ -84,15 +82,13 @@ def _in_a_branch(kept, mean):
 @pytest.mark.filterwarnings("ignore:.*depends on other samples")
 def test_what_is_a_moving_average(layer, expected, monkeypatch):
     found = []
-    original = layer_state.average
-    monkeypatch.setattr(
-        layer_state,
-        "average",
-        lambda context, fraction: (
-            found.append(len(context.averages)),
-            original(context, fraction),
-        ),
-    )
+    original = Writes.after_steps
+
+    def after_steps(writes, fraction):
+        found.append(len(writes._moving_averages))
+        original(writes, fraction)
+
+    monkeypatch.setattr(Writes, "after_steps", after_steps)
     model = keras.Sequential([layer, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     kc.replicate(model, MANY)
@@ -136,7 +132,7 @@ def test_once_after_many_steps_is_as_after_each():
     function = tf.function
     with (
         mock.patch.object(Communicator, "supports_xla", True),
-        mock.patch.object(StepContext, "in_xla", NEVER),
+        mock.patch.object(Step, "in_xla", False),
         mock.patch.object(
             tf,
             "function",

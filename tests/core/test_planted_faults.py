@@ -54,43 +54,43 @@ COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 # package, or the methods of Keras that the package replaces.
 PLACES = {
     # of the package
-    "accumulates": f"{NUMERICS}.gradients:_accumulates",
+    "accumulates": f"{NUMERICS}.updates:_accumulates",
     "are global": f"{NUMERICS}.gradients:_are_global",
     "accumulators": "keras_conflux._compat.keras_models:accumulators",
-    "average": f"{NUMERICS}.layer_state:_average",
+    "average": f"{NUMERICS}.writes:_average",
     "compiles": f"{FIT}.input.execution_plan:compiles",
     "compiles a shape": (
         f"{FIT}.execution.step_executor:StepExecutor._is_worth_compiling"
     ),
     "chain rule": f"{NUMERICS}.tape:_through_reductions",
-    "change of a metric": f"{NUMERICS}.layer_state:_part_of_change",
+    "change of a metric": f"{NUMERICS}.counters:_share_of_change",
     "copies": f"{REPLICATION}.state:copies",
-    "count": f"{NUMERICS}.layer_state:_counted",
+    "count": f"{NUMERICS}.counters:own_share",
     "gather": f"{GLOBAL_BATCH}.values:gathered",
-    "logs": f"{NUMERICS}.logs:of_global_batch",
+    "logs": f"{NUMERICS}.returns:Logs.merge",
     "make global": f"{NUMERICS}.gradients:_made_global",
     "move a batch": f"{FIT}.input.batch_sharder:BatchSharder._one",
     "promote": f"{REPLICATION}.promotion:_promote_variable",
     "reduce": f"{COLLECTIVES}._reduce",
     "reduce a tree": f"{COLLECTIVES}.all_reduce",
-    "sum gradients": f"{NUMERICS}.gradients:reduced",
+    "sum gradients": f"{NUMERICS}.gradients:summed",
     "reduce sparse": f"{COLLECTIVES}._reduce_sparse",
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
-    "role of a log": f"{NUMERICS}.logs:_role_and_value",
+    "role of a log": f"{NUMERICS}.returns:_role_and_value",
     "seed of a loss": f"{NUMERICS}.tape:_seeded",
-    "sources": f"{GLOBAL_BATCH}.values:of_sources",
-    "state": f"{NUMERICS}.layer_state:global_values",
+    "sources": f"{GLOBAL_BATCH}.values:reduced_by_role",
+    "state": f"{NUMERICS}.writes:global_values",
     "slices of the gathered": f"{GLOBAL_BATCH}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
     "set a sum": f"{REPLICATION}.state:set_sum",
     "has samples": "keras_conflux._custom_loops.verbs:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
-    "values of logs": f"{NUMERICS}.logs:global_values",
-    "values of means": f"{NUMERICS}.mean_metrics:global_values",
+    "values of logs": f"{NUMERICS}.returns:global_values",
+    "values of means": f"{NUMERICS}.metrics:global_values",
     "steers": f"{FIT}.input.execution_plan:may_steer_data",
     "synchronize": f"{REPLICATION}.synchronization:synchronize",
     "weigh": "keras_conflux._communication.dtypes:weighted",
-    "without stand-ins": f"{NUMERICS}.logs:_if_any",
+    "without stand-ins": f"{NUMERICS}.returns:_if_any",
     # of Keras, replaced by the package
     "add": Patched.ASSIGN_ADD.path,
     "assign": Patched.ASSIGN.path,
@@ -103,8 +103,8 @@ PLACES = {
     "draw": Patched.NORMAL.path,
     "drop": Patched.DROPOUT.path,
     "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
-    "place in a function": f"{NUMERICS}.places:write",
-    "turns of a loop": f"{NUMERICS}.loops:_Loop.note_turns",
+    "place in a function": f"{NUMERICS}.drawn_rows:WrittenPlace.write",
+    "turns of a loop": f"{NUMERICS}.inner_graphs:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,
     "show loss": Patched.UNSCALE_LOSS.path,
     "update mean": Patched.MEAN_UPDATE.path,
@@ -356,6 +356,10 @@ def _finite_somewhere(original, self, op, *args):
     return original(self, "max" if op == "min" else op, *args)
 
 
+def _logs_of_first(original, logs, merged):
+    merged.result = merged.outputs[0]
+
+
 def _no_weight(original, self, op, tree, *_, **__):
     return original(self, op, tree)
 
@@ -599,7 +603,7 @@ FAULTS = [
     ),
     Fault(
         "callbacks get the logs of replica 0",
-        {"logs": lambda original, logs, *_: logs[0]},
+        {"logs": _logs_of_first},
         ("optimizer SGD", "own train_step"),
     ),
     Fault(

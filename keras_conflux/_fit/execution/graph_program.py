@@ -14,7 +14,7 @@ from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
-from keras_conflux._replication.step_context import Place
+from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
 
@@ -49,7 +49,7 @@ class GraphProgram(StepPrograms):
                 filled = map(trees.refill, batch.specs, shards)
                 result = self._all_replicas([*filled], sizes, known)
             if not made:  # else TensorFlow traces this once more
-                self._step.assert_traced_rightly()
+                self._step.raise_if_retrace_needed()
             return result
 
         count = self._communicator.size

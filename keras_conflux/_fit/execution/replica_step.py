@@ -1,50 +1,36 @@
 """What each replica does with its shard of a batch, and the common result."""
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
 import keras
 import tensorflow as tf
 
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
-from keras_conflux._fit.global_batch import kinds
-from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._fit.global_batch.gathered_rows import gathered
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.input import specs
-from keras_conflux._fit.numerics import branches
-from keras_conflux._fit.numerics import layer_state
-from keras_conflux._fit.numerics import logs
-from keras_conflux._fit.numerics import metric_sums
-from keras_conflux._fit.numerics import places
-from keras_conflux._fit.numerics import plain_variables
-from keras_conflux._fit.numerics import trace_findings
-from keras_conflux._replication import state
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import Place
-from keras_conflux._replication.step_context import StepContext
-from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._fit.numerics import counters
+from keras_conflux._fit.numerics.choices import Choices
+from keras_conflux._fit.numerics.draws import Draws
+from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import Merged
+from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.returns import Logs
+from keras_conflux._fit.numerics.returns import Predictions
+from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
+from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Place
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
-
-
-@dataclasses.dataclass(frozen=True)
-class InXla:
-    """What is known of a step that XLA compiles."""
-
-    shapes: Sequence[Sequence[int]]
-    """The shapes of the leaves of the shard."""
-    rank: Any
-    """The variable that holds the position of each replica among all, if there
-    are several."""
 
 
 class ReplicaStep(Protocol):
@@ -72,7 +58,7 @@ class ReplicaStep(Protocol):
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None = None,
+        compiled: CompiledStep | None = None,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
@@ -95,7 +81,7 @@ class ReplicaStep(Protocol):
         """
         ...
 
-    def assert_traced_rightly(self) -> None:
+    def raise_if_retrace_needed(self) -> None:
         """Raises `TraceAgain` if the traces of all replicas were in vain."""
         ...
 
@@ -105,20 +91,22 @@ class ReplicaStep(Protocol):
 
 
 class _ModelStep:
-    """Runs a step of a model, and makes what its layers keep equal."""
+    """Runs a step of a model, and makes global what leaves it."""
+
+    returns: type[Exit]
 
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
         self.identity = f"{type(self).__name__} of {model.name}"
         self.tracing = threading.RLock()
         self._model = model
-        self._contexts: dict[int, StepContext] = {}
+        self._steps: dict[int, Step] = {}
         self._warned: set[str] = set()
-        self._exchanged_inside: frozenset[int] = frozenset()
+        self._exchanged: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
-        metric_sums.take_apart(self._model)
+        counters.zero_all_but_first(self._model)
 
     def on_replica(
         self,
@@ -126,110 +114,96 @@ class _ModelStep:
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None = None,
+        compiled: CompiledStep | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
+        step = self._step(shard, fraction, place, size, compiled)
+        if replica_index() == 0:
+            self._steps.clear()  # replicas may share this trace
+        self._steps[replica_index()] = step
+        with steps.entered(step):
+            Writes.of(step).exchange(self._exchanged)
+            for each in self._exits(step):
+                each.begin()
+            output = self._run(shard, step)
+            for each in self._exits(step):
+                output = each.end(output)
+            warn_of_plain_variables(step)
+        return output
+
+    def after_steps(self, fraction: Any) -> None:
+        """See `ReplicaStep`."""
+        step = self._steps[replica_index()]
+        with steps.entered(step):
+            for each in self._exits(step):
+                each.after_steps(fraction)
+
+    def raise_if_retrace_needed(self) -> None:
+        """See `ReplicaStep`."""
+        findings = TraceFindings()
+        for step in self._steps.values():
+            for each in self._exits(step):
+                each.report(findings)
+        self._exchanged |= findings.to_exchange
+        findings.raise_if_any()
+
+    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
+        """See `ReplicaStep`."""
+        merged = Merged(outputs, fractions, sizes)
+        for each in self._exits(self._steps[0]):
+            each.merge(merged)
+        return merged.result
+
+    def _exits(self, step: Step) -> list[Exit]:
+        """Returns the ways out of a step, in the order in which they end."""
+        exits = (Gradients, self.returns, Writes, Choices, Draws)
+        return [each.of(step) for each in exits]
+
+    def _step(
+        self,
+        shard: Tree,
+        fraction: Any,
+        place: Callable[[], Place],
+        size: Any,
+        compiled: CompiledStep | None,
+    ) -> Step:
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
-        context = StepContext(
+        return Step(
             self.name,
             warned=self._warned,
-            in_xla=compiled is not None,
-            compiled_shapes=compiled and compiled.shapes,
-            rank=compiled and compiled.rank,
+            compiled=compiled,
             batch_fraction=fraction,
             place=place,
             may_be_empty=size is not None,
             shard=shard,
             graph=tf.compat.v1.get_default_graph(),
-            kinds=BatchKinds(
+            kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
-                functools.partial(_handles_of_sums, self._model),
+                functools.partial(counters.handles_of_sums, self._model),
                 is_blind=specs.sizes_are_known(shard),
             ),
-            exchanged_inside=self._exchanged_inside,
-            is_counter_of_keras=_CountersOfKeras(self._model),
+            model=self._model,
         )
-        if replica_index() == 0:
-            self._contexts.clear()  # replicas may share this trace
-        self._contexts[replica_index()] = context
-        with step_context.entered(context):
-            places.write(context)
-            output = self._run(shard, size, context)
-            context.internal = True
-            layer_state.reduce_states(context)
-            branches.assert_chosen_together(context)
-            plain_variables.warn_of_plain_variables(self._model, context)
-        return output
 
-    def assert_traced_rightly(self) -> None:
-        """See `ReplicaStep`."""
-        for context in self._contexts.values():
-            self._exchanged_inside |= context.to_exchange_inside
-        trace_findings.assert_final(self._contexts.values())
-
-    def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         raise NotImplementedError
-
-    def after_steps(self, fraction: Any) -> None:
-        """See `ReplicaStep`."""
-        context = self._contexts[replica_index()]
-        with step_context.entered(context):
-            layer_state.average(context, fraction)
-            metric_sums.put_together(self._model)
 
 
 class TrainOrTestStep(_ModelStep):
     """A `train_step` or `test_step`, whose result is the logs."""
 
+    returns = Logs
+
     def __init__(self, model: keras.Model, step: Callable) -> None:
         super().__init__(model)
         self.identity += f": {getattr(step, '__name__', '')}"
         self.on_whole_batch = step
-        self._step = tensorflow_tracing.inlined(step)
+        self._of_model = tensorflow_tracing.inlined(step)
 
-    def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
-        with logs.noting_results(self._model, context) as noted:
-            output = self._step(shard)
-        context.results = logs.results_by_position(output, noted)
-        return logs.made_global(output, context)
-
-    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
-        """See `ReplicaStep`."""
-        first = self._contexts[0]
-        return logs.of_global_batch(outputs, fractions, sizes, first)
-
-
-def _handles_of_sums(model: keras.Model) -> list[Any]:
-    """Returns the handles of this replica's copies that add up to a value."""
-    return [
-        tensorflow_internals.handle_of(state.copies(v)[replica_index()])
-        for v in state.sums_of(model)
-    ]
-
-
-class _CountersOfKeras:
-    """Tells to which variables metrics of Keras add sums over samples."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-        self._known: dict[int, bool] = {}
-
-    def __call__(self, variable: keras.Variable) -> bool:
-        if id(variable) not in self._known:  # a step may make metrics
-            self._known = self._read()
-        return self._known.setdefault(id(variable), False)
-
-    def _read(self) -> dict[int, bool]:
-        found: dict[int, bool] = {}
-        for owner in state.stateful_objects(self._model):
-            if isinstance(owner, keras.metrics.Metric):
-                module = type(owner).update_state.__module__
-                of_keras = module.startswith("keras.")
-                # Keras holds those of one's own in a metric of its own.
-                for key in map(id, owner.variables):
-                    found[key] = of_keras and found.get(key, True)
-        return found
+    def _run(self, shard: Tree, step: Step) -> Tree:
+        with Logs.of(step).noting_results():
+            return self._of_model(shard)
 
 
 class PredictStep(_ModelStep):
@@ -240,69 +214,20 @@ class PredictStep(_ModelStep):
         is_local: Whether a process wants the outputs for its own part alone.
     """
 
+    returns = Predictions
+
     def __init__(self, model: keras.Model, is_local: bool = False) -> None:
         super().__init__(model)
         self._is_local = is_local
-        self._gathers = process_count() > 1 and not is_local
 
     def on_whole_batch(self, batch: Tree) -> Tree:
         """See `ReplicaStep`."""
         return self._model.predict_step(batch)
 
-    def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:
-        outputs = self._model.predict_step(shard)
+    def _run(self, shard: Tree, step: Step) -> Tree:
         if self._is_local:
-            return keras.tree.map_structure(
-                lambda leaf: _mean_everywhere(leaf, context), outputs
-            )
-        if not self._gathers:
-            return outputs
-        return keras.tree.map_structure(
-            lambda leaf: _everywhere(leaf, size, context), outputs
-        )
-
-    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
-        """See `ReplicaStep`."""
-        if self._gathers:
-            return outputs[0]
-        if self._is_local:  # numbers for the batch are equal on all replicas
-            fractions = [tf.constant(1.0), *map(tf.zeros_like, fractions[1:])]
-        return keras.tree.map_structure(
-            lambda *leaves: _of_global_batch(leaves, fractions, sizes), *outputs
-        )
-
-
-def _mean_everywhere(leaf: Any, context: StepContext) -> Any:
-    """Returns what is no row of samples, but one number for the batch."""
-    if leaf is None or leaf.shape.rank != 0:
-        return leaf
-    fraction = context.batch_fraction
-    return replica_collectives().weighted_sum(leaf, fraction)
-
-
-def _everywhere(leaf: Any, size: Any, context: StepContext) -> Any:
-    """Returns what all replicas predict of the global batch, in each."""
-    if leaf is None:
-        return None
-    if not isinstance(leaf, tf.Tensor):
-        raise NotImplementedError(
-            f"{context.name}: `predict` over several processes returns dense "
-            f"tensors. Received: a {type(leaf).__name__}. Make it dense in "
-            "`predict_step`."
-        )
-    if leaf.shape.rank == 0:
-        return _mean_everywhere(leaf, context)
-    context.kinds.mark(leaf, kinds.rows(0, regular=size is None))
-    return gathered([leaf], context)[0].all
-
-
-def _of_global_batch(leaves: tuple, fractions: list, sizes: list) -> Any:
-    if leaves[0] is None:
-        return None
-    if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
-        return logs.weighted_mean(leaves, fractions)
-    # What a replica without samples predicted of its stand-in is dropped.
-    return logs.joined_rows(leaves, sizes)
+            Predictions.of(step).keep_local()
+        return self._model.predict_step(shard)
 
 
 def joined(parts: list[Tree]) -> Tree:

@@ -26,8 +26,8 @@ from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import not_the_end
-from keras_conflux._fit.numerics.trace_findings import TraceAgain
-from keras_conflux._fit.numerics.unread_code import warn_of_known_sizes
+from keras_conflux._fit.numerics.exit import TraceAgain
+from keras_conflux._fit.numerics.warnings import warn_of_known_sizes
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state

@@ -17,7 +17,6 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.shared_trace import SharedTrace
-from keras_conflux._fit.execution.replica_step import InXla
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import Program
 from keras_conflux._fit.execution.traced_program import Purpose
@@ -27,7 +26,8 @@ from keras_conflux._fit.execution.traced_program import make
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
-from keras_conflux._replication.step_context import Place
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_index
@@ -108,7 +108,7 @@ class XlaProgram(StepPrograms):
                 outputs[index] = self._watchdog.mark_end(index, output)
 
             self._strategy.run(_without_autograph(one_replica))
-            self._step.assert_traced_rightly()
+            self._step.raise_if_retrace_needed()
             ordered = [outputs[index] for index in range(count)]
             everywhere = self._communicator.size
             fractions = batch_fractions([1] * everywhere)[:count]
@@ -161,7 +161,7 @@ class XlaProgram(StepPrograms):
                 fraction(),
                 place,
                 size=None,
-                compiled=InXla(shapes, self._ranks),
+                compiled=CompiledStep(shapes, self._ranks),
             )
 
         def after_steps() -> None:

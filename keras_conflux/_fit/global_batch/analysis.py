@@ -18,12 +18,12 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import rules
-from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
+from keras_conflux._fit.global_batch.kinds import ROW_SPLITS
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
@@ -37,7 +37,7 @@ CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
 """What optimizers change a variable with, in place."""
 
 
-class BatchKinds:
+class KindInference:
     """The kinds of the tensors of one replica's step.
 
     Args:
@@ -60,7 +60,7 @@ class BatchKinds:
     ) -> None:
         self.is_blind = is_blind
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, _GraphReader] = {}
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
         self.merged: list[tf.Tensor] = []
@@ -81,7 +81,7 @@ class BatchKinds:
         if isinstance(leaf, tf.RaggedTensor):
             self.mark(leaf.flat_values, rows(0, regular=False))
             for splits in leaf.nested_row_splits:
-                self.mark(splits, BEGINNINGS)
+                self.mark(splits, ROW_SPLITS)
         elif isinstance(leaf, tf.SparseTensor):
             for part in (leaf.indices, leaf.values, leaf.dense_shape):
                 self.mark(part, OPAQUE)
@@ -154,7 +154,7 @@ class BatchKinds:
     def notice(self, graph: Any) -> None:
         """Reads a graph inside of the step's, before it is closed."""
         if id(graph) not in self._graphs:
-            self._graphs[id(graph)] = _Graph(graph, self)
+            self._graphs[id(graph)] = _GraphReader(graph, self)
 
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns what was written to a variable before it was read."""
@@ -167,7 +167,7 @@ class BatchKinds:
         inputs = [self.of(tensor) for tensor in loop.inputs]
         return control_flow.turns_alike(loop, inputs, rules.kinds_of_outputs)
 
-    def _read(self, graph: Any) -> "_Graph":
+    def _read(self, graph: Any) -> "_GraphReader":
         self.notice(graph)
         return self._graphs[id(graph)].read_on()
 
@@ -218,10 +218,10 @@ class BatchKinds:
         return given.get(placeholder.name, OPAQUE)
 
 
-class _Graph:
+class _GraphReader:
     """The kinds of the tensors of one graph, read as far as it is traced."""
 
-    def __init__(self, graph: Any, kinds: BatchKinds) -> None:
+    def __init__(self, graph: Any, kinds: KindInference) -> None:
         self._graph = graph
         self._all = kinds
         self.begin()
@@ -239,7 +239,7 @@ class _Graph:
         """Returns the kind of a tensor of what has been read so far."""
         return self._all.marked(tensor) or self._kinds.get(tensor.name, OPAQUE)
 
-    def read_on(self) -> "_Graph":
+    def read_on(self) -> "_GraphReader":
         operations = self._graph.get_operations()
         while self._position < len(operations):
             operation = operations[self._position]

@@ -9,6 +9,7 @@ The counts are those of `StatelessRandomGetKeyCounter`, which begin at 0 in the
 first of two words of 64 bits, so that no sum goes beyond it.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._fit.numerics.places import in_xla
-from keras_conflux._fit.numerics.places import on_host
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._replication import steps
+from keras_conflux._replication.strategy import current_strategy
 
 _ALGORITHM = tf.random.Algorithm.AUTO_SELECT.value
 
@@ -46,7 +48,7 @@ class Sampler:
         return self._counts() is not None
 
     def _counts(self) -> Any:
-        return self.counts_in_xla if in_xla() else self.counts
+        return self.counts_in_xla if _in_xla() else self.counts
 
     @property
     def group(self) -> int:
@@ -152,6 +154,20 @@ def integers(minval: Any, maxval: Any, dtype: Any) -> Sampler:
             ("maxval", tf.convert_to_tensor(maxval, dtype)),
         ),
     )
+
+
+def on_host() -> contextlib.AbstractContextManager:
+    """Keeps what computes with a few integers from a replica's GPU."""
+    if steps.current() is None or _in_xla():
+        return contextlib.nullcontext()
+    if current_strategy().devices[0].kind != "GPU":
+        return contextlib.nullcontext()
+    return tf.device("CPU:0")
+
+
+def _in_xla() -> bool:
+    """Whether XLA compiles what is being traced."""
+    return steps.in_xla() or tensorflow_tracing.in_compiled_function()
 
 
 def _moved(counter: tf.Tensor, units: Any, counts: Any) -> tf.Tensor:

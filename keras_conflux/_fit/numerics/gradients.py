@@ -1,154 +1,220 @@
-"""Makes each replica's gradients those of the global batch."""
+"""The gradients that leave a step: each replica's become the global batch's."""
 
+import contextlib
 import functools
-import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from keras_conflux._common.errors import StrategyError
-from keras_conflux._compat import keras_internals
-from keras_conflux._compat import keras_variables
-from keras_conflux._custom_loops import spmd
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._custom_loops.collectives import UserReductions
+from keras_conflux._custom_loops.collectives import operations_of
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
-from keras_conflux._fit.numerics import branches
-from keras_conflux._fit.numerics import layer_state
-from keras_conflux._fit.numerics import single_update
 from keras_conflux._fit.numerics import sparse_gradients
+from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
-from keras_conflux._replication import promotion
-from keras_conflux._replication import state
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import whole_batch_strategy
-
-_outside_functions: Any = weakref.WeakKeyDictionary()
 
 
-def apply(
-    original: Callable,
-    optimizer: Any,
-    grads: Any,
-    trainable_variables: Any = None,
-) -> Any:
-    """Reduces, and then applies as a single device would.
+class Gradients(Exit):
+    """The gradients of a step, from a tape to an optimizer."""
 
-    Everything an optimizer does with gradients (clipping, accumulation, loss
-    scaling, decay, averaging) then acts on the gradient of the global batch,
-    on every replica alike. Where the gradients come from decides:
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._is_differentiating = False
+        self._is_keras_step = False
+        self._is_applying = False
+        self._accumulates = False
+        self._postponed_losses: list[Any] = []
+        self._postponed: list[Any] = []
 
-    * a step of `fit`: what a tape returns is the gradient of the global batch
-      already;
-    * `withdevices`: nothing; the user has called `allreduce`;
-    * a bare `strategy.run`: the sum, as Keras documents it.
-    """
-    if not in_replica():
-        return _outside(original, optimizer, grads, trainable_variables)
-    context = step_context.current()
-    if context is not None and context.optimizing:
-        return original(optimizer, grads, trainable_variables)
-    given = None if trainable_variables is None else list(trainable_variables)
-    _check_replicated(optimizer, given)
-    _build(optimizer, given)
-    grads = list(grads)
-    accumulating = False
-    _refuse_overwriting(optimizer, given, context)
-    if context is None:
-        grads = _shaped(_repeatable(grads), given)
-        grads = replica_collectives().all_reduce("sum", grads)
-    elif context.batch_fraction is not None:
-        accumulating = _accumulates(optimizer)
-        branches.note_update(optimizer, context)
-        layer_state.settle(given or [], context)
-        grads = _of_fit(_repeatable(grads), given, context, accumulating)
-    else:
-        grads = _repeatable(grads)
-        _warn_if_local(context, grads)
-    with step_context.optimizing(accumulating):
-        return original(optimizer, grads, given)
+    @property
+    def are_computed(self) -> bool:
+        """Whether a gradient tape is computing some."""
+        return self._is_differentiating
 
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Says that a gradient tape is computing some."""
+        self._is_differentiating = True
+        try:
+            yield
+        finally:
+            self._is_differentiating = False
 
-def _refuse_overwriting(
-    optimizer: Any, trained: list[Any] | None, context: StepContext | None
-) -> None:
-    """Raises where values that Keras takes for gradients would be summed."""
-    overwritten = [*filter(_is_overwritten, trained or [])]
-    if not overwritten or replica_collectives().count == 1:
-        return
-    in_fit = context is not None and context.batch_fraction is not None
-    if in_fit and not _accumulates(optimizer):
-        return
-    steps = "`gradient_accumulation_steps`" if in_fit else "a loop of your own"
-    raise NotImplementedError(
-        f"{state.name_of(overwritten[0])} gets its gradient as its value, as "
-        f"layers in float8 do, which several replicas do in `fit` only, and "
-        f"without accumulation. Received: {steps}. Train by `fit` without "
-        "`gradient_accumulation_steps`, or on one device."
-    )
+    @contextlib.contextmanager
+    def in_keras_step(self) -> Iterator[None]:
+        """Says that Keras' own `train_step` is running, and not the user's."""
+        self._is_keras_step = True
+        try:
+            yield
+        finally:
+            self._is_keras_step = False
 
+    def postpone(self, loss: Any) -> None:
+        """Leaves the gradients of a loss to the update of an accumulator.
 
-def _build(optimizer: Any, trained: list[Any] | None) -> None:
-    """Makes an optimizer's variables outside of all graphs that are traced.
+        Only Keras' own step surely hands them from the tape to `apply`.
+        """
+        if self._is_keras_step:
+            self._postponed_losses.append(loss)
 
-    XLA programs cannot make any, and TensorFlow traces a function twice that
-    has made some. Another thread traces nothing.
-    """
-    if trained and not optimizer.built and not tf.executing_eagerly():
-        strategy = tf.distribute.get_strategy()
+    @property
+    def are_applied(self) -> bool:
+        """Whether an optimizer is applying some."""
+        return self._is_applying
 
-        def build() -> None:
-            with strategy.scope():
-                optimizer.build(trained)
+    @property
+    def are_accumulated(self) -> bool:
+        """Whether those that it applies are reduced when it updates only."""
+        return self._accumulates
 
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(keras_internals.with_this_threads_state(build)).result()
+    @contextlib.contextmanager
+    def applying(self, accumulates: bool = False) -> Iterator[None]:
+        """Says that an optimizer is applying some.
 
+        An optimizer may hold others, as `LossScaleOptimizer` does, whose
+        `apply` reduces nothing again.
 
-def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
-    """Raises unless each replica has its own copy of what it will write.
+        Args:
+            accumulates: See `are_accumulated`.
+        """
+        self._is_applying, self._accumulates = True, accumulates
+        try:
+            yield
+        finally:
+            self._is_applying = self._accumulates = False
 
-    Replicas would write one variable after another, or wait for each other.
-    """
-    for what, found in (
-        (f"of the optimizer {optimizer.name!r}", optimizer.variables),
-        ("which the optimizer is to update", trained or []),
-    ):
-        for variable in found:
-            is_keras = isinstance(variable, keras.Variable)
-            if is_keras and not is_replicated(
-                keras_variables.backing(variable)
-            ):
-                raise StrategyError(
-                    f"{state.name_of(variable)}, {what}, has a single "
-                    "copy, but the step runs on several devices. Give the "
-                    "model and the optimizer to `keras_conflux.replicate` "
-                    "before the step."
-                )
+    def reduced(
+        self, targets: list[Any], found: list[Any], sources: list[Any]
+    ) -> list[Any]:
+        """Returns what a tape is to return for what all replicas share.
 
+        Args:
+            targets: What was differentiated.
+            found: A replica's gradients, which have their weights already.
+            sources: By what it was differentiated.
+        """
+        if any(
+            target is loss
+            for loss in self._postponed_losses
+            for target in targets
+        ):
+            self._postponed.extend(found)
+            return found
+        return summed(found, sources, self.step)
 
-def _repeatable(grads: list[Any]) -> list[Any]:
-    """Makes sparse gradients dense on GPUs, before they are reduced.
+    def to_apply(
+        self, grads: list[Any], trained: list[Any] | None, accumulates: bool
+    ) -> list[Any]:
+        """Returns the gradients of the global batch, or a replica's part.
 
-    There, rows that occur twice are added up in any order, so that applying
-    the same sparse gradient would give each replica other roundings.
-    """
-    if not replica_collectives().on_gpu:
+        What a tape returned, and what was computed from that, is global
+        already. Anything else, such as gradients that were computed by hand, is
+        reduced here.
+        """
+        collectives = replica_collectives()
+        if accumulates and _all_in(grads, self._postponed):
+            grads = shaped(grads, trained)
+            return collectives.weighted(grads, _has_samples(self.step))
+        if not _are_global(grads, self.step):
+            grads = _made_global(shaped(grads, trained), trained, self.step)
+        if accumulates:  # the copies of accumulators are added up
+            return collectives.weighted(grads, self.step.batch_fraction)
         return grads
-    return [
-        tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
-        for g in grads
-    ]
+
+    def warn_if_local(self, grads: list[Any]) -> None:
+        """Warns of gradients that the user is to reduce, and has not."""
+        if "local gradients" in self.step.warned:
+            return
+        if tf.executing_eagerly():  # nothing tells where a tensor comes from
+            return
+        reduced = UserReductions.of(self.step).operations()
+        if depends_on(operations_of(grads), reduced):
+            return
+        self.step.warn_once(
+            "local gradients",
+            "an optimizer applies gradients that no `allreduce` has touched, "
+            "so the replicas are about to drift apart. Call "
+            "`gradients = keras_conflux.allreduce('mean', gradients)` before "
+            "it.",
+        )
 
 
-def _shaped(grads: list[Any], trained: list[Any] | None) -> list[Any]:
+def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
+    """Sums the gradients of all replicas, which have their weights already."""
+    grads = shaped(repeatable(grads), sources)
+    is_value = [is_overwritten(source) for source in sources]
+    own = [i for i, value in enumerate(is_value) if not value]
+    sums = iter(
+        sparse_gradients.summed(
+            [grads[i] for i in own],
+            [sources[i] for i in own],
+            functools.partial(_summed, step=step),
+            step,
+        )
+    )
+    values = [grads[i] for i, value in enumerate(is_value) if value]
+    maxima = iter(_maxima(values, step))
+    grads = [next(maxima if value else sums) for value in is_value]
+    step.kinds.mark_equal(grads)
+    return grads
+
+
+def _summed(grads: list[Any], step: Step) -> list[Any]:
+    collectives = replica_collectives()
+    if step.may_be_empty:
+        return collectives.weighted_sum(grads, _has_samples(step))
+    return collectives.all_reduce("sum", grads)
+
+
+def _maxima(values: list[Any], step: Step) -> list[Any]:
+    """Returns the largest of what Keras puts in place of variables.
+
+    These are scales of layers in float8, which follow from the values before
+    and are equal, and histories of largest magnitudes.
+    """
+    if not values:
+        return []
+    collectives = replica_collectives()
+    if step.may_be_empty:
+        values = collectives.weighted(values, _has_samples(step))
+    return collectives.all_reduce("max", values)
+
+
+def _are_global(grads: list[Any], step: Step) -> bool:
+    return all(g is None or step.kinds.of(g) == EQUAL for g in grads)
+
+
+def _all_in(grads: list[Any], known: list[Any]) -> bool:
+    ids = {id(each) for each in known}
+    return all(g is None or id(g) in ids for g in grads)
+
+
+def _made_global(
+    grads: list[Any], trained: list[Any] | None, step: Step
+) -> list[Any]:
+    given = [g for g in grads if g is not None]
+    sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
+    if not sparse:
+        try:
+            values = iter(global_values(given, step))
+            return [None if g is None else next(values) for g in grads]
+        except NotDerivable:
+            pass
+
+    def reduce(leaves: list[Any]) -> list[Any]:
+        fraction = step.batch_fraction
+        return replica_collectives().weighted_sum(leaves, fraction)
+
+    sources = trained or [None] * len(grads)
+    return sparse_gradients.summed(grads, sources, reduce, step)
+
+
+def shaped(grads: list[Any], trained: list[Any] | None) -> list[Any]:
     """Tells TensorFlow that gradients have the shapes of their variables.
 
     It often cannot know where the number of samples is open. Then buckets
@@ -164,254 +230,25 @@ def _shaped(grads: list[Any], trained: list[Any] | None) -> list[Any]:
     ]
 
 
-def reduce_accumulated(
-    original: Callable, optimizer: Any, grads: list[Any]
-) -> list[Any]:
-    """Reduces gradients that were accumulated, before they are clipped.
+def repeatable(grads: list[Any]) -> list[Any]:
+    """Makes sparse gradients dense on GPUs, before they are reduced.
 
-    So there is one reduction per update, not one per micro-step. Until then
-    each replica's accumulators hold the part of its own samples.
+    There, rows that occur twice are added up in any order, so that applying
+    the same sparse gradient would give each replica other roundings.
     """
-    if _is_accumulating():
-        grads = replica_collectives().all_reduce("sum", grads)
-    return original(optimizer, grads)
+    if not replica_collectives().on_gpu:
+        return grads
+    return [
+        tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
+        for g in grads
+    ]
 
 
-def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
-    """Whether the gradients of all replicas are finite."""
-    finite = original(optimizer, grads)
-    if _is_accumulating():
-        finite = (
-            replica_collectives().all_reduce("min", tf.cast(finite, tf.int32))
-            > 0
-        )
-    return finite
-
-
-def _is_accumulating() -> bool:
-    context = step_context.current()
-    return context is not None and context.accumulating
-
-
-def reduced(
-    grads: list[Any], sources: list[Any], context: StepContext
-) -> list[Any]:
-    """Sums the gradients of all replicas, which have their weights already."""
-    grads = _shaped(_repeatable(grads), sources)
-    is_value = [_is_overwritten(source) for source in sources]
-    own = [i for i, value in enumerate(is_value) if not value]
-    sums = iter(
-        sparse_gradients.summed(
-            [grads[i] for i in own],
-            [sources[i] for i in own],
-            functools.partial(_summed, context=context),
-            context,
-        )
-    )
-    values = [grads[i] for i, value in enumerate(is_value) if value]
-    maxima = iter(_maxima(values, context))
-    grads = [next(maxima if value else sums) for value in is_value]
-    context.kinds.mark_equal(grads)
-    return grads
-
-
-def _summed(grads: list[Any], context: StepContext) -> list[Any]:
-    collectives = replica_collectives()
-    if context.may_be_empty:
-        return collectives.weighted_sum(grads, _has_samples(context))
-    return collectives.all_reduce("sum", grads)
-
-
-def _maxima(values: list[Any], context: StepContext) -> list[Any]:
-    """Returns the largest of what Keras puts in place of variables.
-
-    These are scales of layers in float8, which follow from the values before
-    and are equal, and histories of largest magnitudes.
-    """
-    if not values:
-        return []
-    collectives = replica_collectives()
-    if context.may_be_empty:
-        values = collectives.weighted(values, _has_samples(context))
-    return collectives.all_reduce("max", values)
-
-
-def _is_overwritten(variable: Any) -> bool:
+def is_overwritten(variable: Any) -> bool:
     """Whether Keras puts the gradient of a variable in place of its value."""
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-def _has_samples(context: StepContext) -> tf.Tensor:
+def _has_samples(step: Step) -> tf.Tensor:
     """A weight that ignores what a stand-in for samples has computed."""
-    return tf.where(context.batch_fraction > 0, 1.0, 0.0)
-
-
-def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Notes losses whose gradients Keras hands from the tape to `apply`.
-
-    If the optimizer accumulates gradients, they are reduced when it updates,
-    and not in each step.
-    """
-    result = original(optimizer, loss)
-    context = step_context.current_fit_step()
-    if context is None or not context.in_keras_step:
-        return result
-    if _accumulates(optimizer):
-        context.losses_to_accumulate.append(result)
-    return result
-
-
-def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
-    """Tells that Keras' own `train_step` is running, and not the user's."""
-    context = step_context.current_fit_step()
-    if context is None:
-        return original(model, data)
-    context.in_keras_step = True
-    try:
-        return original(model, data)
-    finally:
-        context.in_keras_step = False
-
-
-def _of_fit(
-    grads: list[Any],
-    trained: list[Any] | None,
-    context: StepContext,
-    accumulating: bool,
-) -> list[Any]:
-    """Returns the gradients of the global batch, or a replica's part of them.
-
-    What a tape returned, and what was computed from that, is global already.
-    Anything else, such as gradients that were computed by hand, is reduced
-    here.
-    """
-    collectives = replica_collectives()
-    if accumulating and _all_in(grads, context.local_gradients):
-        grads = _shaped(grads, trained)
-        return collectives.weighted(grads, _has_samples(context))
-    if not _are_global(grads, context):
-        grads = _made_global(_shaped(grads, trained), trained, context)
-    if accumulating:  # the copies of accumulators are added up
-        return collectives.weighted(grads, context.batch_fraction)
-    return grads
-
-
-def _are_global(grads: list[Any], context: StepContext) -> bool:
-    return all(g is None or context.kinds.of(g) == EQUAL for g in grads)
-
-
-def _all_in(grads: list[Any], known: list[Any]) -> bool:
-    ids = {id(each) for each in known}
-    return all(g is None or id(g) in ids for g in grads)
-
-
-def _made_global(
-    grads: list[Any], trained: list[Any] | None, context: StepContext
-) -> list[Any]:
-    given = [g for g in grads if g is not None]
-    sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
-    if not sparse:
-        try:
-            values = iter(global_values(given, context))
-            return [None if g is None else next(values) for g in grads]
-        except CannotTell:
-            pass
-
-    def reduce(leaves: list[Any]) -> list[Any]:
-        fraction = context.batch_fraction
-        return replica_collectives().weighted_sum(leaves, fraction)
-
-    sources = trained or [None] * len(grads)
-    return sparse_gradients.summed(grads, sources, reduce, context)
-
-
-def _accumulates(optimizer: Any) -> bool:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return bool(inner.gradient_accumulation_steps)
-
-
-def _outside(
-    original: Callable,
-    optimizer: Any,
-    grads: Any,
-    trainable_variables: Any,
-) -> Any:
-    """Applies gradients on every replica, where they are given once for all."""
-    given = None if trainable_variables is None else list(trainable_variables)
-    if whole_batch_strategy() is not None:
-        return single_update.apply(original, optimizer, grads, given)
-    if tf.distribute.has_strategy():
-        is_replicated_here = state.replicated_by(optimizer.variables[:1])
-        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if is_replicated_here and scales:
-            return _in_replicas(original, optimizer, list(grads), given)
-        return original(optimizer, grads, given)
-    strategy = promotion.promote_beside(optimizer, given or [])
-    if strategy is None:
-        return original(optimizer, grads, given)
-    with strategy.scope():
-        _build(optimizer, given)
-    # One function, for a loop that calls this again and again.
-    functions = _outside_functions.setdefault(optimizer, {})
-    key = strategy, tuple(map(id, given or ()))
-    if key not in functions:
-        weakly = weakref.ref(optimizer)  # which `functions` lives as long as
-
-        def everywhere(grads: list[Any]) -> None:
-            with step_context.optimizing():
-                original(weakly(), grads, given)
-
-        functions[key] = spmd.withdevices(
-            tf.autograph.experimental.do_not_convert(everywhere),
-            devices=strategy.devices,
-        )
-    functions[key](list(grads))
-    return None
-
-
-def _in_replicas(
-    original: Callable, optimizer: Any, grads: list[Any], given: Any
-) -> None:
-    """Applies in each replica what Keras would refuse to apply in a scope."""
-    if given and not optimizer.built:  # each replica would build it
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(given)
-
-    def everywhere(grads: list[Any]) -> None:
-        with step_context.optimizing():
-            original(optimizer, grads, given)
-
-    tf.distribute.get_strategy().run(
-        tf.autograph.experimental.do_not_convert(everywhere), args=(grads,)
-    )
-
-
-def skip_second_reduction(
-    original: Callable, optimizer: Any, grads_and_vars: Any
-) -> list:
-    """Leaves gradients alone that `apply` has reduced."""
-    if in_replica():
-        return list(grads_and_vars)
-    return original(optimizer, grads_and_vars)
-
-
-def _warn_if_local(context: StepContext, grads: list[Any]) -> None:
-    if "local gradients" in context.warned:
-        return
-    if tf.executing_eagerly():  # nothing tells where a tensor comes from
-        return
-    reduced = [op for leaf in context.reduced for op in _ops(leaf)]
-    if depends_on([op for leaf in grads for op in _ops(leaf)], reduced):
-        return
-    context.warn_once(
-        "local gradients",
-        "an optimizer applies gradients that no `allreduce` has touched, so "
-        "the replicas are about to drift apart. Call "
-        "`gradients = keras_conflux.allreduce('mean', gradients)` before it.",
-    )
-
-
-def _ops(leaf: Any) -> list[tf.Operation]:
-    if isinstance(leaf, tf.IndexedSlices):
-        return [leaf.values.op]
-    return [leaf.op] if tf.is_tensor(leaf) else []
+    return tf.where(step.batch_fraction > 0, 1.0, 0.0)

@@ -10,15 +10,17 @@ are moved by the replica's rank, so that replicas do not repeat each other's
 numbers.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -26,9 +28,13 @@ from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
+from keras_conflux._fit.numerics.drawn_rows import WrittenPlace
 from keras_conflux._fit.numerics.drawn_rows import sizes_of
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.writes import not_recording
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
@@ -37,28 +43,97 @@ from keras_conflux._replication.strategy import replica_collectives
 _STRIDE = 1_000_003
 
 
+class Draws(Exit):
+    """The random numbers that a step draws."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._takes_rows: bool | None = None
+        self._counted: str | None = None
+
+    def begin(self) -> None:
+        """See `Exit`."""
+        WrittenPlace.of(self.step).write()
+
+    def report(self, findings: TraceFindings) -> None:
+        """See `Exit`."""
+        findings.counted = findings.counted or self._counted
+
+    def draw(
+        self,
+        name: str,
+        shape: Any,
+        seed: Any,
+        original: Callable[[], Any],
+        of_rows: Callable[[DrawnRows], tf.Tensor],
+        parameters: Sequence[Any],
+    ) -> Any:
+        """Draws what one device would, as far as the graph shows it.
+
+        Args:
+            name: Of the function of `keras.random`.
+            shape: Of what the replica draws.
+            seed: As the function takes it.
+            original: Draws what a replica that is alone draws.
+            of_rows: Draws rows of what one device draws.
+            parameters: What may be rows of samples, by which numbers are drawn.
+        """
+        kinds = {self.step.kinds.of(parameter) for parameter in parameters}
+        try:
+            rows = drawn_rows.find(shape, not isinstance(seed, int), self.step)
+            if COUNT in kinds:
+                raise NotDerivable("a number of samples")
+            with self._taking_rows(True):
+                drawn = original() if rows is None else of_rows(rows)
+        except NotDerivable as reason:
+            if isinstance(seed, int) and isinstance(reason, OfConstant):
+                self._counted = "draws random numbers of an integer seed"
+            else:
+                _warn_of(name, self.step)
+            with self._taking_rows(False):
+                return original()
+        if rows is not None and all(
+            _is_alike(kind, rows.kind) for kind in kinds
+        ):
+            # The graph does not show that these are rows of the same samples.
+            self.step.kinds.mark(drawn, rows.kind)
+        return drawn
+
+    @contextlib.contextmanager
+    def _taking_rows(self, rows: bool) -> Iterator[None]:
+        """Says, while `keras.random` draws, whether it draws rows by a seed."""
+        before, self._takes_rows = self._takes_rows, rows
+        try:
+            yield
+        finally:
+            self._takes_rows = before
+
+    def seeds_are_shared(self) -> bool:
+        """Whether the next seed is equal on all replicas, as on one device."""
+        if self._takes_rows is None:
+            _warn_of_own_seeds(self.step)
+        return bool(self._takes_rows)
+
+
 def next_seed(
     original: Callable, generator: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Returns the next seed, moved by the rank unless rows are drawn by it."""
-    with step_context.internal():
+    with not_recording():
         seed = original(generator, *args, **kwargs)
     if not in_replica():
         return seed
-    context = _context()
-    if context is not None:
-        if context.draws_rows:
-            return seed
-        if context.draws_rows is None:
-            _warn_of_own_seeds(context)
+    draws = _draws()
+    if draws is not None and draws.seeds_are_shared():
+        return seed
     rank = rank_as_tensor()
     if isinstance(rank, int) and rank == 0:
         moved = tf.identity(seed)
     else:
         rank = tf.cast(rank, seed.dtype)
         moved = seed + tf.stack([rank * _STRIDE, tf.zeros_like(rank)])
-    if context is not None:
-        context.kinds.mark_own([moved])
+    if draws is not None:
+        draws.step.kinds.mark_own([moved])
     return moved
 
 
@@ -167,7 +242,7 @@ def dropout(
     seed: Any = None,
 ) -> Any:
     """Drops what one device would drop of the replica's samples."""
-    if _context() is None or rate in (0.0, 1.0):
+    if _draws() is None or rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     inputs = tf.convert_to_tensor(inputs)
     sampler = counted_draws.uniform(inputs.dtype)
@@ -250,7 +325,7 @@ def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
     x = tf.convert_to_tensor(x)
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
-        raise CannotTell("samples of all replicas")
+        raise NotDerivable("samples of all replicas")
 
     return _draw(
         "shuffle",
@@ -269,37 +344,11 @@ def _draw(
     of_rows: Callable[[DrawnRows], tf.Tensor],
     parameters: Sequence[Any] = (),
 ) -> Any:
-    """Draws what one device would, as far as the graph shows it.
-
-    Args:
-        name: Of the function of `keras.random`.
-        shape: Of what the replica draws.
-        seed: As the function takes it.
-        original: Draws what a replica that is alone draws.
-        of_rows: Draws rows of what one device draws.
-        parameters: What may be rows of samples, by which numbers are drawn.
-    """
-    context = _context()
-    if context is None:
+    """Draws as `Draws` does in a step, and else as Keras."""
+    draws = _draws()
+    if draws is None:
         return original()
-    kinds = {context.kinds.of(parameter) for parameter in parameters}
-    try:
-        rows = drawn_rows.find(shape, not isinstance(seed, int), context)
-        if COUNT in kinds:
-            raise CannotTell("a number of samples")
-        with context.drawing(rows=True):
-            drawn = original() if rows is None else of_rows(rows)
-    except CannotTell as reason:
-        if isinstance(seed, int) and isinstance(reason, OfConstant):
-            context.counts_rows = "draws random numbers of an integer seed"
-        else:
-            _warn_of(name, context)
-        with context.drawing(rows=False):
-            return original()
-    if rows is not None and all(_is_alike(kind, rows.kind) for kind in kinds):
-        # The graph does not show that these are rows of the same samples.
-        context.kinds.mark(drawn, rows.kind)
-    return drawn
+    return draws.draw(name, shape, seed, original, of_rows, parameters)
 
 
 def _is_alike(kind: Kind, rows: Kind) -> bool:
@@ -309,16 +358,16 @@ def _is_alike(kind: Kind, rows: Kind) -> bool:
     return kind.regular and kind.with_entries(rows.entries) == rows
 
 
-def _context() -> StepContext | None:
-    """Returns the context of a step in which replicas draw together."""
-    context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+def _draws() -> Draws | None:
+    """Returns those of a step in which replicas draw together."""
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
         return None
-    return context if replica_collectives().count > 1 else None
+    return Draws.of(step) if replica_collectives().count > 1 else None
 
 
-def _warn_of_own_seeds(context: StepContext) -> None:
-    context.warn_once(
+def _warn_of_own_seeds(step: Step) -> None:
+    step.warn_once(
         "seeds",
         "the step takes a seed from a `SeedGenerator` by itself. Each replica "
         "gets another one, so numbers that are drawn by it differ from those "
@@ -327,9 +376,9 @@ def _warn_of_own_seeds(context: StepContext) -> None:
     )
 
 
-def _warn_of(name: str, context: StepContext) -> None:
+def _warn_of(name: str, step: Step) -> None:
     scope = re.sub(r"^replica_\d+/", "", tf.get_current_name_scope())
-    context.warn_once(
+    step.warn_once(
         f"draws {name}",
         f"the graph does not show for which samples `keras.random.{name}` "
         f"draws in {scope!r}. Each replica draws numbers "

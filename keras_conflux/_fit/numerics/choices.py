@@ -1,0 +1,340 @@
+"""Makes replicas choose what one device would choose: branches, and lengths.
+
+A replica knows the condition of a `tf.cond` for its own samples only. Mostly
+this does not matter, as what a branch returns is read like the rest of the
+graph. Where a branch changes weights, replicas that choose different ones come
+apart. So where a branch writes something, its condition becomes that of the
+global batch, while the branch is traced. Conditions of other branches stay
+what they are.
+
+`RaggedTensor.to_tensor` and `tf.sequence_mask` choose the length of the longest
+sample that they are given, if they are told none. Replicas tell each other how
+long their samples are.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.global_batch import control_flow
+from keras_conflux._fit.global_batch import ragged
+from keras_conflux._fit.global_batch.derivation import NotDerivable
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import replica_collectives
+
+
+def cond(
+    original: Callable,
+    pred: Any,
+    true_fn: Callable,
+    false_fn: Callable,
+    name: str = "cond",
+) -> Any:
+    """Traces both branches, and may make the condition a common one."""
+    step = _choosing()
+    if step is None or isinstance(pred, bool):
+        return original(pred, true_fn, false_fn, name)
+    choice = _Choice(pred, step)
+    branches = map(choice.noting, (true_fn, false_fn))
+    return original(choice.condition, *branches, name)
+
+
+def indexed_case(
+    original: Callable,
+    branch_index: Any,
+    branch_fns: list[Callable],
+    **kwargs: Any,
+) -> Any:
+    """Traces all branches, and may make the index a common one."""
+    step = _choosing()
+    if step is None or isinstance(branch_index, int):
+        return original(branch_index, branch_fns, **kwargs)
+    choice = _Choice(branch_index, step)
+    branches = [*map(choice.noting, branch_fns)]
+    return original(choice.condition, branches, **kwargs)
+
+
+def _choosing() -> Step | None:
+    """Returns the step that is traced, where replicas may choose apart."""
+    step = steps.current_fit_step()
+    if step is None or Gradients.of(step).are_applied:
+        return None
+    return step
+
+
+class Choices(Exit):
+    """What replicas choose in a step by their own samples."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._traced: list[_Choice] = []
+        self._updates: list[tuple[str, Any]] = []
+
+    def end(self, output: Tree) -> Tree:
+        """Sees to it that replicas come to the updates of optimizers together.
+
+        See `Exit`.
+        """
+        for name, graph in self._updates:
+            if not self.is_everywhere(graph):
+                _warn_of_optimizer(name, self.step)
+        return output
+
+    @contextlib.contextmanager
+    def tracing(self, choice: "_Choice") -> Iterator[None]:
+        """Says that a branch of a choice is being traced."""
+        self._traced.append(choice)
+        try:
+            yield
+        finally:
+            self._traced.pop()
+
+    def come_together(self) -> bool:
+        """Makes the conditions common of the branches that are being traced.
+
+        To be called where a step writes something. Nothing can be exchanged in
+        loops, nor in functions, which may be called in other places as well.
+
+        Returns:
+            Whether all replicas come to what is being traced, or none.
+        """
+        reached = self.step.graph
+        for choice in self._traced:
+            if choice.graph is not reached or not choice.is_common():
+                return False
+            reached = choice.branch
+        return reached is tf.compat.v1.get_default_graph()
+
+    def note_update(self, optimizer: Any) -> None:
+        """Notes where in a step an optimizer changes weights."""
+        self.come_together()
+        graph = tf.compat.v1.get_default_graph()
+        if graph is not self.step.graph:
+            self._updates.append((optimizer.name, graph))
+
+    def is_everywhere(self, graph: Any, repeated: bool = False) -> bool:
+        """Whether all replicas run a graph inside of the step's, or none, once.
+
+        Args:
+            graph: Of a branch, for example.
+            repeated: Whether they may run it as often as the others.
+        """
+        step = self.step
+        while graph is not step.graph:
+            outer = getattr(graph, "outer_graph", None)
+            call = None if outer is None else _call_of(graph, outer)
+            if call is None:
+                return False
+            step.kinds.notice(outer)
+            if not _is_run_by_all(call, step, repeated):
+                return False
+            graph = outer
+        return True
+
+
+def _warn_of_optimizer(name: str, step: Step) -> None:
+    step.warn_once(
+        f"optimizer {name}",
+        f"the step applies the optimizer {name!r} in a loop, or in a branch "
+        "that each replica chooses by its own samples, in a way that the graph "
+        "does not show. Replicas that choose different branches get different "
+        "weights. Compute the condition from `keras_conflux.allreduce` of what "
+        "the replicas have.",
+    )
+
+
+class _Choice:
+    """A condition, or an index, by which each replica chooses a branch.
+
+    Args:
+        given: What the step chooses by.
+        step: The replica's.
+    """
+
+    def __init__(self, given: Any, step: Step) -> None:
+        given = tf.convert_to_tensor(given)
+        if given.shape.rank != 0:
+            given = tf.reshape(given, [])
+        self.condition = tf.identity(given)
+        """What the graph chooses by."""
+        self.graph = tf.compat.v1.get_default_graph()
+        """Where it chooses."""
+        self.branch: Any = None
+        """The branch that is being traced."""
+        self._step = step
+
+    def noting(self, branch: Callable) -> Callable:
+        """Returns a branch that tells that it is being traced."""
+
+        def traced() -> Any:
+            self.branch = tf.compat.v1.get_default_graph()
+            with Choices.of(self._step).tracing(self):
+                return branch()
+
+        return traced
+
+    def is_common(self) -> bool:
+        """Whether all replicas choose alike; sees to it if it can.
+
+        To be asked where all replicas come to the choice.
+        """
+        if self._step.kinds.of(self.condition) == EQUAL:
+            return True
+        with self.graph.as_default():
+            try:
+                (found,) = global_values([self.condition], self._step)
+            except NotDerivable:
+                return False
+            tensorflow_graphs.replace_input(self.condition.op, found)
+        self._step.kinds.mark_equal([self.condition])
+        return True
+
+
+def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
+    if call.type in control_flow.LOOPS:
+        return repeated and step.kinds.turns_alike(call)
+    if call.type in control_flow.BRANCHES | control_flow.CASES:
+        return _is_shared(call.inputs[0], step)
+    return True
+
+
+def _is_shared(condition: tf.Tensor, step: Step) -> bool:
+    if not step.kinds.is_blind:
+        return step.kinds.of(condition) == EQUAL
+    return not depends_on_samples(condition, step)
+
+
+def _call_of(graph: Any, outer: Any) -> tf.Operation | None:
+    """Returns the operation of an outer graph that runs an inner one."""
+    for operation in reversed(outer.get_operations()):
+        if graph in tensorflow_graphs.graphs_of(operation):
+            return operation
+    return None
+
+
+def to_tensor(
+    original: Callable,
+    samples: tf.RaggedTensor,
+    default_value: Any = None,
+    name: str | None = None,
+    shape: Any = None,
+) -> tf.Tensor:
+    """Makes a ragged tensor dense, as long as one device would.
+
+    Args:
+        original: TensorFlow's method.
+        samples: The ragged tensor.
+        default_value: What is filled in.
+        name: A name for the operations.
+        shape: The shape of the result; its own where that is `None`.
+    """
+    step = steps.current_fit_step()
+    wanted = _given_sizes(samples, shape)
+    if step is None or wanted is None or None not in wanted:
+        return original(samples, default_value, name, shape)
+    if not _may_exchange("`RaggedTensor.to_tensor()`", "shape", step):
+        return original(samples, default_value, name, shape)
+    longest = tf.unstack(_longest(samples.bounding_shape()[1:], step))
+    sizes = [
+        own if size is None else size
+        for size, own in zip(wanted, longest, strict=True)
+    ]
+    filled = original(samples, default_value, name, [-1, *sizes])
+    filled.set_shape([samples.shape[0], *wanted])
+    kind = ragged.kind_of_filled(
+        step.kinds.of(samples.flat_values),
+        map(step.kinds.of, samples.nested_row_splits),
+    )
+    if kind is not None:
+        step.kinds.mark(filled, kind)
+    return filled
+
+
+def sequence_mask(
+    original: Callable,
+    lengths: Any,
+    maxlen: Any = None,
+    dtype: Any = tf.bool,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Masks as many steps as the longest sample of the global batch has.
+
+    Args:
+        original: TensorFlow's function.
+        lengths: Integers, one per sample.
+        maxlen: The number of steps; the greatest length if `None`.
+        dtype: Of the mask.
+        name: A name for the operations.
+    """
+    step = steps.current_fit_step()
+    if (
+        step is not None
+        and maxlen is None
+        and _may_exchange("`tf.sequence_mask`", "maxlen", step)
+    ):
+        lengths = tf.convert_to_tensor(lengths)
+        longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], 0))
+        maxlen = _longest(longest, step)
+    return original(lengths, maxlen, dtype, name)
+
+
+def _given_sizes(
+    samples: tf.RaggedTensor, shape: Any
+) -> Sequence[int | None] | None:
+    """Returns the sizes of all axes but the first, if a graph can know them.
+
+    A shape that is computed is the same on all replicas, or is the user's.
+    """
+    own = samples.shape
+    if tf.is_tensor(shape) or own.rank is None:
+        return None
+    if isinstance(shape, list | tuple) and any(map(tf.is_tensor, shape)):
+        return None
+    if isinstance(shape, list | tuple):
+        shape = [None if size == -1 else size for size in shape]
+    given = tf.TensorShape(shape)
+    if given.rank is None:
+        given = tf.TensorShape([None] * own.rank)
+    elif given.rank != own.rank:
+        return None  # TensorFlow says so
+    return [
+        size if size is not None else present
+        for size, present in zip(given[1:], own[1:], strict=True)
+    ]
+
+
+def _may_exchange(what: str, argument: str, step: Step) -> bool:
+    """Whether replicas meet here, which they may not in a branch or loop."""
+    if replica_collectives().count == 1:
+        return False
+    if not tensorflow_tracing.in_branch_or_loop():
+        return True
+    step.warn_once(
+        f"lengths {what}",
+        f"{what} in a branch or a loop takes the length of the longest sample "
+        "of a replica's shard, which one device takes of the whole batch. Give "
+        f"it `{argument}=`, or call it outside.",
+    )
+    return False
+
+
+def _longest(lengths: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns the greatest of all replicas' lengths, without stand-ins."""
+    present = tf.cast(step.batch_fraction > 0, tf.int64)
+    own = tf.cast(lengths, tf.int64) * present
+    longest = replica_collectives().all_reduce("max", [own])[0]
+    step.kinds.mark_equal([longest])
+    return tf.cast(longest, lengths.dtype)

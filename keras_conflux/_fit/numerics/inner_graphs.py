@@ -1,0 +1,147 @@
+"""Tells what loops and functions inside of a step are given.
+
+They are traced from within, where nobody can tell what a loop begins with and
+has a turn for, and what the arguments of a function are.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
+
+
+def while_loop(
+    original: Callable,
+    cond: Callable,
+    body: Callable,
+    loop_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Traces a loop, and notes what it is for those who draw in it.
+
+    Rows that a loop begins with are rows in each turn, as a loop keeps the
+    shapes of what goes around. Integers are taken to count turns.
+    """
+    step = steps.current_fit_step()
+    if step is None:
+        return original(cond, body, loop_vars, *args, **kwargs)
+    loop = _Loop(step, [step.kinds.of(x) for x in _flat(loop_vars)])
+    loop.note_turns(kwargs.get("maximum_iterations"))
+
+    def traced_cond(*inside: Any) -> Any:
+        loop.mark(inside)
+        goes_on = cond(*inside)
+        loop.note_turns(goes_on)
+        return goes_on
+
+    def traced_body(*inside: Any) -> Any:
+        loop.mark(inside)
+        with Loops.of(step).entered(loop.may_be_over_samples):
+            return body(*inside)
+
+    return original(traced_cond, traced_body, loop_vars, *args, **kwargs)
+
+
+class Loops(Part):
+    """In which loops what a step traces is."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._over_samples = 0
+
+    @property
+    def are_over_samples(self) -> bool:
+        """Whether one of them may have a turn for each sample."""
+        return self._over_samples > 0
+
+    @contextlib.contextmanager
+    def entered(self, may_be_over_samples: bool) -> Iterator[None]:
+        """Says that a turn of a loop is being traced."""
+        self._over_samples += may_be_over_samples
+        try:
+            yield
+        finally:
+            self._over_samples -= may_be_over_samples
+
+
+class _Loop:
+    """What is known of a loop.
+
+    Args:
+        step: The replica's.
+        kinds: Of what it begins with.
+    """
+
+    def __init__(self, step: Step, kinds: list[Kind]) -> None:
+        self.may_be_over_samples = step.kinds.is_blind
+        self._step = step
+        self._kinds = kinds
+
+    def note_turns(self, tells: Any) -> None:
+        """Notes something by which the number of turns is told."""
+        if tells is not None and self._step.kinds.of(tells) != EQUAL:
+            self.may_be_over_samples = True
+
+    def mark(self, inside: Any) -> None:
+        """Says what the tensors of a turn are, as far as that is known."""
+        tensors = _flat(inside)
+        if len(tensors) != len(self._kinds):
+            return
+        for tensor, kind in zip(tensors, self._kinds, strict=True):
+            if not tf.is_tensor(tensor) or tensor.dtype == tf.variant:
+                continue  # a list, which may be filled
+            counts = kind == EQUAL and tensor.dtype.is_integer
+            if counts or kind.role is Role.ROWS:
+                self._step.kinds.mark(tensor, kind)
+
+
+def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a `tf.function`, and notes the kinds of its arguments.
+
+    What it writes is noted while it is traced. So each step traces it anew,
+    once for each way in which its arguments are made of the samples.
+    """
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
+        return original(function, *args, **kwargs)
+    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+    kinds = [step.kinds.of(leaf) for leaf in leaves if _is_argument(leaf)]
+    own = _Functions.of(step).own(function, kinds)
+    with step.kinds.calling(kinds):
+        return original(own, *args, **kwargs)
+
+
+class _Functions(Part):
+    """The functions that a step calls in place of those of the program."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._own: dict[Any, tuple[Any, Any]] = {}
+
+    def own(self, function: Any, kinds: list[Kind]) -> Any:
+        """Returns the one for a function whose arguments are of some kinds."""
+        key = id(function), tuple(kinds)
+        if key not in self._own:  # the id is that of no other one
+            own = tensorflow_tracing.untraced(function)
+            self._own[key] = function, own
+        return self._own[key][1]
+
+
+def _is_argument(leaf: Any) -> bool:
+    """Whether a function has a placeholder for a leaf of its arguments."""
+    return tf.is_tensor(leaf) or type(leaf).__module__ == "numpy"
+
+
+def _flat(tree: Any) -> list[Any]:
+    return tf.nest.flatten(tree, expand_composites=True)

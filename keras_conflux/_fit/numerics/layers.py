@@ -1,0 +1,376 @@
+"""What layers compute from a replica's own samples, and from those of all.
+
+A layer's outputs are taken to have one row per sample, however they are
+computed. A layer of the user's for which that is not so is warned of.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._compat import keras_models
+from keras_conflux._fit.global_batch import own_gradients
+from keras_conflux._fit.global_batch import trial
+from keras_conflux._fit.global_batch.derivation import NotDerivable
+from keras_conflux._fit.global_batch.kinds import Kind
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.kinds import combined
+from keras_conflux._fit.global_batch.kinds import rows
+from keras_conflux._fit.global_batch.values import own_rows
+from keras_conflux._fit.numerics import warnings
+from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import replica_collectives
+
+_OF_USERS = (keras.layers.Lambda,)
+"""Layers of Keras that run what users have written."""
+
+
+def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Says that a layer's outputs are rows of a replica's own samples.
+
+    A layer may mix samples, as unsynchronized normalization does, or run a loop
+    that no rule understands. Computing it once more from the samples of all
+    replicas would be a second network. A matrix that compares each sample with
+    each stays what it is, and so does what a layer computes from rows that are
+    not those of one device.
+
+    What a step has mixed before it calls a model is exchanged, so that the
+    model gets the replica's rows of what one device would give it.
+    """
+    step = steps.current_fit_step()
+    if step is None:
+        return original(layer, *args, **kwargs)
+    layers = Layers.of(step)
+    with layers.calling() as is_outermost:
+        if is_outermost and not step.kinds.is_blind:
+            args, kwargs = _exchanged((args, kwargs), step)
+        outputs = original(layer, *args, **kwargs)
+    kind = _kind_of_rows((args, kwargs), layer, step)
+    inputs = _tensors_in((args, kwargs))
+    if not step.kinds.is_blind:
+        layers.try_gradients(_tensors_in(outputs), inputs, layer)
+    if kind is not None:
+        for output in _tensors_in(outputs):
+            if _may_be_rows(output, step.kinds.of(output)):
+                _mark(output, kind, layer, inputs, step)
+    return outputs
+
+
+class Layers(Part):
+    """The layers that a step calls."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._is_in_one = False
+        self._outputs: set[int] = set()
+        self._tried: set[int] = set()
+        self._mixing: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[bool]:
+        """Says that one is called, and whether no other one calls it."""
+        is_outermost, self._is_in_one = not self._is_in_one, True
+        try:
+            yield is_outermost
+        finally:
+            self._is_in_one = not is_outermost
+
+    def try_gradients(
+        self, outputs: list[tf.Tensor], inputs: list[tf.Tensor], layer: Any
+    ) -> None:
+        """Warns of a layer of the user's whose own gradients mix samples.
+
+        A layer that calls others is asked for what is between them only.
+        """
+        self._outputs.update(map(id, outputs))
+        for output in outputs:
+            for operation in own_gradients.between(output, inputs, self.step):
+                if id(operation) in self._tried:
+                    continue
+                self._tried.add(id(operation))
+                if not _is_of_users(layer):
+                    continue
+                if own_gradients.mixes(operation, self.step):
+                    _warn_of_gradient(layer, self.step)
+
+    def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
+        """Returns the ids of tensors whose gradients depend on the whole batch.
+
+        Args:
+            loss: They are what leads to it from the outputs of layers, and it.
+        """
+        return own_gradients.depending_on_mixed(
+            loss, self._outputs, self._tried, self.step
+        )
+
+    def place(self, layer: Any) -> int:
+        """Returns the place of a layer that mixes among those that do.
+
+        A layer that a step makes has another name in each trace.
+        """
+        self._mixing.setdefault(id(layer), layer)
+        return [*self._mixing].index(id(layer))
+
+
+def _exchanged(inputs: Any, step: Step) -> Any:
+    """Returns a model's inputs, of which mixed rows are those of one device."""
+    if tf.compat.v1.get_default_graph() is not step.graph:
+        return inputs
+
+    def exchanged(value: Any) -> Any:
+        if not isinstance(value, tf.Tensor) or not value.shape.rank:
+            return value
+        kind = step.kinds.of(value)
+        if value.shape[0] is not None or kind.role is Role.OPAQUE:
+            return value
+        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
+            if (found := _tried(value, step)) is not None:
+                step.kinds.mark(value, found)
+            elif kind.mixed and kind.axis == 0:
+                return _own(value, step)
+        return value
+
+    return keras.tree.map_structure(exchanged, inputs)
+
+
+def _tried(value: tf.Tensor, step: Step) -> Kind | None:
+    try:
+        return trial.rows_of(value, step)
+    except NotDerivable:
+        return None
+
+
+def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
+    try:
+        return own_rows(value, step)
+    except NotDerivable:
+        return value
+
+
+def _mark(
+    output: tf.Tensor,
+    kind: Kind,
+    layer: Any,
+    inputs: list[tf.Tensor],
+    step: Step,
+) -> None:
+    """Says that an output is rows, and warns if that is not so.
+
+    Random numbers of samples that are drawn in loops and functions cannot be
+    tried out. Those of which the graph does not show the samples warn.
+    """
+    known = step.kinds.of(output)
+    if known.role is Role.ROWS:
+        kind = kind.with_entries(known.entries)
+    if not step.kinds.is_blind and _is_of_users(layer):
+        try:
+            found = trial.rows_of(output, step, inputs)
+        except NotDerivable:
+            draws = trial.draws_numbers(output, inputs)
+            found = kind if draws else None
+        if found is not None:
+            kind = kind.with_entries(found.entries)
+        elif _compares(output):
+            return
+        else:
+            _warn_of_mixing(layer, step)
+    step.kinds.mark(output, kind)
+
+
+def _is_of_users(layer: Any) -> bool:
+    return not keras_models.is_of_keras(layer) or isinstance(layer, _OF_USERS)
+
+
+def _compares(output: tf.Tensor) -> bool:
+    """Whether an output may be a matrix that compares each with each."""
+    return output.shape.rank == 2 and output.shape.as_list() == [None, None]
+
+
+def _warn_of_mixing(layer: Any, step: Step) -> None:
+    """Says of a layer of the user's that replicas mix their own samples only.
+
+    Layers of Keras that do so are documented.
+    """
+    step.warn_once(
+        f"layer {Layers.of(step).place(layer)}: {type(layer).__name__}",
+        f"what the layer {layer.name!r} computes of a sample depends on other "
+        "samples of the batch, and on a replica, on those of its own part. One "
+        "device would use the whole batch. Give the layer what all replicas "
+        "have, with `keras_conflux.allgather` or `keras_conflux.allreduce`.",
+    )
+
+
+def _warn_of_gradient(layer: Any, step: Step) -> None:
+    place = Layers.of(step).place(layer)
+    step.warn_once(
+        f"gradient of layer {place}: {type(layer).__name__}",
+        f"the gradient that the layer {layer.name!r} defines, as by "
+        "`tf.custom_gradient`, mixes samples of the batch, and on a replica, "
+        "those of its own part. One device would use the whole batch. Compute "
+        "what it mixes from what all replicas have, with "
+        "`keras_conflux.allreduce`.",
+    )
+
+
+def _tensors_in(values: Any) -> list[tf.Tensor]:
+    leaves = keras.tree.flatten(values)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+
+def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
+    """Returns the kind of what a layer makes of each sample of its inputs.
+
+    Returns:
+        `None` if the inputs are not rows of one device.
+    """
+    leaves = keras.tree.flatten(inputs)
+    composite = [x for x in leaves if isinstance(x, tf.RaggedTensor)]
+    composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
+    kinds = [_shown(tensor, step) for tensor in _tensors_in(inputs)]
+    if any(kind.role is Role.OPAQUE for kind in kinds):
+        warnings.warn_of_unknown_values(
+            step,
+            "input of a layer",
+            f"what the layer {layer.name!r} is given",
+        )
+    of_rows = [kind for kind in kinds if kind.role is Role.ROWS]
+    others = {kind.role for kind in kinds} - {Role.ROWS}
+    if others - {Role.EQUAL, Role.RANDOM, Role.OPAQUE}:
+        return None
+    if not of_rows:
+        return rows(0) if composite or Role.OPAQUE in others else None
+    kind = combined(of_rows, 0)
+    return None if kind.depends_on_other_samples else kind
+
+
+def _shown(tensor: tf.Tensor, step: Step) -> Kind:
+    """Returns the kind of an input.
+
+    What a graph inside of the step's is given is not known yet.
+    """
+    if tf.compat.v1.get_default_graph() is not step.graph:
+        return step.kinds.of(tensor)
+    return trial.shown(tensor, step)
+
+
+def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
+    """Whether an output may be rows that no rule has found."""
+    if not output.shape.rank:
+        return False
+    if kind.role is Role.ROWS:
+        return kind.depends_on_other_samples and kind.axis == 0
+    if output.shape[0] is not None:
+        return False
+    return kind.role in (Role.OPAQUE, Role.DERIVED)
+
+
+def merge_call(
+    original: Callable, replica: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Says that no replica's graph tells what `merge_call` returns.
+
+    The user computes it from all replicas. It is traced in the midst of the
+    first replica's step, from the values of all, so each replica would read
+    something else in it.
+    """
+    result = original(replica, *args, **kwargs)
+    step = steps.current_fit_step()
+    if step is not None:
+        leaves = tf.nest.flatten(result, expand_composites=True)
+        step.kinds.mark_merged(
+            [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        )
+    return result
+
+
+def synchronized_moments(
+    original: Callable, x: tf.Tensor, axes: Any, keepdims: bool
+) -> Any:
+    """Mean and variance over the samples of all replicas, in one reduction.
+
+    Args:
+        original: Keras' function, which makes three.
+        x: Of shape `(batch, ...)`.
+        axes: The axes to reduce.
+        keepdims: Whether they stay, with size 1.
+    """
+    if not in_replica():
+        return original(x, axes, keepdims)
+    total, squares, count = _sums_of_all(
+        (x, tf.square(x), tf.ones_like(x)), axes
+    )
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+    variance = tf.maximum(variance, 0)
+    if not keepdims:
+        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+    return mean, variance
+
+
+def masked_moments(
+    original: Callable, layer: Any, inputs: tf.Tensor, mask: Any
+) -> Any:
+    """The same of what a mask leaves, where Keras takes a replica's alone.
+
+    The variance needs the mean first, as on one device.
+
+    Args:
+        original: The layer's method.
+        layer: A `BatchNormalization`.
+        inputs: Of shape `(batch, ...)`.
+        mask: Of one dimension less, or `None`.
+    """
+    if mask is None or not layer.synchronized or not in_replica():
+        return original(layer, inputs, mask)
+    axes = keras_models.reduction_axes(layer)
+    kept = tf.cast(tf.expand_dims(mask, -1), tf.bool) & tf.ones_like(
+        inputs, tf.bool
+    )
+    total, count = _sums_of_all(
+        (tf.where(kept, inputs, 0), tf.cast(kept, inputs.dtype)),
+        axes,
+    )
+    count += tf.cast(keras.config.epsilon(), count.dtype)
+    mean = total / count
+    deviations = tf.where(kept, tf.square(inputs - mean), 0)
+    (squares,) = _sums_of_all([deviations], axes)
+    return tf.squeeze(mean, axes), tf.squeeze(squares / count, axes)
+
+
+def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
+    """Returns sums over the samples of all replicas, axes of size 1 kept.
+
+    A replica without samples runs on a stand-in that does not count.
+    """
+    sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
+    step = steps.current_fit_step()
+    if step is not None:
+        sums = [tf.where(step.batch_fraction > 0, part, 0) for part in sums]
+    return replica_collectives().all_reduce("sum", sums)
+
+
+def call_batch_norm(
+    original: Callable, layer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Says that what the layer returns is one row per sample.
+
+    Without `synchronized=True` each row depends on the other samples of the
+    replica's shard. That is what the user has chosen.
+    """
+    outputs = original(layer, *args, **kwargs)
+    step = steps.current_fit_step()
+    if step is not None:
+        kind = step.kinds.of(args[0] if args else kwargs["inputs"])
+        step.kinds.mark(outputs, kind)
+        statistics = layer.non_trainable_variables
+        Writes.of(step).keep_own_statistics(statistics)
+    return outputs

@@ -1,0 +1,309 @@
+"""What a step returns: the numbers, and the outputs, of the global batch."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_variables
+from keras_conflux._data import rows
+from keras_conflux._fit.global_batch import kinds
+from keras_conflux._fit.global_batch import trial
+from keras_conflux._fit.global_batch.derivation import NotDerivable
+from keras_conflux._fit.global_batch.gathered_rows import gathered
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import Merged
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.warnings import UnclearLosses
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import replica_collectives
+
+_Result = tuple[Any, Callable[[], Any]]
+"""What a metric gives, and what computes it from all replicas' counts."""
+
+
+class Logs(Exit):
+    """What `train_step` and `test_step` return, which callbacks are told."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._metrics: dict[int, _Noting] | None = None
+        self._results: list[_Result] = []
+        self._computed: dict[int, Callable[[], Any]] = {}
+        self._merge_by: list[str] = []
+
+    @contextlib.contextmanager
+    def noting_results(self) -> Iterator[None]:
+        """Notes what the results of the model's metrics are, with the metrics.
+
+        So a step may return one under another name than the metric's.
+        """
+        self._metrics = {}
+        for metric in self.step.model.metrics:
+            self.note_metric(metric)
+        try:
+            yield
+        finally:
+            for each in self._metrics.values():
+                each.end()
+            self._metrics = None
+
+    def note_metric(self, metric: keras.metrics.Metric) -> None:
+        """Notes a metric, which the step may have made, when it is updated."""
+        known = self._metrics
+        if known is None or id(metric) in known:
+            return
+        if not any(metric is each for each in self.step.model.metrics):
+            return
+        found = vars(metric).setdefault("result", _Noting(metric))
+        if isinstance(found, _Noting):
+            known[id(metric)] = found
+            found.begin()
+
+    def note_result(self, value: Any, compute: Callable[[], Any]) -> None:
+        """Notes what a metric gives, and what computes that.
+
+        Args:
+            value: A number, or a dict of them.
+            compute: Computes it from the counts of all replicas.
+        """
+        if not isinstance(value, dict):
+            self._results.append((value, compute))
+            return
+        self._results.extend(
+            (each, lambda key=key: compute()[key])
+            for key, each in value.items()
+        )
+
+    def end(self, output: Tree) -> Tree:
+        """Computes what a step returns from the samples of all replicas.
+
+        Notes how the replicas' leaves become one: "first" where they are equal,
+        "rows" where each has entries for its samples, and "mean". See `Exit`.
+        """
+        self._computed = {
+            position: compute
+            for position, leaf in enumerate(keras.tree.flatten(output))
+            for value, compute in self._results
+            if leaf is value
+        }
+        leaves = []
+        self._merge_by = []
+        for position, (path, leaf) in enumerate(trees.with_paths(output)):
+            role = "first"
+            if leaf is not None and position not in self._computed:
+                leaf: Any = keras_variables.as_tensor(leaf)
+                role, leaf = _role_and_value(leaf, path, self.step)
+            if leaf is not None and role != "first" and process_count() > 1:
+                role, leaf = "first", _everywhere(role, leaf, self.step)
+            self._merge_by.append(role)
+            leaves.append(leaf)
+        return keras.tree.pack_sequence_as(output, leaves)
+
+    def merge(self, merged: Merged) -> None:
+        """Makes the logs of the global batch.
+
+        What a metric of the model gives is computed from all replicas' counts.
+        See `Exit`.
+        """
+        each = [keras.tree.flatten(one) for one in merged.outputs]
+        leaves = [
+            _merged(leaves, role, merged.fractions, merged.sizes)
+            for role, *leaves in zip(self._merge_by, *each, strict=True)
+        ]
+        for position, compute in self._computed.items():
+            # It may be a variable.
+            leaves[position] = keras.ops.convert_to_tensor(compute())
+        merged.result = keras.tree.pack_sequence_as(merged.outputs[0], leaves)
+
+
+class _Noting:
+    """Stands for a metric's `result`, and notes what it returns.
+
+    Replicas that pause in `merge_call` share it, and each has its own notes.
+    """
+
+    def __init__(self, metric: keras.metrics.Metric) -> None:
+        self._metric = metric
+        self._result = metric.result
+        self._replicas = 0
+
+    def begin(self) -> None:
+        self._replicas += 1
+
+    def end(self) -> None:
+        self._replicas -= 1
+        if not self._replicas:
+            vars(self._metric).pop("result", None)
+
+    def __call__(self) -> Any:
+        value = self._result()
+        step = steps.current_fit_step()
+        if step is not None:
+            Logs.of(step).note_result(value, self._result)
+        return value
+
+
+class Predictions(Exit):
+    """What `predict_step` returns: the outputs for the global batch."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._is_local = False
+
+    def keep_local(self) -> None:
+        """Says that a process wants the outputs for its own part alone."""
+        self._is_local = True
+
+    def _gathers(self) -> bool:
+        return process_count() > 1 and not self._is_local
+
+    def end(self, output: Tree) -> Tree:
+        """Gives each process the outputs that it wants. See `Exit`."""
+        if self._is_local:
+            return keras.tree.map_structure(self._mean_everywhere, output)
+        if self._gathers():
+            return keras.tree.map_structure(self._everywhere, output)
+        return output
+
+    def _mean_everywhere(self, leaf: Any) -> Any:
+        """Returns what is no row of samples, but one number for the batch."""
+        if leaf is None or leaf.shape.rank != 0:
+            return leaf
+        fraction = self.step.batch_fraction
+        return replica_collectives().weighted_sum(leaf, fraction)
+
+    def _everywhere(self, leaf: Any) -> Any:
+        """Returns what all replicas predict of the global batch, in each."""
+        if leaf is None:
+            return None
+        if not isinstance(leaf, tf.Tensor):
+            raise NotImplementedError(
+                f"{self.step.name}: `predict` over several processes returns "
+                f"dense tensors. Received: a {type(leaf).__name__}. Make it "
+                "dense in `predict_step`."
+            )
+        if leaf.shape.rank == 0:
+            return self._mean_everywhere(leaf)
+        is_regular = not self.step.may_be_empty
+        self.step.kinds.mark(leaf, kinds.rows(0, regular=is_regular))
+        return gathered([leaf], self.step)[0].all
+
+    def merge(self, merged: Merged) -> None:
+        """See `Exit`."""
+        if self._gathers():
+            merged.result = merged.outputs[0]
+            return
+        if self._is_local:  # numbers for the batch are equal on all replicas
+            others = map(tf.zeros_like, merged.fractions[1:])
+            merged.fractions = [tf.constant(1.0), *others]
+        merged.result = keras.tree.map_structure(
+            lambda *leaves: _of_global_batch(leaves, merged), *merged.outputs
+        )
+
+
+def _of_global_batch(leaves: tuple, merged: Merged) -> Any:
+    if leaves[0] is None:
+        return None
+    if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
+        return _weighted_mean(leaves, merged.fractions)
+    # What a replica without samples predicted of its stand-in is dropped.
+    return _joined_rows(leaves, merged.sizes)
+
+
+def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns, in each process, what the replicas of all have together."""
+    if role == "rows":
+        return gathered([leaf], step)[0].all
+    if not leaf.dtype.is_floating:
+        leaf = tf.cast(leaf, keras.config.floatx())
+    fraction = step.batch_fraction
+    return replica_collectives().weighted_sum(leaf, fraction)
+
+
+def _role_and_value(
+    leaf: tf.Tensor, path: str, step: Step
+) -> tuple[str, tf.Tensor]:
+    kind = trial.shown(leaf, step)
+    if kind == EQUAL:
+        return "first", leaf
+    has_rows = kind.role is Role.ROWS and kind.axis == 0
+    if has_rows and not kind.is_out_of_order:
+        return "rows", leaf
+    if kind.role is Role.MEAN and leaf.dtype.is_floating:
+        return "mean", leaf
+    try:
+        return "first", global_values([leaf], step)[0]
+    except NotDerivable:
+        _warn_of_log(step, path, leaf)
+        return ("rows" if has_rows else "mean"), leaf
+
+
+def _warn_of_log(step: Step, path: str, leaf: tf.Tensor) -> None:
+    # Of unclear losses a warning has told, and what is merged is the user's.
+    if step.kinds.is_blind or UnclearLosses.of(step).lead_to(leaf):
+        return
+    if depends_on([leaf.op], [x.op for x in step.kinds.merged]):
+        return
+    step.warn_once(
+        f"log {path}",
+        f"the graph does not show how {path}, which the step returns, is "
+        "computed from the samples. The logs have the mean of the replicas' "
+        "values, or their rows joined. Compute it from "
+        "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
+        "replicas have.",
+    )
+
+
+def _merged(leaves: list, role: str, fractions: list, sizes: list) -> Any:
+    if role == "first":
+        return leaves[0]
+    if role == "rows":
+        return _joined_rows(leaves, sizes)
+    return _weighted_mean(tuple(leaves), fractions)
+
+
+def _joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
+    """Joins the replicas' rows, without those of stand-ins for samples.
+
+    Args:
+        leaves: One of each replica.
+        sizes: How many samples each has, or `None` if it surely has some.
+    """
+    return rows.joined(
+        [
+            leaf if size is None else _if_any(leaf, size)
+            for leaf, size in zip(leaves, sizes, strict=True)
+        ]
+    )
+
+
+def _if_any(leaf: Any, size: tf.Tensor) -> Any:
+    length = tf.cast(rows.length_of(leaf), tf.int64)
+    return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
+
+
+def _weighted_mean(leaves: tuple[Any, ...], fractions: list[tf.Tensor]) -> Any:
+    """Averages the replicas' values, each by its fraction of the samples."""
+    if leaves[0] is None:
+        return None
+    tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
+    if not tensors[0].dtype.is_floating:
+        tensors = [tf.cast(tensor, keras.config.floatx()) for tensor in tensors]
+    return tf.add_n(
+        [
+            tf.where(fraction > 0, tensor * tf.cast(fraction, tensor.dtype), 0)
+            for tensor, fraction in zip(tensors, fractions, strict=True)
+        ]
+    )

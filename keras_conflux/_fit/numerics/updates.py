@@ -1,0 +1,350 @@
+"""What optimizers do with gradients, and what they write.
+
+Everything an optimizer does with gradients (clipping, accumulation, loss
+scaling, decay, averaging) acts on the gradient of the global batch, on every
+replica alike.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
+from keras_conflux._custom_loops import spmd
+from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics.choices import Choices
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.sparse_gradients import each_once
+from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication import promotion
+from keras_conflux._replication import state
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import whole_batch_strategy
+
+_outside_functions: Any = weakref.WeakKeyDictionary()
+
+
+def apply(
+    original: Callable,
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any = None,
+) -> Any:
+    """Reduces, and then applies as a single device would.
+
+    Where the gradients come from decides:
+
+    * a step of `fit`: what a tape returns is the gradient of the global batch
+      already;
+    * `withdevices`: nothing; the user has called `allreduce`;
+    * a bare `strategy.run`: the sum, as Keras documents it.
+    """
+    if not in_replica():
+        return _outside(original, optimizer, grads, trainable_variables)
+    step = steps.current()
+    if step is not None and Gradients.of(step).are_applied:
+        return original(optimizer, grads, trainable_variables)
+    given = None if trainable_variables is None else list(trainable_variables)
+    _check_replicated(optimizer, given)
+    _build(optimizer, given)
+    _refuse_overwriting(optimizer, given, step)
+    grads = gradients.repeatable(list(grads))
+    accumulating = False
+    if step is None:
+        grads = gradients.shaped(grads, given)
+        grads = replica_collectives().all_reduce("sum", grads)
+    elif step.batch_fraction is not None:
+        accumulating = _accumulates(optimizer)
+        Choices.of(step).note_update(optimizer)
+        Writes.of(step).make_global_before_update(given or [])
+        grads = Gradients.of(step).to_apply(grads, given, accumulating)
+    else:
+        Gradients.of(step).warn_if_local(grads)
+    with _applying(accumulating):
+        return original(optimizer, grads, given)
+
+
+@contextlib.contextmanager
+def _applying(accumulates: bool = False) -> Iterator[None]:
+    """Says that an optimizer applies gradients in this replica."""
+    step = steps.current() or Step("strategy.run")
+    with (
+        steps.entered(step),
+        Gradients.of(step).applying(accumulates),
+    ):
+        yield
+
+
+def _refuse_overwriting(
+    optimizer: Any, trained: list[Any] | None, step: Step | None
+) -> None:
+    """Raises where values that Keras takes for gradients would be summed."""
+    overwritten = [*filter(gradients.is_overwritten, trained or [])]
+    if not overwritten or replica_collectives().count == 1:
+        return
+    in_fit = step is not None and step.batch_fraction is not None
+    if in_fit and not _accumulates(optimizer):
+        return
+    steps = "`gradient_accumulation_steps`" if in_fit else "a loop of your own"
+    raise NotImplementedError(
+        f"{state.name_of(overwritten[0])} gets its gradient as its value, as "
+        f"layers in float8 do, which several replicas do in `fit` only, and "
+        f"without accumulation. Received: {steps}. Train by `fit` without "
+        "`gradient_accumulation_steps`, or on one device."
+    )
+
+
+def _build(optimizer: Any, trained: list[Any] | None) -> None:
+    """Makes an optimizer's variables outside of all graphs that are traced.
+
+    XLA programs cannot make any, and TensorFlow traces a function twice that
+    has made some. Another thread traces nothing.
+    """
+    if trained and not optimizer.built and not tf.executing_eagerly():
+        strategy = tf.distribute.get_strategy()
+
+        def build() -> None:
+            with strategy.scope():
+                optimizer.build(trained)
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(keras_internals.with_this_threads_state(build)).result()
+
+
+def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
+    """Raises unless each replica has its own copy of what it will write.
+
+    Replicas would write one variable after another, or wait for each other.
+    """
+    for what, found in (
+        (f"of the optimizer {optimizer.name!r}", optimizer.variables),
+        ("which the optimizer is to update", trained or []),
+    ):
+        for variable in found:
+            is_keras = isinstance(variable, keras.Variable)
+            if is_keras and not is_replicated(
+                keras_variables.backing(variable)
+            ):
+                raise StrategyError(
+                    f"{state.name_of(variable)}, {what}, has a single "
+                    "copy, but the step runs on several devices. Give the "
+                    "model and the optimizer to `keras_conflux.replicate` "
+                    "before the step."
+                )
+
+
+def _accumulates(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(inner.gradient_accumulation_steps)
+
+
+def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Notes losses of which an optimizer accumulates the gradients.
+
+    They are reduced when it updates, and not in each step.
+    """
+    result = original(optimizer, loss)
+    step = steps.current_fit_step()
+    if step is not None and _accumulates(optimizer):
+        Gradients.of(step).postpone(result)
+    return result
+
+
+def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
+    """Tells that Keras' own `train_step` is running, and not the user's."""
+    step = steps.current_fit_step()
+    if step is None:
+        return original(model, data)
+    with Gradients.of(step).in_keras_step():
+        return original(model, data)
+
+
+def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
+    """Adds or subtracts, after the rows that repeat are added up.
+
+    So a sparse update leaves the same bits in the copies of all replicas:
+    TensorFlow adds repeated rows to a variable in any order, as its threads
+    come. Only what is written is added up here: what Keras' optimizers make of
+    each row of a gradient before, such as its squares, is as on one device.
+    """
+    is_sparse = isinstance(value, tf.IndexedSlices)
+    # XLA has one replica here; several on GPUs have dense gradients.
+    if is_sparse and _has_copies():
+        value = each_once(value)
+    original(optimizer, variable, value)
+
+
+def reduce_accumulated(
+    original: Callable, optimizer: Any, grads: list[Any]
+) -> list[Any]:
+    """Reduces gradients that were accumulated, before they are clipped.
+
+    So there is one reduction per update, not one per micro-step. Until then
+    each replica's accumulators hold the part of its own samples.
+    """
+    if _is_accumulating():
+        grads = replica_collectives().all_reduce("sum", grads)
+    return original(optimizer, grads)
+
+
+def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
+    """Whether the gradients of all replicas are finite."""
+    finite = original(optimizer, grads)
+    if _is_accumulating():
+        finite = (
+            replica_collectives().all_reduce("min", tf.cast(finite, tf.int32))
+            > 0
+        )
+    return finite
+
+
+def _is_accumulating() -> bool:
+    step = steps.current()
+    return step is not None and Gradients.of(step).are_accumulated
+
+
+def skip_second_reduction(
+    original: Callable, optimizer: Any, grads_and_vars: Any
+) -> list:
+    """Leaves gradients alone that `apply` has reduced."""
+    if in_replica():
+        return list(grads_and_vars)
+    return original(optimizer, grads_and_vars)
+
+
+def _has_copies() -> bool:
+    strategy = whole_batch_strategy()
+    if strategy is not None:
+        return strategy.communicator.size > 1
+    return in_replica() and replica_collectives().count > 1
+
+
+def _outside(
+    original: Callable,
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any,
+) -> Any:
+    """Applies gradients on every replica, where they are given once for all."""
+    given = None if trainable_variables is None else list(trainable_variables)
+    if whole_batch_strategy() is not None:
+        return _apply_once(original, optimizer, grads, given)
+    if tf.distribute.has_strategy():
+        is_replicated_here = state.replicated_by(optimizer.variables[:1])
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if is_replicated_here and scales:
+            return _in_replicas(original, optimizer, list(grads), given)
+        return original(optimizer, grads, given)
+    strategy = promotion.promote_beside(optimizer, given or [])
+    if strategy is None:
+        return original(optimizer, grads, given)
+    with strategy.scope():
+        _build(optimizer, given)
+    # One function, for a loop that calls this again and again.
+    functions = _outside_functions.setdefault(optimizer, {})
+    key = strategy, tuple(map(id, given or ()))
+    if key not in functions:
+        weakly = weakref.ref(optimizer)  # which `functions` lives as long as
+
+        def everywhere(grads: list[Any]) -> None:
+            with _applying():
+                original(weakly(), grads, given)
+
+        functions[key] = spmd.withdevices(
+            tf.autograph.experimental.do_not_convert(everywhere),
+            devices=strategy.devices,
+        )
+    functions[key](list(grads))
+    return None
+
+
+def _in_replicas(
+    original: Callable, optimizer: Any, grads: list[Any], given: Any
+) -> None:
+    """Applies in each replica what Keras would refuse to apply in a scope."""
+    if given and not optimizer.built:  # each replica would build it
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(given)
+
+    def everywhere(grads: list[Any]) -> None:
+        with _applying():
+            original(optimizer, grads, given)
+
+    tf.distribute.get_strategy().run(
+        tf.autograph.experimental.do_not_convert(everywhere), args=(grads,)
+    )
+
+
+def _apply_once(
+    original: Callable, optimizer: Any, grads: Any, trained: list[Any] | None
+) -> Any:
+    """Applies gradients as one device does.
+
+    Args:
+        original: The optimizer's `apply`.
+        optimizer: Whose variables may have copies.
+        grads: Those of the whole batch.
+        trained: What they are for, unless the optimizer knows.
+    """
+    if trained and not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(trained)
+    _refuse_parts_of_processes(optimizer)
+    strategy = keras_models.optimizer_strategy(optimizer)
+    keras_models.set_optimizer_strategy(optimizer, _OneDevice())
+    try:
+        return original(optimizer, grads, trained)
+    finally:
+        keras_models.set_optimizer_strategy(optimizer, strategy)
+
+
+def _refuse_parts_of_processes(optimizer: Any) -> None:
+    """Raises where a process may not have all that has been accumulated."""
+    if process_count() > 1 and keras_models.accumulators(optimizer):
+        raise NotImplementedError(
+            f"{optimizer.name}: with `run_eagerly=True` over several processes "
+            "no gradients are accumulated, as each process has a part of "
+            "them. Received: `gradient_accumulation_steps`. Run it in one "
+            "process, or leave out one of both."
+        )
+
+
+class _OneDevice:
+    """Stands for the strategy of an optimizer."""
+
+    @property
+    def extended(self) -> "_OneDevice":
+        """Where TensorFlow has what a strategy does with variables."""
+        return self
+
+    def update(
+        self,
+        variable: Any,
+        function: Callable,
+        args: tuple = (),
+        kwargs: dict | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Returns what a function returns that updates a variable.
+
+        Of one whose copies add up to its value, the first copy gets all of it.
+        """
+        del group  # of one call there is nothing to group
+        if state.is_sum(variable):
+            state.set_sum(variable, variable.read_value())
+            variable = state.copies(variable)[0]
+        return function(variable, *args, **(kwargs or {}))

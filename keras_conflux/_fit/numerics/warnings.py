@@ -1,0 +1,216 @@
+"""Warns of what replicas cannot make equal to what one device computes."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat.tensorflow_internals import is_own_variable
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication import state
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import replica_index
+
+_UNKNOWN = (
+    keras.layers.Lambda,
+    keras.losses.Circle,
+    keras.losses.Dice,
+    keras.losses.Tversky,
+)
+_UNKNOWN_FUNCTIONS = (
+    keras.losses.circle,
+    keras.losses.dice,
+    keras.losses.tversky,
+)
+
+
+def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
+    """Warns if a step is traced for the size of a shard and may need more.
+
+    In its graph the number of samples is a constant like any other.
+
+    Args:
+        model: Whose step it is.
+        error: What it raises where the number of samples is not known.
+    """
+    reason = str(error).strip().splitlines()[0] if str(error) else repr(error)
+    layers = keras_models.all_layers(model)
+    named = {
+        **{f"the layer {each.name}": each for each in layers},
+        **{f"the metric {each.name}": each for each in model.metrics},
+        **{f"the loss {_name_of(each)}": each for each in _losses(model)},
+    }
+    found = [name for name, part in named.items() if not _is_known(part)]
+    if found:
+        warn(
+            f"{model.name}: a step cannot be traced for any number of samples "
+            f"({type(error).__name__}: {reason[:200]}). It is traced for that "
+            "of a replica, where no graph shows how "
+            f"{_listed(found)} computes from the samples. On several replicas "
+            "a loss of one number is taken for a mean, samples are compared "
+            "within a replica only, what is added to a weight is summed, and "
+            "what is set is averaged. Results may differ from those of one "
+            "device. Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, "
+            "and shapes with -1."
+        )
+
+
+def _losses(model: keras.Model) -> list[Any]:
+    given = keras.tree.flatten(getattr(model, "loss", None))
+    return [keras.losses.get(each) for each in given if each is not None]
+
+
+def _is_known(part: Any) -> bool:
+    if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
+        return False
+    return keras_models.is_of_keras(part)
+
+
+def _name_of(loss: Any) -> str:
+    return getattr(loss, "__name__", None) or type(loss).__name__
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" or {more} more" if more > 0 else "")
+
+
+def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
+    """Warns of values that are taken for rows of samples, or for a mean.
+
+    Args:
+        step: The replica's.
+        key: What is warned of, once in a step.
+        what: The values, such as "what the layer 'dense' is given".
+    """
+    here = tf.compat.v1.get_default_graph()
+    if step.kinds.is_blind or here is not step.graph:
+        return  # what a graph inside of the step's is given is not known yet
+    step.warn_once(
+        key,
+        f"the graph does not show how {what} is computed from the samples, as "
+        "of Python code or a random order of samples. It is taken for one row "
+        "for each sample, and a single number for a mean over samples. Where "
+        "it depends on several samples, they are those of the replica's own "
+        "part of the batch: write it with operations of Keras or TensorFlow, "
+        "in an order that `keras.random` draws.",
+    )
+
+
+class UnclearLosses(Part):
+    """The losses that may differ from those of one device.
+
+    A warning has told of them.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._losses: list[tf.Tensor] = []
+
+    def add(self, loss: tf.Tensor) -> None:
+        """Notes one."""
+        self._losses.append(loss)
+
+    def lead_to(self, value: tf.Tensor) -> bool:
+        """Whether a value is computed of one."""
+        return depends_on([value.op], [loss.op for loss in self._losses])
+
+
+def warn_of_plain_variables(step: Step) -> None:
+    """Warns of variables of TensorFlow's own that a step writes.
+
+    A `keras.Variable` has a copy on each replica, and what a step writes to it
+    is made what one device would write. A `tf.Variable` that is no part of one
+    has a single copy in a process, which each of its replicas writes, or
+    copies that nobody compares, if it was made in the strategy's scope.
+
+    To be called where the first replica of a process has traced its step.
+    """
+    if replica_index() != 0 or replica_collectives().count == 1:
+        return
+    written = _written(step)
+    variables = tensorflow_graphs.variables_behind(
+        [handle for handle, _ in written]
+    )
+    for handle, writes in written:
+        variable = variables.get(id(handle))
+        if variable is not None and not _is_right(variable, writes, step):
+            _warn_of(variable, writes[0], step)
+
+
+def _written(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
+    """Returns what a step writes that is neither Keras' nor the package's.
+
+    Returns:
+        Handles of variables, and the operations that may write them.
+    """
+    of_keras = [
+        *state.variables_of(step.model),
+        *Writes.of(step).variables(),
+    ]
+    known = {
+        id(tensorflow_internals.handle_of(copy))
+        for variable in of_keras
+        for copy in state.copies(variable)
+    }
+    graph = step.graph
+    found = [
+        (
+            handle,
+            [x for x in uses if tensorflow_graphs.changes(x, handle, graph)],
+        )
+        for handle, uses in tensorflow_graphs.uses_of_resources(graph)
+        if id(handle) not in known and not is_own_variable(handle)
+    ]
+    return [(handle, writes) for handle, writes in found if writes]
+
+
+def _is_right(
+    variable: tf.Variable, writes: list[tf.Operation], step: Step
+) -> bool:
+    """Whether each replica has a copy, and all write the same to it."""
+    alone = len(tf.distribute.get_strategy().devices) == 1
+    if step.kinds.is_blind:
+        return is_replicated(variable)  # an optimizer's, as far as one can see
+    given = [x for write in writes for x in write.inputs]
+    return (alone or is_replicated(variable)) and all(
+        step.kinds.of(tensor) == EQUAL for tensor in given
+    )
+
+
+def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
+    described = (
+        f"{variable.name!r} of shape {variable.shape} and dtype "
+        f"{variable.dtype.name}"
+    )
+    draws = write.type.startswith("Rng")
+    message = _of_generator(described) if draws else _of_any(described)
+    step.warn_once(f"variable {id(variable)}", message, write)
+
+
+def _of_generator(described: str) -> str:
+    return (
+        "a step draws from a `tf.random.Generator`, whose state is the "
+        f"`tf.Variable` {described}. The replicas of a process take turns with "
+        "it, so they draw other numbers than one device and leave it with "
+        "another state. Draw by `keras.random` with a "
+        "`keras.random.SeedGenerator`."
+    )
+
+
+def _of_any(described: str) -> str:
+    return (
+        f"a step writes the `tf.Variable` {described}. Each replica writes it, "
+        "so one device may leave it with another value. Make it a "
+        "`keras.Variable(..., trainable=False)`, or what `self.add_weight` of "
+        "a layer returns: these are kept as on one device."
+    )

@@ -1,0 +1,409 @@
+"""What a step writes to variables becomes what one device would write.
+
+The end of the step makes it so, where that is right. Where it is not, as in
+some branches, replicas exchange what they need at the place of the write, if
+all of them come there: the step is traced once more for that.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_variables
+from keras_conflux._fit.global_batch.derivation import NotDerivable
+from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics import counters
+from keras_conflux._fit.numerics import inner_writes
+from keras_conflux._fit.numerics.choices import Choices
+from keras_conflux._fit.numerics.counters import is_counter
+from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
+from keras_conflux._replication import state
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import replica_collectives
+
+_Values = list[tf.Tensor]
+
+
+def assign(original: Callable, variable: Any, value: Any) -> Any:
+    """Writes to a variable, which a step of `fit` notes."""
+    writes = _recording()
+    if writes is not None:
+        value = writes.to_write(variable, value)
+    return original(variable, value)
+
+
+def add(original: Callable, variable: Any, value: Any) -> Any:
+    """Adds to a variable, of which a step of `fit` notes what it was."""
+    writes = _recording()
+    if writes is not None:
+        value = writes.to_add(variable, value)
+    return original(variable, value)
+
+
+def _recording() -> "Writes | None":
+    """Returns those of a step. What an optimizer writes is equal already."""
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
+        return None  # in `tf.init_scope`, it is written once, and not by steps
+    return None if Gradients.of(step).are_applied else Writes.of(step)
+
+
+def not_recording() -> contextlib.AbstractContextManager[None]:
+    """Says that a seed generator is writing its state in this replica."""
+    step = steps.current()
+    if step is None:
+        return contextlib.nullcontext()
+    return Writes.of(step).by_the_package()
+
+
+class Writes(Exit):
+    """What something else than an optimizer writes to variables in a step.
+
+    These are weights or others, such as a learning rate or a metric's counts.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._all: dict[int, keras.Variable] = {}
+        self._by_program: dict[int, keras.Variable] = {}
+        self._is_of_package = False
+        self._before: dict[int, Any] = {}
+        self._moving_averages: list[keras.Variable] = []
+        self._own_statistics: set[int] = set()
+        self._exchanged: frozenset[int] = frozenset()
+        self._to_exchange: set[int] = set()
+        self._untracked: dict[int, keras.Variable] = {}
+        self._counted: str | None = None
+
+    def exchange(self, found: frozenset[int]) -> None:
+        """Says what earlier traces have shown that is exchanged when written.
+
+        Args:
+            found: The ids of the variables.
+        """
+        self._exchanged = found
+
+    def report(self, findings: TraceFindings) -> None:
+        """See `Exit`."""
+        findings.untracked.update(self._untracked)
+        findings.counted = findings.counted or self._counted
+        findings.to_exchange.update(self._to_exchange)
+
+    @contextlib.contextmanager
+    def by_the_package(self) -> Iterator[None]:
+        """Says that the package or a seed generator is writing."""
+        before, self._is_of_package = self._is_of_package, True
+        try:
+            yield
+        finally:
+            self._is_of_package = before
+
+    def variables(self) -> list[keras.Variable]:
+        """Returns all that the step has written."""
+        return [*self._all.values()]
+
+    def keep_own_statistics(self, variables: Iterable[Any]) -> None:
+        """Says of what a replica's own samples tell that the mean is kept."""
+        self._own_statistics.update(map(id, variables))
+
+    def to_write(self, variable: keras.Variable, value: Any) -> Any:
+        """Notes that a variable is written, and returns what to write.
+
+        What a stand-in for samples would add to a metric is left out. What is
+        written is exchanged at once where the end of the step does not make it
+        right, and where a replica may have too few samples to fill the
+        variable.
+        """
+        comes_together = Choices.of(self.step).come_together()
+        self._note(variable, value)
+        self.step.kinds.notice(tf.compat.v1.get_default_graph())
+        if is_counter(variable):
+            return counters.own_share(variable, value, self.step)
+        if id(variable) in self._exchanged or (
+            comes_together and _may_not_fit(value)
+        ):
+            return _exchanged(variable, value, self.step)
+        return value
+
+    def _note(self, variable: keras.Variable, value: Any) -> None:
+        self._all.setdefault(id(variable), variable)
+        if not self._is_of_package:
+            self._by_program.setdefault(id(variable), variable)
+        backing = keras_variables.backing(variable)
+        if backing is None or replica_collectives().count == 1:
+            return
+        if not is_replicated(backing):
+            self._untracked[id(variable)] = variable
+        elif (
+            not self._is_of_package
+            and state.is_mirrored(variable)
+            and self.step.known_sizes
+            and not depends_on_samples(value, self.step)
+        ):
+            self._counted = (
+                f"sets the variable {state.name_of(variable)!r} to a constant, "
+                "or adds one"
+            )
+
+    def to_add(self, variable: keras.Variable, value: Any) -> Any:
+        """Notes what a variable was before the step first added to it.
+
+        Only where the graph of the step does not show what is added, as in
+        graphs inside of it. There, a value computed from the batch, such as a
+        sample count, is summed over the replicas, and a value computed from the
+        variable itself, such as `v -= 0.1 * (v - mean)`, is averaged.
+        """
+        if id(variable) in self._all or self._is_traced_here():
+            return value
+        value = _read(value)
+        moves = variable.trainable or inner_writes.is_computed_from(
+            value, variable
+        )
+        if not moves and not _is_constant(value):
+            # Not in the graph of a branch, whose tensors are known there only.
+            with self.step.graph.as_default():
+                self._before[id(variable)] = variable.value + 0
+        return value
+
+    def _is_traced_here(self) -> bool:
+        if self.step.kinds.is_blind:
+            return False
+        return self.step.graph is tf.compat.v1.get_default_graph()
+
+    def make_global_before_update(self, variables: list[Any]) -> None:
+        """Makes of what a step has set what one device would have set.
+
+        To be called before an optimizer adds to it.
+        """
+        for weight in variables:
+            if id(weight) not in self._all:
+                continue
+            values, traced_here = self._values(weight)
+            if not values or not traced_here:
+                continue
+            if self.step.kinds.of(values[-1]) == EQUAL:
+                continue
+            # If it cannot be computed, they are averaged at the step's end.
+            with contextlib.suppress(NotDerivable):
+                weight.assign(global_values(values[-1:], self.step)[0])
+
+    def end(self, output: Tree) -> Tree:
+        """Makes what a step has written equal on all replicas.
+
+        A value that no sample has touched is equal already. Others are computed
+        as one device would compute them. Moving averages are left for
+        `after_steps`. See `Exit`.
+        """
+        self._is_of_package = True
+        if replica_collectives().count > 1:
+            self._make_global()
+        return output
+
+    def _make_global(self) -> None:
+        replicated = [
+            variable
+            for variable in self._by_program.values()
+            if is_replicated(keras_variables.backing(variable))
+        ]
+        self._warn_of_counters([*filter(is_counter, replicated)])
+        exact: list[tuple[keras.Variable, tf.Tensor]] = []
+        unclear: list[keras.Variable] = []
+        for weight in itertools.filterfalse(is_counter, replicated):
+            values, traced_here = self._values(weight)
+            if self._is_read_inside(weight, values):
+                continue  # as it is traced once more
+            if self._are_equal(values, traced_here):
+                continue
+            own = id(weight) in self._own_statistics
+            if inner_writes.is_moving_average(weight, self.step, own):
+                self._moving_averages.append(weight)
+            elif values and traced_here:
+                exact.append((weight, values[-1]))
+            else:
+                if values and not self._suffices_end(weight, values):
+                    _warn_of_inner_write(self.step, weight)
+                unclear.append(weight)
+        for weight, value in exact:
+            try:
+                weight.assign(global_values([value], self.step)[0])
+            except NotDerivable:
+                _warn_of_weight(self.step, weight)
+                unclear.append(weight)
+        self._reduce_by_change(unclear)
+
+    def _values(self, weight: keras.Variable) -> tuple[_Values, bool]:
+        """Returns what was written to this replica's copy of a weight."""
+        if self.step.kinds.is_blind:
+            return [], False
+        return self.step.kinds.written(inner_writes.handle_of_copy(weight))
+
+    def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
+        """Warns of what metrics count where replicas may not come together."""
+        choices = Choices.of(self.step)
+        for counter in variables:
+            values, _ = self._values(counter)
+            if not all(
+                choices.is_everywhere(value.graph, repeated=True)
+                for value in values
+            ):
+                _warn_of_inner_write(self.step, counter)
+
+    def _are_equal(self, values: _Values, traced_here: bool) -> bool:
+        """Whether all replicas surely write the same, wherever they do."""
+        if traced_here:
+            values = values[-1:]
+        choices = Choices.of(self.step)
+        return bool(values) and all(
+            self.step.kinds.of(value) == EQUAL
+            and choices.is_everywhere(value.graph, repeated=True)
+            for value in values
+        )
+
+    def _is_read_inside(self, weight: keras.Variable, values: _Values) -> bool:
+        """Whether graphs inside of the step's read what it has written.
+
+        They take it for what all replicas have. If they do not, yet, an
+        exchange where it is written is noted.
+        """
+        if id(weight) in self._exchanged:
+            return False
+        step = self.step
+        here = [value for value in values if value.graph is step.graph]
+        if all(step.kinds.of(value) == EQUAL for value in here):
+            return False
+        choices = Choices.of(step)
+        if not all(choices.is_everywhere(x.graph) for x in values):
+            return False
+        if not inner_writes.is_read_inside(weight, step):
+            return False
+        self._to_exchange.add(id(weight))
+        return True
+
+    def _suffices_end(self, weight: keras.Variable, values: _Values) -> bool:
+        """Whether the end of the step makes a variable right.
+
+        If not, but an exchange at the place of the write may, that is noted.
+        """
+        if id(weight) in self._own_statistics:
+            return True
+        choices = Choices.of(self.step)
+        everywhere = all(choices.is_everywhere(x.graph) for x in values)
+        adds = id(weight) in self._before
+        if (
+            everywhere
+            and inner_writes.are_reduced_well(weight, values, self.step, adds)
+            and not inner_writes.is_read_later(weight, values, self.step)
+        ):
+            return True
+        if everywhere and id(weight) not in self._exchanged:
+            self._to_exchange.add(id(weight))
+            return True  # by the next trace
+        return False
+
+    def _reduce_by_change(self, weights: list[keras.Variable]) -> None:
+        """Sums what was added, averages what was set.
+
+        Integers that were set are those of the replica of the first samples.
+        """
+        fraction = self.step.batch_fraction
+        added = [w for w in weights if id(w) in self._before]
+        replaced = [w for w in weights if id(w) not in self._before]
+        is_float = keras.backend.is_float_dtype
+        floats = [w for w in replaced if is_float(w.dtype)]
+        others = [w for w in replaced if not is_float(w.dtype)]
+        before = [self._before[id(weight)] for weight in added]
+        changes = [
+            tf.where(fraction > 0, weight.value - old, 0)
+            for weight, old in zip(added, before, strict=True)
+        ]
+        totals = replica_collectives().all_reduce("sum", changes)
+        for weight, old, total in zip(added, before, totals, strict=True):
+            weight.assign(old + total)
+        _average(floats, fraction)
+        firsts = replica_collectives().broadcast_of(
+            [w.value for w in others], counters.has_first(self.step)
+        )
+        for weight, value in zip(others, firsts, strict=True):
+            weight.assign(value)
+
+    def after_steps(self, fraction: Any) -> None:
+        """Makes moving averages equal on all replicas. See `Exit`."""
+        _average(self._moving_averages, fraction)
+        counters.all_reduce_sums(self.step.model)
+
+
+def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
+    """Returns what one device would write, if it can be computed."""
+    value = keras_variables.as_tensor(value, variable.dtype)
+    if step.kinds.of(value) == EQUAL:
+        return value
+    try:
+        found = global_values([value], step)[0]
+    except NotDerivable:
+        return value
+    # An axis that the outer graph has is no constant here, so that TensorFlow
+    # may not know the shape.
+    found = tf.ensure_shape(found, value.shape)
+    step.kinds.mark_equal([found])
+    return found
+
+
+def _may_not_fit(value: Any) -> bool:
+    """Whether a value has a size that is known only when a step runs."""
+    return isinstance(value, tf.Tensor) and not value.shape.is_fully_defined()
+
+
+def _read(value: Any) -> Any:
+    """Returns what a variable holds, if a step adds one to another."""
+    is_variable = isinstance(value, keras.Variable | tf.Variable)
+    return keras_variables.as_tensor(value) if is_variable else value
+
+
+def _is_constant(value: Any) -> bool:
+    if not tf.is_tensor(value):
+        return True
+    return tf.get_static_value(value) is not None
+
+
+def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:
+    means = replica_collectives().weighted_sum(
+        [w.value for w in weights], fraction
+    )
+    for weight, mean in zip(weights, means, strict=True):
+        weight.assign(mean)
+
+
+def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
+    step.warn_once(
+        f"weight {weight.path}",
+        f"the graph does not show how {weight.path}, which the step sets, is "
+        "computed from the samples. The replicas' values are "
+        "averaged, and integers are those of replica 0. Compute it from "
+        "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
+        "replicas have.",
+    )
+
+
+def _warn_of_inner_write(step: Step, weight: keras.Variable) -> None:
+    step.warn_once(
+        f"weight {weight.path}",
+        f"the step writes {weight.path} in a loop, or in a branch that each "
+        "replica chooses by its own samples, or with what cannot be computed "
+        "there from those of all. What is added is summed, what is set is "
+        "averaged, and integers that are set are those of replica 0, which one "
+        "device may set to another value. Write it once, outside, as in "
+        "`v.assign(keras.ops.where(condition, new, v))`.",
+    )
