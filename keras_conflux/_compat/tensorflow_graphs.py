@@ -201,6 +201,35 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
     return [function_named(operation.graph, each.name) for each in functions]
 
 
+def call_of(graph: Any, outer: Any) -> tf.Operation | None:
+    """Returns the operation of an outer graph that runs an inner one."""
+    for operation in reversed(outer.get_operations()):
+        if graph in graphs_of(operation):
+            return operation
+    return None
+
+
+def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+    """Yields what a tensor is in graphs inside of its own, and around it."""
+    for operation in tensor.consumers():
+        bodies = [body for body in graphs_of(operation) if body is not None]
+        for body in bodies:
+            # The first input may be a condition.
+            given = list(operation.inputs)[-len(body.inputs) :]
+            for outside, inside in zip(given, body.inputs, strict=False):
+                if outside is tensor:
+                    yield inside
+    outer = getattr(tensor.graph, "outer_graph", None)
+    places = [i for i, x in enumerate(_outputs(tensor.graph)) if x is tensor]
+    call = call_of(tensor.graph, outer) if places and outer else None
+    if call is not None:
+        yield from (call.outputs[place] for place in places)
+
+
+def _outputs(graph: Any) -> Sequence[tf.Tensor]:
+    return getattr(graph, "outputs", ())
+
+
 def replace_input(operation: tf.Operation, tensor: tf.Tensor) -> None:
     """Gives an operation of one input another one, of the same kind.
 

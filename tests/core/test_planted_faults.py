@@ -103,6 +103,7 @@ PLACES = {
     "draw": Patched.NORMAL.path,
     "drop": Patched.DROPOUT.path,
     "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
+    "use of rows": f"{NUMERICS}.uses_of_rows:are_of_one_sample",
     "place in a function": f"{NUMERICS}.drawn_rows:WrittenPlace.write",
     "turns of a loop": f"{NUMERICS}.inner_graphs:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,
@@ -220,6 +221,8 @@ TESTS = {
     "numbers of an integer seed": test_integer_seeds.test_predictions,
     "dropout": _drawn("dropout"),
     "two views": _drawn("two views"),
+    "several rows of each sample": _drawn("several rows of each sample"),
+    "two rows or two batches": _drawn("two rows or two batches"),
     "dropout in a function": _drawn("a function"),
     "draws in a loop over samples": (
         test_random_draws.test_replicas_draw_apart_what_is_not_known_to_be_of_one_device
@@ -681,6 +684,11 @@ FAULTS = [
             ]
         },
         ("dropout", "two views"),
+    ),
+    Fault(
+        "twice as many rows as samples are always those of two batches",
+        {"use of rows": lambda *_: False},
+        ("several rows of each sample", "two rows or two batches"),
     ),
     Fault(
         "no step says where its samples are",

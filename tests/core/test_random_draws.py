@@ -147,6 +147,45 @@ def _views_of_two_lengths(x, seed):
     return all_[:n] + 2 * all_[n : 2 * n] + 3 * all_[2 * n :]
 
 
+def _twice_as_many(x, seed):
+    return random.normal((2 * ops.shape(x)[0], 7), seed=seed)
+
+
+def _grouped(x):
+    return ops.sum(ops.reshape(ops.tanh(x), (-1, 2, 7)), 1)
+
+
+def _several_of_each(x, seed):
+    n = ops.shape(x)[0]
+    flat = ops.reshape(random.uniform((n * 7,), seed=seed), (-1, 7))
+    pairs = random.normal((3, n + n), seed=seed)
+    pairs = ops.sum(ops.reshape(pairs, (3, -1, 2)), (0, 2))
+    repeated = ops.repeat(x, 2, 0) + _twice_as_many(x, seed)
+    around = random.normal((n * 2, 7), ops.repeat(x, 2, 0), seed=seed)
+    beside = ops.concatenate([ops.repeat(x, 2, 0), _twice_as_many(x, seed)], 1)
+    first = (beside[:, :7] * ops.flip(beside[:, 7:], 1))[::2]
+    first += _twice_as_many(x, seed)[::2]
+    return flat * pairs[:, None] + _grouped(repeated) + _grouped(around) + first
+
+
+def _two_of_each_or_two_batches(x, seed):
+    n = ops.shape(x)[0]
+    one, two = ops.split(_twice_as_many(x, seed), 2)
+    grouped = _grouped(_twice_as_many(x, seed))
+    both = _twice_as_many(x, seed)
+    again = ops.reshape(_twice_as_many(x, seed), (2, -1, 7))
+    joined = ops.concatenate([_twice_as_many(x, seed), ops.repeat(x, 2, 0)], 0)
+    drawn = joined[:n] - joined[n : 2 * n]
+    return x + one + 2 * two * grouped + both[n:] - both[:n] + again[1] + drawn
+
+
+def _grouped_elsewhere(x, seed):
+    drawn = tf.function(lambda x: _twice_as_many(x, seed))(x)
+    grouped = tf.function(_grouped)(_twice_as_many(x, seed))
+    inside = tf.function(lambda x: _grouped(_twice_as_many(x, seed)))(x)
+    return x + _grouped(drawn) + 2 * grouped + 3 * inside
+
+
 def _drop_path(x, seed):
     kept = random.uniform((ops.shape(x)[0], 1), seed=seed) < 0.6
     return x * ops.cast(kept, x.dtype)
@@ -288,6 +327,9 @@ MODELS = {
     "rows of samples": draw(_rows_of_samples),
     "two views": draw(_two_views),
     "views of two lengths": draw(_views_of_two_lengths),
+    "several rows of each sample": draw(_several_of_each),
+    "two rows or two batches": draw(_two_of_each_or_two_batches),
+    "rows that are grouped elsewhere": draw(_grouped_elsewhere),
     "drop path": draw(_drop_path),
     "no seed": draw(lambda x, seed: random.dropout(x, 0.3)),
     "an integer": draw(lambda x, seed: random.dropout(x, 0.3, seed=3)),
@@ -429,6 +471,10 @@ COMPILED = {
     "columns": lambda x, s: x * random.normal((x.shape[1],), seed=s),
     "categorical": lambda x, s: random.categorical(x, x.shape[1], seed=s),
     "views": _two_views,
+    "several rows": lambda x, s: ops.reshape(
+        random.normal((ops.shape(x)[0] * 2, x.shape[1]), seed=s),
+        (-1, 2, x.shape[1]),
+    )[:, 1],
     "no seed": lambda x, s: random.uniform(ops.shape(x)),
 }
 

@@ -103,6 +103,7 @@ class _ModelStep:
         self._steps: dict[int, Step] = {}
         self._warned: set[str] = set()
         self._exchanged: frozenset[int] = frozenset()
+        self._drawn_by_sample: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
@@ -123,6 +124,7 @@ class _ModelStep:
         self._steps[replica_index()] = step
         with steps.entered(step):
             Writes.of(step).exchange(self._exchanged)
+            Draws.of(step).draw_by_sample(self._drawn_by_sample)
             for each in self._exits(step):
                 each.begin()
             output = self._run(shard, step)
@@ -145,6 +147,7 @@ class _ModelStep:
             for each in self._exits(step):
                 each.report(findings)
         self._exchanged |= findings.to_exchange
+        self._drawn_by_sample |= findings.by_sample
         findings.raise_if_any()
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:

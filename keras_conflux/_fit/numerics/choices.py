@@ -135,7 +135,11 @@ class Choices(Exit):
         step = self.step
         while graph is not step.graph:
             outer = getattr(graph, "outer_graph", None)
-            call = None if outer is None else _call_of(graph, outer)
+            call = (
+                None
+                if outer is None
+                else tensorflow_graphs.call_of(graph, outer)
+            )
             if call is None:
                 return False
             step.kinds.notice(outer)
@@ -215,14 +219,6 @@ def _is_shared(condition: tf.Tensor, step: Step) -> bool:
     if not step.kinds.is_blind:
         return step.kinds.of(condition) == EQUAL
     return not depends_on_samples(condition, step)
-
-
-def _call_of(graph: Any, outer: Any) -> tf.Operation | None:
-    """Returns the operation of an outer graph that runs an inner one."""
-    for operation in reversed(outer.get_operations()):
-        if graph in tensorflow_graphs.graphs_of(operation):
-            return operation
-    return None
 
 
 def to_tensor(

@@ -2,7 +2,8 @@
 
 There may be several rows for each sample. Where tensors of samples have been
 joined, as two views of a batch are, each of them is a block, which has its own
-rows of all samples.
+rows of all samples. Which of both a multiple of the number of samples is, as in
+`(2 * n, 4)`, shows where the numbers are used.
 """
 
 import dataclasses
@@ -56,6 +57,19 @@ class DrawnRows:
     """How many rows there are in each block: uint64."""
     place: Place
     """Where the replica's samples are."""
+    is_multiple: bool = False
+    """Whether there are several blocks, as the shape is a multiple of the
+    number of samples, and not that of joined tensors."""
+
+    def by_sample(self) -> "DrawnRows":
+        """Returns as many rows, of which each sample has several."""
+        size = self.sizes[self.axis]
+        with on_host():
+            lengths = [tf.cast(size, tf.uint64)]
+        kind = Kind(Role.ROWS, self.axis, Entries.SAME)
+        return dataclasses.replace(
+            self, kind=kind, lengths=lengths, is_multiple=False
+        )
 
     @property
     def whole(self) -> list[Any]:
@@ -272,7 +286,13 @@ def _placed(
     with on_host():
         lengths = [tf.cast(length, tf.uint64) for length in lengths]
     return DrawnRows(
-        kind, axis, shape, sizes, lengths, WrittenPlace.of(step).here()
+        kind,
+        axis,
+        shape,
+        sizes,
+        lengths,
+        WrittenPlace.of(step).here(),
+        is_multiple=len(blocks) > 1,
     )
 
 

@@ -11,6 +11,7 @@ numbers.
 """
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
+from keras_conflux._fit.numerics import uses_of_rows
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
 from keras_conflux._fit.numerics.drawn_rows import WrittenPlace
@@ -50,6 +52,17 @@ class Draws(Exit):
         super().__init__(step)
         self._takes_rows: bool | None = None
         self._counted: str | None = None
+        self._by_sample: frozenset[int] = frozenset()
+        self._numbers = itertools.count()
+        self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
+
+    def draw_by_sample(self, multiples: frozenset[int]) -> None:
+        """Says which multiples of the samples' number are rows of each.
+
+        Args:
+            multiples: Their numbers, in the order in which a step draws them.
+        """
+        self._by_sample = multiples
 
     def begin(self) -> None:
         """See `Exit`."""
@@ -58,6 +71,11 @@ class Draws(Exit):
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
         findings.counted = findings.counted or self._counted
+        findings.by_sample.update(
+            number
+            for number, (drawn, kind) in self._joined.items()
+            if uses_of_rows.are_of_one_sample(drawn, kind, self.step)
+        )
 
     def draw(
         self,
@@ -79,10 +97,17 @@ class Draws(Exit):
             parameters: What may be rows of samples, by which numbers are drawn.
         """
         kinds = {self.step.kinds.of(parameter) for parameter in parameters}
+        number = -1
         try:
             rows = drawn_rows.find(shape, not isinstance(seed, int), self.step)
             if COUNT in kinds:
                 raise NotDerivable("a number of samples")
+            if rows is not None and rows.is_multiple:
+                number = next(self._numbers)
+                if number in self._by_sample or any(
+                    map(uses_of_rows.has_several_each, kinds)
+                ):
+                    rows = rows.by_sample()
             with self._taking_rows(True):
                 drawn = original() if rows is None else of_rows(rows)
         except NotDerivable as reason:
@@ -92,6 +117,8 @@ class Draws(Exit):
                 _warn_of(name, self.step)
             with self._taking_rows(False):
                 return original()
+        if rows is not None and rows.is_multiple:
+            self._joined[number] = drawn, rows.kind
         if rows is not None and all(
             _is_alike(kind, rows.kind) for kind in kinds
         ):
