@@ -610,6 +610,129 @@ def test_what_the_graph_does_not_show_warns(name):
     assert "own" in drawn[0]
 
 
+def _in_a_function(x, seed):
+    return tf.function(lambda x: x * tf.random.uniform([]))(x)
+
+
+def _of_a_function(x, seed):
+    return x * tf.function(lambda: tf.random.uniform([]))()
+
+
+def _given_to_a_function(x, seed):
+    times = tf.function(lambda x, share: x * share)
+    return times(x, tf.random.uniform([]))
+
+
+def _mixed_up(x, seed):
+    share = ops.maximum(tf.random.uniform([]), 0.5)
+    return share * x + (1 - share) * x**2
+
+
+def _seed(seed):
+    return tf.random.uniform([2], maxval=99, dtype="int32")
+
+
+SHARED_BY_SAMPLES = {
+    "a share": lambda x, s: x * tf.random.uniform([]),
+    "features": lambda x, s: x + tf.random.normal([5]),
+    "a stateless draw": lambda x, s: (
+        x + tf.random.stateless_normal([], _seed(s))
+    ),
+    "mixed up": _mixed_up,
+    "a projection": lambda x, s: x @ tf.random.truncated_normal([5, 5]),
+    "an order": lambda x, s: tf.gather(
+        x, tf.random.shuffle(tf.range(5)), axis=1
+    ),
+    "a gamma": lambda x, s: x + tf.random.gamma([5], 1.0),
+    "filled": lambda x, s: x * tf.fill(tf.shape(x), tf.random.uniform([])),
+    "tiled": lambda x, s: (
+        x + tf.tile(tf.random.normal([1, 5]), [tf.shape(x)[0], 1])
+    ),
+    "a choice": lambda x, s: tf.where(tf.random.uniform([]) < 0.5, x, -x),
+    "a condition": lambda x, s: tf.cond(
+        tf.random.uniform([]) < 0.5, lambda: x, lambda: -x
+    ),
+    "in a branch": lambda x, s: tf.cond(
+        ops.max(ops.ones(3)) > 0, lambda: x * tf.random.uniform([]), lambda: x
+    ),
+    "in a loop": lambda x, s: ops.fori_loop(
+        0, 3, lambda i, x: x * tf.random.uniform([]), x
+    ),
+    "in a function": _in_a_function,
+    "of a function": _of_a_function,
+    "given to a function": _given_to_a_function,
+    "a crop": lambda x, s: (
+        tf.image.random_crop(x, (tf.shape(x)[0], 3)) @ ops.ones((3, 5))
+    ),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", SHARED_BY_SAMPLES)
+def test_what_samples_share_and_each_replica_draws_warns(name):
+    (text,) = warned(SHARED_BY_SAMPLES[name])
+    assert (
+        "the samples of a batch share what the operation 'Random" in text
+        or ("'TruncatedNormal'" in text)
+    )
+    assert "`keras.random.SeedGenerator`" in text
+
+
+OF_EACH_SAMPLE = {
+    "rows": lambda x, s: x + tf.random.normal(tf.shape(x)),
+    "one each": lambda x, s: x * tf.random.uniform([tf.shape(x)[0], 1]),
+    "dropout": lambda x, s: tf.nn.dropout(x, 0.5),
+    "in a function": lambda x, s: tf.function(lambda x: tf.nn.dropout(x, 0.5))(
+        x
+    ),
+    "map": lambda x, s: tf.map_fn(lambda row: row * tf.random.uniform([]), x),
+    "vectorized_map": lambda x, s: tf.vectorized_map(
+        lambda row: row * tf.random.uniform([]), x
+    ),
+    "a seed": lambda x, s: (
+        x + tf.random.stateless_normal(tf.shape(x), _seed(s))
+    ),
+    "a size": lambda x, s: x * tf.cast(tf.size(tf.random.normal([3])), x.dtype),
+    "shared": lambda x, s: x * random.uniform((), seed=s),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", OF_EACH_SAMPLE)
+def test_draws_for_each_sample_do_not_warn(name):
+    assert not warned(OF_EACH_SAMPLE[name])
+
+
+class Noisy(keras.Sequential):
+    """Draws what leaves its step, where it is replica 0's."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x, training=True) - y) ** 2)
+            loss = loss * tf.random.uniform([]) + ops.sqrt(loss)
+            loss = tf.cond(
+                tf.random.uniform([]) < 0.5, lambda: loss, lambda: 2 * loss
+            )
+        weights = self.trainable_variables
+        gradients = [
+            gradient + tf.random.normal(weight.shape)
+            for gradient, weight in zip(
+                tape.gradient(loss, weights), weights, strict=True
+            )
+        ]
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss, "drawn": tf.random.uniform([])}
+
+
+def test_draws_that_leave_a_step_do_not_warn():
+    model = Noisy([keras.Input((5,)), layers.Dense(4), layers.Dense(1)])
+    model.compile("sgd", jit_compile=False)
+    kc.replicate(model, 2)
+    model.fit(X, Y, batch_size=5, verbose=0)  # warnings are errors
+    kc.assert_in_sync(model)
+
+
 def test_a_seed_that_a_step_takes_warns():
     def own(x, generator):
         seed = ops.cast(generator.next(), "int32")

@@ -25,14 +25,16 @@ CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 BRANCHES = frozenset(("If", "StatelessIf"))
 CASES = frozenset(("Case", "StatelessCase"))
 LOOPS = frozenset(("While", "StatelessWhile"))
+WITH_BODIES = CALLS | BRANCHES | CASES | LOOPS
 
-_KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
+KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
+"""Returns the kinds of the outputs of an operation, by those of its inputs."""
 Marked = Callable[[tf.Tensor], Kind | None]
 """Returns what somebody has said that a tensor is."""
 
 
 def of_call(
-    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind]:
     """Follows the kinds through the body of a function."""
     found = _of_body(_body(operation, "f"), inputs, kinds_of)
@@ -42,7 +44,7 @@ def of_call(
 def of_branches(
     operation: tf.Operation,
     inputs: list[Kind],
-    kinds_of: _KindsOf,
+    kinds_of: KindsOf,
     marked: Marked,
 ) -> list[Kind]:
     """Follows the kinds through both branches of a condition.
@@ -81,7 +83,7 @@ def _is_zero(tensor: tf.Tensor) -> bool:
 
 
 def of_loop(
-    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind]:
     """Follows the kinds through a loop."""
     kinds = _of_turns(operation, inputs, kinds_of)
@@ -92,7 +94,7 @@ def of_loop(
 
 
 def turns_alike(
-    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> bool:
     """Whether a loop has as many turns on each replica."""
     kinds = _of_turns(operation, inputs, kinds_of)
@@ -100,13 +102,13 @@ def turns_alike(
 
 
 def _goes_on_alike(
-    operation: tf.Operation, kinds: list[Kind], kinds_of: _KindsOf
+    operation: tf.Operation, kinds: list[Kind], kinds_of: KindsOf
 ) -> bool:
     return _of_body(_body(operation, "cond"), kinds, kinds_of) == [EQUAL]
 
 
 def _of_turns(
-    operation: tf.Operation, inputs: list[Kind], kinds_of: _KindsOf
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind] | None:
     """Follows the kinds through a loop until they stay what they are."""
     kinds = inputs
@@ -135,7 +137,7 @@ def _body(operation: tf.Operation, attribute: str) -> Any:
 def _of_body(
     body: Any,
     inputs: list[Kind],
-    kinds_of: _KindsOf,
+    kinds_of: KindsOf,
     marked: Marked | None = None,
 ) -> list[Kind] | None:
     if body is None or len(body.inputs) != len(inputs):

@@ -57,6 +57,7 @@ def kinds_of_outputs(
     operation: tf.Operation,
     inputs: list[Kind],
     marked: control_flow.Marked = _nothing_said,
+    inside: control_flow.KindsOf | None = None,
 ) -> list[Kind]:
     """Returns the kinds of an operation's outputs.
 
@@ -64,6 +65,7 @@ def kinds_of_outputs(
         operation: Traced, of any type.
         inputs: The kinds of its inputs.
         marked: Tells what somebody has said of tensors inside of it.
+        inside: Called instead of this for the operations that it runs.
     """
     kind = operation.type
     count = len(operation.outputs)
@@ -72,14 +74,18 @@ def kinds_of_outputs(
     if kind in CODE:
         return [OPAQUE] * count
     if kind in control_flow.CALLS:
-        return control_flow.of_call(operation, inputs, kinds_of_outputs)
+        return control_flow.of_call(
+            operation, inputs, inside or kinds_of_outputs
+        )
     if all(each == EQUAL for each in inputs) and _keeps_equal(operation):
         return [EQUAL] * count
     if kind in control_flow.BRANCHES:
-        nested = functools.partial(kinds_of_outputs, marked=marked)
+        nested = inside or functools.partial(kinds_of_outputs, marked=marked)
         return control_flow.of_branches(operation, inputs, nested, marked)
     if kind in control_flow.LOOPS:
-        return control_flow.of_loop(operation, inputs, kinds_of_outputs)
+        return control_flow.of_loop(
+            operation, inputs, inside or kinds_of_outputs
+        )
     return rule.apply(RULES.get(kind, ()), operation, inputs)
 
 

@@ -21,6 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.trees import Tree
+from keras_conflux._fit.global_batch import own_draws
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -40,6 +42,7 @@ from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import replica_index
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.
 _STRIDE = 1_000_003
@@ -67,6 +70,15 @@ class Draws(Exit):
     def begin(self) -> None:
         """See `Exit`."""
         WrittenPlace.of(self.step).write()
+
+    def end(self, output: Tree) -> Tree:
+        """Warns of numbers that replicas draw apart. See `Exit`."""
+        if replica_index() == 0 and replica_collectives().count > 1:
+            step = self.step
+            draws = own_draws.shared_by_samples(step.graph, step.kinds)
+            for number, draw in enumerate(draws):
+                _warn_of_own_draw(number, draw, step)
+        return output
 
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
@@ -400,6 +412,17 @@ def _warn_of_own_seeds(step: Step) -> None:
         "gets another one, so numbers that are drawn by it differ from those "
         "of one device. Give the generator to a function of `keras.random`, "
         "as `seed=`.",
+    )
+
+
+def _warn_of_own_draw(number: int, draw: tf.Operation, step: Step) -> None:
+    step.warn_once(
+        f"own draw {number}: {draw.type}",
+        f"the samples of a batch share what the operation {draw.type!r} of "
+        "TensorFlow draws. Each replica draws numbers of its own there, where "
+        "one device draws them once for all samples. Draw by `keras.random` "
+        "with a `keras.random.SeedGenerator`.",
+        draw,
     )
 
 
