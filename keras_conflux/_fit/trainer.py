@@ -181,9 +181,7 @@ def build(
         )
 
 
-def _keep_at_next_reset(
-    model: keras.Model, variables: list[keras.Variable]
-) -> None:
+def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     values = [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
     if not any(value.any() for _, value in values):
         return

@@ -74,8 +74,11 @@ def _try_gradients(
             context.tried_gradients.add(id(operation))
             if not _is_of_users(layer):
                 continue
-            if own_gradients.mixes(operation, context):
-                _warn_of_gradient(layer, context)
+            try:
+                if own_gradients.mixes(operation, context):
+                    _warn_of_gradient(layer, operation, context)
+            except CannotTell:
+                _warn_of_untried_gradient(layer, operation, context)
 
 
 def _exchanged(inputs: Any, context: StepContext) -> Any:
@@ -166,7 +169,9 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
     )
 
 
-def _warn_of_gradient(layer: Any, context: StepContext) -> None:
+def _warn_of_gradient(
+    layer: Any, operation: tf.Operation, context: StepContext
+) -> None:
     place = _place(layer, context)
     context.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
@@ -175,6 +180,23 @@ def _warn_of_gradient(layer: Any, context: StepContext) -> None:
         "those of its own part. One device would use the whole batch. Compute "
         "what it mixes from what all replicas have, with "
         "`keras_conflux.allreduce`.",
+        operation,
+    )
+
+
+def _warn_of_untried_gradient(
+    layer: Any, operation: tf.Operation, context: StepContext
+) -> None:
+    place = _place(layer, context)
+    context.warn_once(
+        f"gradient of layer {place}: {type(layer).__name__}",
+        f"the gradient that the layer {layer.name!r} defines, as by "
+        "`tf.custom_gradient`, cannot be tried out on samples that are drawn, "
+        "as of Python code, or of a value that is no row of samples. If it "
+        "mixes samples, a replica mixes those of its own part. Compute it with "
+        "operations of TensorFlow from rows of samples, and what it mixes from "
+        "what all replicas have, with `keras_conflux.allreduce`.",
+        operation,
     )
 
 
