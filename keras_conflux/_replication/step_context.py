@@ -37,8 +37,8 @@ class StepContext:
     mixing_layers: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the layers that mix samples, in the order of their calls."""
     called_functions: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    """By id, and by the kinds of its arguments, each `tf.function` that the
-    step has called, and the one that is called in its place."""
+    """By id, where it is called, and the kinds of what it reads, each
+    `tf.function` that the step has called, and the one in its place."""
     tried_gradients: set[int] = dataclasses.field(default_factory=set)
     """The ids of operations whose gradients layers define, and were tried."""
     layer_outputs: set[int] = dataclasses.field(default_factory=set)
@@ -120,11 +120,6 @@ class StepContext:
     """Whether what writes variables now is the package or a seed generator."""
     untracked: dict[int, Any] = dataclasses.field(default_factory=dict)
     """By id, the Keras variables with a single copy that the step writes."""
-    exchanged_inside: frozenset[int] = frozenset()
-    """The ids of variables whose values replicas exchange where graphs inside
-    of the step's write them."""
-    to_exchange_inside: set[int] = dataclasses.field(default_factory=set)
-    """The ids of those of which the trace has shown that they have to be."""
     draws_rows: bool | None = None
     """Whether what is drawn now is drawn as one device draws it, so that seeds
     are equal on all replicas. `None` if no function of `keras.random` draws."""
@@ -132,7 +127,8 @@ class StepContext:
     """In how many loops what is traced now is that may have a turn for each
     sample."""
     choices: list[Any] = dataclasses.field(default_factory=list)
-    """What chooses the branches that are being traced, the outermost first."""
+    """What chooses the branches, and calls the functions, that are being
+    traced, the outermost first."""
     updates_inside: list[Any] = dataclasses.field(default_factory=list)
     """Optimizers that have changed weights in a graph inside of the step's, by
     name, and these graphs."""

@@ -114,7 +114,6 @@ class _ModelStep:
         self._model = model
         self._contexts: dict[int, StepContext] = {}
         self._warned: set[str] = set()
-        self._exchanged_inside: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
@@ -147,7 +146,6 @@ class _ModelStep:
                 functools.partial(_handles_of_sums, self._model),
                 is_blind=specs.sizes_are_known(shard),
             ),
-            exchanged_inside=self._exchanged_inside,
             is_counter_of_keras=_CountersOfKeras(self._model),
         )
         if replica_index() == 0:
@@ -164,8 +162,6 @@ class _ModelStep:
 
     def assert_traced_rightly(self) -> None:
         """See `ReplicaStep`."""
-        for context in self._contexts.values():
-            self._exchanged_inside |= context.to_exchange_inside
         trace_findings.assert_final(self._contexts.values())
 
     def _run(self, shard: Tree, size: Any, context: StepContext) -> Tree:

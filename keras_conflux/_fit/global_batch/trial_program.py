@@ -162,11 +162,12 @@ class TrialProgram:
         if found is None:
             raise CannotTell(handle.name)
         shape, dtype = found
+        sizes = _sizes(shape, handle.name)
         node.op = "VarHandleOp"
         node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        node.attr["shape"].shape.CopyFrom(shape.as_proto())
         node.attr["shared_name"].s = node.name.encode()
-        self._variables[node.name] = found
+        self._variables[node.name] = sizes, dtype
 
     def results(self, sizes: tuple[int, int], values: RandomValues) -> Results:
         """Runs it on random samples.
@@ -244,7 +245,8 @@ class _Samples:
             if kind.role is Role.ROWS:
                 found[name] = values.rows(tensor, kind.axis, count)
             else:
-                found[name] = values.shared(_sizes(tensor), tensor.dtype)
+                sizes = _sizes(tensor.shape, tensor.name)
+                found[name] = values.shared(sizes, tensor.dtype)
         return found
 
     def taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
@@ -261,10 +263,10 @@ class _Samples:
         return found
 
 
-def _sizes(tensor: tf.Tensor) -> list[int]:
-    if not tensor.shape.is_fully_defined():
-        raise CannotTell(tensor.name)
-    return [size for size in tensor.shape.as_list() if size is not None]
+def _sizes(shape: tf.TensorShape, name: str) -> list[int]:
+    if not shape.is_fully_defined():
+        raise CannotTell(name)
+    return [size for size in shape.as_list() if size is not None]
 
 
 def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:

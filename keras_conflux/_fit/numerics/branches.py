@@ -78,15 +78,14 @@ class _Choice:
         """What the graph chooses by."""
         self.graph = tf.compat.v1.get_default_graph()
         """Where it chooses."""
-        self.branch: Any = None
-        """The branch that is being traced."""
+        self._branch: Any = None
         self._context = context
 
     def noting(self, branch: Callable) -> Callable:
         """Returns a branch that tells that it is being traced."""
 
         def traced() -> Any:
-            self.branch = tf.compat.v1.get_default_graph()
+            self._branch = tf.compat.v1.get_default_graph()
             self._context.choices.append(self)
             try:
                 return branch()
@@ -94,6 +93,10 @@ class _Choice:
                 self._context.choices.pop()
 
         return traced
+
+    def leads_to(self, graph: Any) -> bool:
+        """Whether a graph is the branch that is being traced."""
+        return graph is self._branch
 
     def is_common(self) -> bool:
         """Whether all replicas choose alike; sees to it if it can.
@@ -116,17 +119,19 @@ def choose_together(context: StepContext) -> bool:
     """Makes the conditions common of the branches that are being traced.
 
     To be called where a step writes something. Nothing can be exchanged in
-    loops, nor in functions, which may be called in other places as well.
+    loops.
 
     Returns:
         Whether all replicas come to what is being traced, or none.
     """
-    reached = context.graph
-    for choice in context.choices:
-        if choice.graph is not reached or not choice.is_common():
-            return False
-        reached = choice.branch
-    return reached is tf.compat.v1.get_default_graph()
+    here = tf.compat.v1.get_default_graph()
+    reached, *others = [*(each.graph for each in context.choices), here]
+    if reached is not context.graph:
+        return False
+    return all(
+        choice.is_common() and choice.leads_to(graph)
+        for choice, graph in zip(context.choices, others, strict=True)
+    )
 
 
 def note_update(optimizer: Any, context: StepContext) -> None:

@@ -213,8 +213,6 @@ def reduce_states(context: StepContext) -> None:
     unclear: list[keras.Variable] = []
     for weight in written:
         values, traced_here = _values(weight, context)
-        if inner_writes.is_read_inside(weight, values, context):
-            continue  # as it is traced once more
         if _are_equal(values, traced_here, context):
             continue
         if is_moving_average(weight, context):
@@ -222,7 +220,7 @@ def reduce_states(context: StepContext) -> None:
         elif values and traced_here:
             exact.append((weight, values[-1]))
         else:
-            if values and not inner_writes.become_right(
+            if values and not inner_writes.are_averaged_well(
                 weight, values, context
             ):
                 _warn_of_inner_write(context, weight)

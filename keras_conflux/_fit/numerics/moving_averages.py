@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
@@ -31,16 +32,47 @@ def is_moving_average(variable: keras.Variable, context: StepContext) -> bool:
     if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
         return False
     read, write = uses
+    value = write.inputs[1]
+    if not averages(value, variable, context):
+        return False
     scaled = _only_user(read)
-    if scaled is None or scaled.type != "Mul" or not _has_constant(scaled):
+    return (
+        scaled is not None
+        and _only_user(scaled) is value.op
+        and _only_user(value.op) is write
+    )
+
+
+def averages(
+    value: tf.Tensor, variable: keras.Variable, context: StepContext
+) -> bool:
+    """Whether a value is what a variable was, times a constant, and a mean.
+
+    The mean of what replicas set is what one device sets, then.
+    """
+    if value.op.type != "AddV2":
         return False
-    added = _only_user(scaled)
-    if added is None or added.type != "AddV2" or _only_user(added) is not write:
+    scaled = [
+        term
+        for term in value.op.inputs
+        if term.op.type == "Mul" and _has_constant(term.op)
+    ]
+    if not any(_reads(term.op, variable) for term in scaled):
         return False
-    roles = {context.kinds.of(term).role for term in added.inputs}
     if id(variable) in context.statistics:  # of a replica's own samples
         return True
-    return not roles & {Role.TOTAL, Role.DERIVED}
+    roles = {context.kinds.of(term).role for term in value.op.inputs}
+    return roles <= {Role.EQUAL, Role.MEAN}
+
+
+def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
+    copy = state.copies(variable)[replica_index()]
+    handle = tensorflow_internals.handle_of(copy)
+    return any(
+        each.op.type == "ReadVariableOp"
+        and tensorflow_graphs.outermost(each.op.inputs[0], each.graph) is handle
+        for each in operation.inputs
+    )
 
 
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:

@@ -85,10 +85,11 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     Without `synchronized=True` each row depends on the other samples of the
     replica's shard. That is what the user has chosen.
     """
-    outputs = original(layer, *args, **kwargs)
     context = step_context.current_fit_step()
+    if context is not None:
+        context.statistics.update(map(id, layer.non_trainable_variables))
+    outputs = original(layer, *args, **kwargs)
     if context is not None:
         kind = context.kinds.of(args[0] if args else kwargs["inputs"])
         context.kinds.mark(outputs, kind)
-        context.statistics.update(map(id, layer.non_trainable_variables))
     return outputs

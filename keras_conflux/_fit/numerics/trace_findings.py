@@ -1,11 +1,10 @@
 """What a trace shows that its step has to be traced otherwise for.
 
-Three things are seen only where a step writes a variable. The variable may have
+Two things are seen only where a step writes a variable. The variable may have
 a single copy, because no layer of the model holds it. The value may be of
 constants alone, one of which may be the number of a replica's samples, if that
 is known while tracing. Nobody can tell it from a constant of the program, which
-is the same on all replicas. And a graph inside of the step's, such as a branch,
-may write what replicas have to exchange there (`inner_writes.py`).
+is the same on all replicas.
 """
 
 from collections.abc import Iterable
@@ -93,6 +92,5 @@ def assert_final(contexts: Iterable[StepContext]) -> None:
     for context in contexts:
         untracked |= context.untracked
     counted = [each.counts_rows for each in contexts if each.counts_rows]
-    exchange = any(each.to_exchange_inside for each in contexts)
-    if untracked or counted or exchange:
+    if untracked or counted:
         raise TraceAgain(list(untracked.values()), next(iter(counted), None))
