@@ -114,7 +114,6 @@ class _ModelStep:
         self._model = model
         self._steps: dict[int, StepContext] = {}
         self._warned: set[str] = set()
-        self._exchanged: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
         """See `ReplicaStep`."""
@@ -134,7 +133,6 @@ class _ModelStep:
             self._steps.clear()  # replicas may share this trace
         self._steps[replica_index()] = step
         with step_context.entered(step):
-            Writes.of(step).exchange(self._exchanged)
             for each in self._exits(step):
                 each.begin()
             output = self._run(shard, step)
@@ -156,7 +154,6 @@ class _ModelStep:
         for step in self._steps.values():
             for each in self._exits(step):
                 each.report(findings)
-        self._exchanged |= findings.to_exchange
         findings.raise_if_any()
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:

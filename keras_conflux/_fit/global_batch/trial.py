@@ -49,7 +49,7 @@ _MAX_TRIALS = 12
 def shown(tensor: tf.Tensor, context: StepContext) -> Kind:
     """Returns what a tensor is, as a trial has it if no rule has."""
     kind = context.kinds.of(tensor)
-    if kind.role is not Role.OPAQUE or context.kinds.is_blind:
+    if kind.role is not Role.OPAQUE or context.kinds.was_tried(tensor):
         return kind
     _show_rows_behind(tensor, context)
     kind = context.kinds.of(tensor)
@@ -58,6 +58,7 @@ def shown(tensor: tf.Tensor, context: StepContext) -> Kind:
             kind = statistic_of(tensor, context) or kind
         if kind.role is not Role.OPAQUE:
             context.kinds.mark(tensor, kind)
+    context.kinds.note_tried(tensor)
     return kind
 
 

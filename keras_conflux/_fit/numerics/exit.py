@@ -55,8 +55,6 @@ class TraceFindings:
     values that are drawn, may be of constants alone, one of which may be the
     number of a replica's samples, if that is known while tracing. Nobody can
     tell it from a constant of the program, which is the same on all replicas.
-    And a graph inside of the step's, such as a branch, may write what replicas
-    have to exchange there.
     """
 
     untracked: dict[int, keras.Variable] = dataclasses.field(
@@ -65,12 +63,10 @@ class TraceFindings:
     """By id, the variables with a single copy that the step writes."""
     counted: str | None = None
     """What it does with a number that may be that of its samples."""
-    to_exchange: set[int] = dataclasses.field(default_factory=set)
-    """The ids of variables that replicas have to exchange when written."""
 
     def raise_if_any(self) -> None:
         """Raises `TraceAgain` if there is something."""
-        if self.untracked or self.counted or self.to_exchange:
+        if self.untracked or self.counted:
             raise TraceAgain([*self.untracked.values()], self.counted)
 
 

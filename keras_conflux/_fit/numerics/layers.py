@@ -102,8 +102,11 @@ class Layers:
                 self._tried.add(id(operation))
                 if not _is_of_users(layer):
                     continue
-                if own_gradients.mixes(operation, self._step):
-                    _warn_of_gradient(layer, self._step)
+                try:
+                    if own_gradients.mixes(operation, self._step):
+                        _warn_of_gradient(layer, operation, self._step)
+                except CannotTell:
+                    _warn_of_untried_gradient(layer, operation, self._step)
 
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
         """Returns the ids of tensors whose gradients depend on the whole batch.
@@ -212,7 +215,9 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
     )
 
 
-def _warn_of_gradient(layer: Any, context: StepContext) -> None:
+def _warn_of_gradient(
+    layer: Any, operation: tf.Operation, context: StepContext
+) -> None:
     place = context.part(Layers).place(layer)
     context.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
@@ -221,6 +226,23 @@ def _warn_of_gradient(layer: Any, context: StepContext) -> None:
         "those of its own part. One device would use the whole batch. Compute "
         "what it mixes from what all replicas have, with "
         "`keras_conflux.allreduce`.",
+        operation,
+    )
+
+
+def _warn_of_untried_gradient(
+    layer: Any, operation: tf.Operation, context: StepContext
+) -> None:
+    place = context.part(Layers).place(layer)
+    context.warn_once(
+        f"gradient of layer {place}: {type(layer).__name__}",
+        f"the gradient that the layer {layer.name!r} defines, as by "
+        "`tf.custom_gradient`, cannot be tried out on samples that are drawn, "
+        "as of Python code, or of a value that is no row of samples. If it "
+        "mixes samples, a replica mixes those of its own part. Compute it with "
+        "operations of TensorFlow from rows of samples, and what it mixes from "
+        "what all replicas have, with `keras_conflux.allreduce`.",
+        operation,
     )
 
 
@@ -369,11 +391,12 @@ def call_batch_norm(
     Without `synchronized=True` each row depends on the other samples of the
     replica's shard. That is what the user has chosen.
     """
-    outputs = original(layer, *args, **kwargs)
     context = step_context.current_fit_step()
+    if context is not None:
+        statistics = layer.non_trainable_variables
+        Writes.of(context).keep_own_statistics(statistics)
+    outputs = original(layer, *args, **kwargs)
     if context is not None:
         kind = context.kinds.of(args[0] if args else kwargs["inputs"])
         context.kinds.mark(outputs, kind)
-        statistics = layer.non_trainable_variables
-        Writes.of(context).keep_own_statistics(statistics)
     return outputs
