@@ -10,7 +10,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.blocks import apart
+from keras_conflux._fit.global_batch.blocks import split_blocks
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Role
@@ -56,7 +56,7 @@ def blocks_of(tensor, kind):
     rank = tensor.shape.rank
     if kind.blocks == 1 or (rank is not None and kind.axis not in range(rank)):
         return None
-    return apart(tensor, kind)
+    return split_blocks(tensor, kind)
 
 
 def combined(kind, numbers):
@@ -81,7 +81,7 @@ def combined(kind, numbers):
 
 
 def _joined(kind, numbers):
-    if kind.places:
+    if kind.are_positions:
         return _places(kind, numbers)
     parts = [
         part * (size / numbers.batch) if kind.divided else part

@@ -383,7 +383,7 @@ _PRETENDED = {
     Form.ROWS: rows(0),
     Form.JOINED: Kind(Role.ROWS, entries=Entries.SAME, blocks=2),
     Form.DIVIDED: Kind(Role.ROWS, divided=True),
-    Form.PLACES: Kind(Role.ROWS, entries=Entries.VARYING, places=True),
+    Form.PLACES: Kind(Role.ROWS, entries=Entries.VARYING, are_positions=True),
     Form.COUNT: COUNT,
     Form.SHAPE: shape(0),
     Form.TOTAL: TOTAL,

@@ -7,14 +7,14 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._fit.global_batch.kinds import BEGINNINGS
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
+from keras_conflux._fit.global_batch.kinds import ROW_SPLITS
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -103,7 +103,7 @@ class Operands:
 
     def __init__(self):
         self.graph = tf.__internal__.FuncGraph("rules")
-        self.kinds = BatchKinds([], [], [])
+        self.kinds = KindInference([], [], [])
         self.feeds = [{} for _ in (*SIZES, BATCH)]
         self.own_draws = [{} for _ in (*SIZES, BATCH)]
         """Of what is RANDOM: others for each part, as replicas may draw."""
@@ -173,7 +173,7 @@ class Operands:
                 flat = tf.compat.v1.placeholder(tf.float64, [None])
                 splits = tf.compat.v1.placeholder(tf.int64, [None])
                 self.kinds.mark(flat, rows(0, regular=False))
-                self.kinds.mark(splits, BEGINNINGS)
+                self.kinds.mark(splits, ROW_SPLITS)
             spans = [*parts, (0, BATCH)]
             self._feed(flat, [values[ends[a] : ends[b]] for a, b in spans])
             self._feed(splits, [ends[a : b + 1] - ends[a] for a, b in spans])
@@ -302,7 +302,7 @@ class Operands:
             flat[:, 0] = found
             rows_of = flat.reshape(len(found), *others).astype(dtype)
             values.append(np.moveaxis(rows_of, 0, axis))
-        kind = Kind(Role.ROWS, axis, Entries.VARYING, places=True)
+        kind = Kind(Role.ROWS, axis, Entries.VARYING, are_positions=True)
         return self._given(kind, values)
 
     def instead_of(self, value, form, step):

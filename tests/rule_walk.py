@@ -19,14 +19,14 @@ from rule_operands import SIZES
 from rule_operands import Operands
 
 from keras_conflux._fit.global_batch import drawn
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.rules import RULES
 from keras_conflux._fit.global_batch.rules import kinds_of_outputs
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 
 @dataclasses.dataclass(eq=False)
@@ -220,7 +220,7 @@ class Walk(Calls):
 
     def __init__(self, name, cases):
         super().__init__(name)
-        self._context = StepContext("rules", kinds=self.operands.kinds)
+        self._context = Step("rules", kinds=self.operands.kinds)
         for case in cases:
             for forms in case.choices():
                 self._add(case, forms)
@@ -264,7 +264,7 @@ class Walk(Calls):
         found = {}
         for key, tensor in wanted.items():
             if self._is_derived(tensor):
-                with contextlib.suppress(CannotTell):
+                with contextlib.suppress(NotDerivable):
                     found[key] = derivation(tensor, self._context)
         return {
             key: each
@@ -274,7 +274,7 @@ class Walk(Calls):
 
     def _is_derived(self, tensor):
         kind = self.operands.kinds.of(tensor)
-        is_mixed = kind.role is Role.ROWS and kind.is_entangled
+        is_mixed = kind.role is Role.ROWS and kind.depends_on_other_samples
         return (kind.role is Role.DERIVED or is_mixed) and (
             tensor.dtype != tf.variant
         )

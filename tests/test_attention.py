@@ -25,7 +25,7 @@ from keras_conflux._extensions.kernels import limits
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.execution.step_executor import StepExecutor
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 B, T, N, H = 2, 64, 4, 16
 attention = keras.ops.dot_product_attention
@@ -120,8 +120,9 @@ def gpu(monkeypatch):
 
 @contextlib.contextmanager
 def in_a_program(in_xla=True, kinds=None):
-    context = step_context.StepContext("test", in_xla=in_xla, kinds=kinds)
-    with step_context.entered(context):
+    compiled = steps.CompiledStep() if in_xla else None
+    context = steps.Step("test", compiled=compiled, kinds=kinds)
+    with steps.entered(context):
         yield
 
 
@@ -237,7 +238,7 @@ def of_open_batch(function, knows=True):
     """
 
     def run(*arguments):
-        context = step_context.current()
+        context = steps.current()
         specs = [
             tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in arguments
         ]
@@ -245,8 +246,9 @@ def of_open_batch(function, knows=True):
 
         def inside(*arguments):
             if knows:
-                context.shard, context.compiled_shapes = arguments, shapes
-            with step_context.entered(context):
+                context.shard = arguments
+                context.compiled = steps.CompiledStep(shapes)
+            with steps.entered(context):
                 return function(*arguments)
 
         return tf.function(inside, specs, autograph=False)(*arguments)
@@ -618,17 +620,18 @@ def in_graphs(monkeypatch, exact):
     XLA has no collectives for these. What is known of the samples that XLA
     compiles a step for has to be said here: a global batch has four.
     """
-    original = step_context.entered
+    original = steps.entered
 
     def entered(context):
-        if context is not None and context.compiled_shapes is None:
+        if context is not None and context.compiled is None:
             count = 4 // tf.distribute.get_strategy().num_replicas_in_sync
             leaves = context.shard
             shapes = [[count, *leaf.shape[1:]] for leaf in leaves]
-            context.compiled_shapes = shapes
+            context.compiled = steps.CompiledStep(shapes)
         return original(context)
 
-    monkeypatch.setattr(step_context, "entered", entered)
+    monkeypatch.setattr(steps, "entered", entered)
+    monkeypatch.setattr(steps.Step, "in_xla", False)
     return exact
 
 

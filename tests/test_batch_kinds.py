@@ -22,11 +22,11 @@ from kinds_in_numbers import combined
 from kinds_in_numbers import fault
 from kinds_in_numbers import unoptimized_session
 
-from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.analysis import KindInference
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 PARTS = (2, 1, 4)
 STARTS = np.cumsum(PARTS)[:-1]
@@ -534,8 +534,8 @@ def traced(program):
 def check(program):
     """Compares the kinds of a program's tensors with their numbers."""
     graph, inputs, tensors = traced(program)
-    kinds = BatchKinds(inputs, [], [])
-    context = StepContext("a program", kinds=kinds)
+    kinds = KindInference(inputs, [], [])
+    context = Step("a program", kinds=kinds)
     with graph.as_default(), unoptimized_session(graph) as session:
         run = Runs(session, inputs)
         for tensor in tensors:
@@ -597,7 +597,7 @@ def compare_derived(tensor, whole, run, context, what):
     """Computes a tensor once more, from what the parts are combined to."""
     try:
         found = derivation(tensor, context)
-    except CannotTell:
+    except NotDerivable:
         return
     known, feed = {}, run.of_batch()
     for key, source in found.sources.items():
@@ -634,4 +634,4 @@ def test_kinds_of_drawn_programs(program):
 def test_what_a_loop_makes_of_zeros_is_rows():
     (*_, kind) = check([("recurrent", [0])])
     assert kind.role is Role.ROWS
-    assert not kind.is_tangled
+    assert not kind.is_out_of_order

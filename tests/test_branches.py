@@ -390,9 +390,9 @@ def test_conditions_are_exchanged_only_where_something_is_written(
 ):
     exchanged = []
 
-    def global_values(tensors, context):
+    def global_values(tensors, step):
         exchanged.extend(tensors)
-        return original(tensors, context)
+        return original(tensors, step)
 
     original = choices.global_values
     monkeypatch.setattr(choices, "global_values", global_values)

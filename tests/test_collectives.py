@@ -23,7 +23,7 @@ from keras_conflux._communication import float_order
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 OPS = {
     "sum": np.sum,
@@ -276,7 +276,7 @@ def test_extremes_by_integers_or_a_gathering(count, op, monkeypatch):
     def run():
         x = tf.constant(values)[kc.replica().index]
         reduced = kc.allreduce(op, [x, tf.cast(x, tf.float32)])
-        step_context.current().in_xla = True
+        steps.current().compiled = steps.CompiledStep()
         return [*reduced, kc.allreduce(op, x)]
 
     for results in run():

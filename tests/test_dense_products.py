@@ -8,7 +8,7 @@ from models import assert_same_training
 from test_attention import in_a_program
 
 import keras_conflux as kc
-from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.global_batch.kinds import Entries
 
 SIZES = {"a": 3, "b": 5, "c": 4, "d": 2, "e": 6}
@@ -232,7 +232,7 @@ def test_samples_that_are_known_stay_an_axis():
         return keras.ops.einsum("abc,cd->abd", x, tf.ones((4, 6)))
 
     spec = [None, 5, 4], "float32"
-    followed = graph_of(product, spec, kinds=BatchKinds([], [], []))
+    followed = graph_of(product, spec, kinds=KindInference([], [], []))
     assert "BatchMatMulV2" in followed
     assert "BatchMatMulV2" not in graph_of(product, spec)
 
@@ -242,7 +242,7 @@ def test_products_and_their_gradients_are_rows_of_samples(equation):
     batch, weights = operands(equation)
     with tf.__internal__.FuncGraph("step").as_default():
         x = tf.compat.v1.placeholder("float32", [None, *batch.shape[1:]])
-        kinds = BatchKinds([x], [], [])
+        kinds = KindInference([x], [], [])
         with in_a_program(kinds=kinds):
             product = keras.ops.einsum(equation, x, weights)
             gradient = tf.gradients(tf.sin(product), x)[0]

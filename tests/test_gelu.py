@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._fit.global_batch.analysis import KindInference
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Step
 
 X = np.concatenate([np.linspace(-12, 12, 4001), [0.0, -0.0, 1e4, -1e4]])
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -17,8 +18,9 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 @contextlib.contextmanager
 def in_step(in_xla=True, kinds=None):
-    context = StepContext("a step", in_xla=in_xla, kinds=kinds)
-    with step_context.entered(context):
+    compiled = CompiledStep() if in_xla else None
+    context = Step("a step", compiled=compiled, kinds=kinds)
+    with steps.entered(context):
         yield
 
 
@@ -117,7 +119,7 @@ def test_gradients_take_the_input_alone():
 def test_what_is_computed_of_rows_is_rows():
     with tf.__internal__.FuncGraph("step").as_default():
         x = tf.compat.v1.placeholder("bfloat16", [None, 4])
-        kinds = BatchKinds([x], [], [])
+        kinds = KindInference([x], [], [])
         with in_step(kinds=kinds):
             y = keras.activations.gelu(x, approximate=False)
             gradient = tf.gradients(tf.sin(y), x)[0]

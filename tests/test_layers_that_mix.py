@@ -13,10 +13,10 @@ from keras import ops
 import keras_conflux as kc
 from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.analysis import KindInference
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 KERNEL = tf.reshape(tf.sin(tf.range(64.0)), [8, 8])
 SMALL = KERNEL[:4, :4]
@@ -239,14 +239,14 @@ def _is_apart(function):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        context = StepContext("a step", kinds=BatchKinds([x], [], []))
+        step = Step("a step", kinds=KindInference([x], [], []))
         output = tf.convert_to_tensor(function(x))
-        kind = context.kinds.of(output)
-        if kind.role is Role.ROWS and not kind.is_tangled:
+        kind = step.kinds.of(output)
+        if kind.role is Role.ROWS and not kind.is_out_of_order:
             return True
         try:
-            return trial.rows_of(output, context, [x]) is not None
-        except CannotTell:  # which warns as well
+            return trial.rows_of(output, step, [x]) is not None
+        except NotDerivable:  # which warns as well
             return False
 
 
@@ -264,9 +264,9 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        context = StepContext("a step", kinds=BatchKinds([x], [], []))
+        step = Step("a step", kinds=KindInference([x], [], []))
         found = [
-            trial.rows_of(each, context, [x]).entries.name
+            trial.rows_of(each, step, [x]).entries.name
             for each in (
                 tf.map_fn(tf.tanh, x),
                 tf.repeat(tf.map_fn(tf.tanh, x), 2, 0),
@@ -308,11 +308,11 @@ def _does_gradient_mix(function, of_weights=False):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        kinds = BatchKinds([x], [], [])
-        context = StepContext("a step", kinds=kinds, graph=graph)
+        kinds = KindInference([x], [], [])
+        step = Step("a step", kinds=kinds, graph=graph)
         output = x @ function(KERNEL) if of_weights else function(x)
-        (found,) = own_gradients.between(output, [x], context)
-        return own_gradients.mixes(found, context)
+        (found,) = own_gradients.between(output, [x], step)
+        return own_gradients.mixes(found, step)
 
 
 @pytest.mark.parametrize("name", GRADIENTS_THAT_MIX)
@@ -347,7 +347,7 @@ def _in_python(d, x):
 
 
 def test_a_gradient_that_cannot_be_tried_out():
-    with pytest.raises(CannotTell):
+    with pytest.raises(NotDerivable):
         _does_gradient_mix(_with_gradient(_in_python))
 
 

@@ -13,9 +13,7 @@ from models import Keeps
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._fit.numerics.writes import Writes
-from keras_conflux._replication.step_context import StepContext
-
-NEVER = property(lambda self: False, lambda self, value: None)
+from keras_conflux._replication.steps import Step
 
 
 def _keeps(update, look=None):
@@ -134,7 +132,7 @@ def test_once_after_many_steps_is_as_after_each():
     function = tf.function
     with (
         mock.patch.object(Communicator, "supports_xla", True),
-        mock.patch.object(StepContext, "in_xla", NEVER),
+        mock.patch.object(Step, "in_xla", False),
         mock.patch.object(
             tf,
             "function",

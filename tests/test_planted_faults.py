@@ -78,7 +78,7 @@ PLACES = {
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
     "role of a log": f"{NUMERICS}.returns:_role_and_value",
     "seed of a loss": f"{NUMERICS}.tape:_seeded",
-    "sources": f"{GLOBAL_BATCH}.values:of_sources",
+    "sources": f"{GLOBAL_BATCH}.values:reduced_by_role",
     "state": f"{NUMERICS}.writes:global_values",
     "slices of the gathered": f"{GLOBAL_BATCH}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",

@@ -21,7 +21,7 @@ from keras_conflux._compat.shared_trace import SharedTrace
 from keras_conflux._fit import trainer
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 4)).astype("float32")
@@ -33,7 +33,7 @@ def doubled(*arguments):
     """Stands for a sum, whose result is said to be equal on all replicas."""
     (tensor,) = filter(tf.is_tensor, arguments)
     result = 2 * tensor
-    context = step_context.current()
+    context = steps.current()
     if context is not None and context.kinds is not None:
         context.kinds.mark_equal([result])
     return result

@@ -94,7 +94,7 @@ def test_the_sums_of_replicas(clock):
     # A callback that may steer a generator, so that nothing is drawn ahead.
     callback = clock.callback(on_train_batch_end=0.5, on_epoch_end=100)
     clock.passes(StepGroups, "_draw", 1.0)
-    clock.passes(StepExecutor, "_traced_rightly", 2.0)
+    clock.passes(StepExecutor, "_with_retracing", 2.0)
     clock.passes(model, "train_step", 10.0 / SOME)  # while it is traced
     history = model.fit(
         batches(),
@@ -137,7 +137,7 @@ def test_the_sums_of_the_loop_of_keras(clock):
 
 def test_an_epoch_that_only_compiles_counts_as_it_is(clock):
     model = kc.replicate(dense(), 1)
-    clock.passes(StepExecutor, "_traced_rightly", 2.0)
+    clock.passes(StepExecutor, "_with_retracing", 2.0)
     callbacks = [kc.Throughput(("samples_per_second", "compile_s"))]
     history = model.fit(X[:8], Y[:8], callbacks=callbacks, **FIT).history
     assert history["samples_per_second"] == [4.0, 4.0]

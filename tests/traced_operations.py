@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.analysis import BatchKinds
-from keras_conflux._fit.global_batch.kinds import BEGINNINGS
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.global_batch.kinds import OPAQUE
+from keras_conflux._fit.global_batch.kinds import ROW_SPLITS
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
@@ -52,7 +52,7 @@ class Leaves:
         kinds: Gets to know what they are.
     """
 
-    def __init__(self, kinds: BatchKinds) -> None:
+    def __init__(self, kinds: KindInference) -> None:
         self._kinds = kinds
         self.watched: list[tf.Tensor] = []
 
@@ -77,7 +77,7 @@ class Leaves:
     def _ragged(self) -> tf.RaggedTensor:
         regular = rows(0, regular=False)
         values = self._placeholder((None,), "float32", regular)
-        splits = self._placeholder((None,), "int64", BEGINNINGS)
+        splits = self._placeholder((None,), "int64", ROW_SPLITS)
         return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
 
     def _sparse(self, dtype: str) -> tf.SparseTensor:
@@ -114,7 +114,7 @@ class Trace:
     """
 
     graph: Any
-    kinds: BatchKinds
+    kinds: KindInference
 
     def types(self) -> set[str]:
         """Returns the types of the operations, those in functions too."""
@@ -154,7 +154,7 @@ def traced(
         sums: Variables whose copies add up to their value.
     """
     graph = tf.__internal__.FuncGraph("known")
-    kinds = BatchKinds([], [], lambda: [each.handle for each in sums])
+    kinds = KindInference([], [], lambda: [each.handle for each in sums])
     with graph.as_default():
         leaves = Leaves(kinds)
         with tf.GradientTape() as tape:

@@ -157,9 +157,6 @@ class Patched:
     )
     TRAINER_INIT = PrivateName(f"{_TF_TRAINER}.__init__", "self")
     TRAIN_STEP = PrivateName(f"{_TF_TRAINER}.train_step", "self, data")
-    ADDITIONAL_LOSS = PrivateName(
-        f"{_TF_TRAINER}._aggregate_additional_loss", "self, loss"
-    )
     LAYER_CALL = PrivateName(
         "keras.src.layers.layer:Layer.__call__", "self, args, kwargs"
     )

@@ -28,7 +28,7 @@ from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication import whole_batch
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
@@ -292,15 +292,11 @@ class _Call:
         return _of_first(reduced)
 
 
-class UserReductions:
-    """What collectives of the user's have returned in a step.
+class UserReductions(steps.Part):
+    """What collectives of the user's have returned in a step."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: step_context.StepContext) -> None:
-        del step
+    def __init__(self, step: steps.Step) -> None:
+        super().__init__(step)
         self._leaves: list[Any] = []
 
     def __bool__(self) -> bool:
@@ -336,9 +332,9 @@ def _of_first(tree: Tree) -> Tree:
 
     A replica without samples has gathered its own rows, too.
     """
-    context = step_context.current_fit_step()
-    if context is not None:
-        context.kinds.mark_own(trees.flatten(tree))
+    step = steps.current_fit_step()
+    if step is not None:
+        step.kinds.mark_own(trees.flatten(tree))
     return tree
 
 
@@ -384,9 +380,9 @@ def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
 
 def _inside(call: _Call, tree: Tree, weight: Any) -> Tree:
     result = call(tree, weight)
-    context = step_context.current()
-    if context is not None:
-        context.part(UserReductions).add(result)
+    step = steps.current()
+    if step is not None:
+        UserReductions.of(step).add(result)
     return result
 
 

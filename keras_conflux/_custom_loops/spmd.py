@@ -24,7 +24,7 @@ from keras_conflux._custom_loops.signatures import R
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import common_seed
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication import whole_batch
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
@@ -198,8 +198,9 @@ class _Compiled:
         warned: set[str] = set()
         fail = tf.autograph.experimental.do_not_convert(self._fail)
         store = tf.autograph.experimental.do_not_convert(_store)
-        in_xla = jit_compile and strategy.communicator.supports_xla
-        if in_xla:
+        compiled = None
+        if jit_compile and strategy.communicator.supports_xla:
+            compiled = steps.CompiledStep()
             fn = _through_xla(fn)
 
         # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
@@ -210,10 +211,8 @@ class _Compiled:
             def one_replica() -> None:
                 index = replica_index()
                 args, kwargs = arguments[index]
-                context = step_context.StepContext(
-                    self._name, warned, in_xla=in_xla
-                )
-                with step_context.entered(context):
+                step = steps.Step(self._name, warned, compiled)
+                with steps.entered(step):
                     try:
                         output = fn(*args, **kwargs)
                     except Exception as error:

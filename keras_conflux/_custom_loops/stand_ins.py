@@ -14,17 +14,17 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import replica_rank
 
 
 def has_samples() -> tf.Tensor | None:
     """Whether this replica has samples, or `None` if all replicas must."""
-    context = step_context.current_fit_step()
-    if context is None:
+    step = steps.current_fit_step()
+    if step is None:
         return None
-    known = tf.get_static_value(context.batch_fraction)
-    return None if known else context.batch_fraction > 0
+    known = tf.get_static_value(step.batch_fraction)
+    return None if known else step.batch_fraction > 0
 
 
 def all_reduce(
@@ -86,10 +86,10 @@ def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
 
     All replicas have as many where all have some, as in what XLA compiles.
     """
-    context = step_context.current_fit_step()
-    if context is None or not leaf.shape.rank:
+    step = steps.current_fit_step()
+    if step is None or not leaf.shape.rank:
         return False
-    return context.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
+    return step.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
 
 
 def _else_neutral(op: str, tree: Tree, present: tf.Tensor) -> Tree:

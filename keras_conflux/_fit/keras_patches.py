@@ -49,7 +49,6 @@ PATCHES = (
     (Patched.UNSCALE_LOSS, losses.scale),
     (Patched.REDUCE_VALUES, losses.reduce_values),
     (Patched.APPLY_MASK, losses.apply_mask),
-    (Patched.ADDITIONAL_LOSS, losses.aggregate_additional),
     (Patched.MEAN_UPDATE, metrics.update_mean),
     (Patched.SUM_UPDATE, metrics.update_mean),
     # Variables, normalization and random numbers.

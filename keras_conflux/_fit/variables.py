@@ -12,7 +12,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication import whole_batch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
@@ -35,7 +35,7 @@ def initialize(original: Callable, variable: Any, value: Any) -> None:
     strategy = _strategy_of_variables()
     if strategy is None:
         # An initial value has nothing to do with the samples of a step.
-        with step_context.entered(None):
+        with steps.entered(None):
             original(variable, value)
         return
     # XLA cannot make mirrored variables in a `tf.function`, which may be

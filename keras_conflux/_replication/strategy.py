@@ -22,7 +22,7 @@ from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication.keras_distribution import active_devices
 
 
@@ -232,10 +232,11 @@ def replica_rank() -> int:
 
 def rank_in_trace() -> Any:
     """The same as a tensor, in compiled steps of several replicas."""
-    context = step_context.current()
-    if context is None or context.rank is None:
+    step = steps.current()
+    ranks = step and step.compiled and step.compiled.rank
+    if ranks is None:
         return replica_rank()
-    return context.rank.values[replica_index()].read_value()
+    return ranks.values[replica_index()].read_value()
 
 
 def replica_index() -> int:
@@ -252,5 +253,5 @@ def replica_collectives() -> ReplicaCollectives:
     return ReplicaCollectives(
         tf.distribute.get_strategy().communicator,
         replica_index(),
-        in_xla=step_context.in_xla(),
+        in_xla=steps.in_xla(),
     )

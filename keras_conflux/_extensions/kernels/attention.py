@@ -12,8 +12,8 @@ from keras_conflux._extensions.kernels.limits import Request
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 
 _OPTIONS = (
     *("bias", "mask", "scale", "is_causal"),
@@ -30,15 +30,15 @@ def dot_product_attention(
     **options: Any,
 ) -> Any:
     """Uses a fused kernel in the XLA program of a replica, if one can do it."""
-    context = step_context.current()
-    if context is None or tf.executing_eagerly():
+    step = steps.current()
+    if step is None or tf.executing_eagerly():
         return original(query, key, value, *args, **options)
     options.update(zip(_OPTIONS, args, strict=False))
     found = dispatch.fused(
         original,
-        context,
+        step,
         Request(query, key, value, **options),
-        functools.partial(_note_rows, context),
+        functools.partial(_note_rows, step),
     )
     if found is not None:
         return found
@@ -46,16 +46,16 @@ def dot_product_attention(
 
 
 def _note_rows(
-    context: StepContext,
+    step: Step,
     outputs: Sequence[tf.Tensor],
     inputs: Sequence[tf.Tensor],
 ) -> None:
     """Says what outputs are that the graph shows as results of some module."""
-    if context.kinds is None:
+    if step.kinds is None:
         return
-    kinds = [context.kinds.of(each) for each in inputs]
+    kinds = [step.kinds.of(each) for each in inputs]
     of_rows = [kind for kind in kinds if kind.role is Role.ROWS]
     others = {kind for kind in kinds if kind.role is not Role.ROWS}
     if of_rows and others <= {EQUAL} and {x.axis for x in of_rows} == {0}:
         for output in outputs:
-            context.kinds.mark(output, combined(of_rows, 0))
+            step.kinds.mark(output, combined(of_rows, 0))

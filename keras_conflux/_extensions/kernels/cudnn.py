@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.kernels.kernel import Form
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 MIN_CAPABILITY = (8, 0)
 """The compute capability of the oldest GPUs that cuDNN has a kernel for."""
@@ -33,9 +33,9 @@ _Result = tuple[tuple[int | None, ...], tf.DType]
 class Cudnn:
     """cuDNN's kernel, inside of XLA. See `Kernel`."""
 
-    def obstacle(self, context: StepContext) -> str | None:
+    def obstacle(self, step: Step) -> str | None:
         """See `Kernel`."""
-        if not context.in_xla:
+        if not step.in_xla:
             return "the step is not compiled by XLA"
         if not tensorflow_xla.has_module_calls():
             return "TensorFlow is older than 2.21"

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_variables
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 
 def einsum(
@@ -47,7 +47,7 @@ def einsum_dense(
 
 
 def _traces_for_xla() -> bool:
-    return step_context.in_xla() and not tf.executing_eagerly()
+    return steps.in_xla() and not tf.executing_eagerly()
 
 
 def _product(
@@ -71,8 +71,8 @@ def _would_hide_samples(batch: tf.Tensor) -> bool:
     Where a step of `fit` has a fixed number of samples in its graph, no axis of
     such a matrix is known to be theirs.
     """
-    context = step_context.current()
-    follows_samples = context is not None and context.kinds is not None
+    step = steps.current()
+    follows_samples = step is not None and step.kinds is not None
     return follows_samples and batch.shape[:1] != [None]
 
 

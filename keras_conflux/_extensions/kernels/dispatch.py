@@ -18,7 +18,7 @@ from keras_conflux._extensions.kernels.kernel import Form
 from keras_conflux._extensions.kernels.kernel import Kernel
 from keras_conflux._extensions.kernels.limits import Request
 from keras_conflux._extensions.kernels.shapes import CompiledShapes
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")
 _said: set[str] = set()
@@ -31,7 +31,7 @@ kernel: Kernel = Cudnn()
 
 def fused(
     composed: Callable[..., Any],
-    context: StepContext,
+    step: Step,
     request: Request,
     note: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], None],
 ) -> tf.Tensor | None:
@@ -39,18 +39,18 @@ def fused(
 
     Args:
         composed: Keras' own, which takes the fields of a `Request`.
-        context: Of the step that a replica is tracing.
+        step: That a replica is tracing.
         request: What is asked for.
         note: Called with what is computed, and from what.
     """
-    shape_of = _shape_of(context)
-    obstacle = kernel.obstacle(context) or request.obstacle(shape_of)
+    shape_of = _shape_of(step)
+    obstacle = kernel.obstacle(step) or request.obstacle(shape_of)
     if obstacle is not None:
-        _say(f"{context.name}: attention is not fused, because {obstacle}.")
+        _say(f"{step.name}: attention is not fused, because {obstacle}.")
         return None
     inputs = request.query, request.key, request.value
     shapes = [*map(shape_of, inputs)]
-    _say(f"{context.name}: attention is fused for queries {shapes[0]}.")
+    _say(f"{step.name}: attention is fused for queries {shapes[0]}.")
     mask = None
     if request.mask is not None:
         given = tf.ensure_shape(request.mask, shape_of(request.mask))
@@ -83,14 +83,14 @@ def fused(
     return attention(*inputs)
 
 
-def _shape_of(context: StepContext) -> Callable[[tf.Tensor], Any]:
+def _shape_of(step: Step) -> Callable[[tf.Tensor], Any]:
     """Returns what tells the shapes that tensors of a step will have."""
-    if context.compiled_shapes is None:
+    if step.compiled is None or step.compiled.shapes is None:
         return lambda tensor: tensor.shape
-    leaves = trees.present(context.shard)
+    leaves = trees.present(step.shard)
     graph = leaves[0].graph
     if graph not in _shapes:
-        _shapes[graph] = CompiledShapes(leaves, context.compiled_shapes)
+        _shapes[graph] = CompiledShapes(leaves, step.compiled.shapes)
     return _shapes[graph].of
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._extensions.kernels.limits import HALVES
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 
 def gelu(original: Callable, x: Any, approximate: bool = True) -> Any:
     """Computes GELU within an XLA program, in float32."""
     is_half = isinstance(x, tf.Tensor) and x.dtype in HALVES
-    if approximate or not step_context.in_xla() or not is_half:
+    if approximate or not steps.in_xla() or not is_half:
         return original(x, approximate=approximate)
     return _exact(x)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Kernel(Protocol):
     is a multiple of K. All shapes are known while tracing.
     """
 
-    def obstacle(self, context: StepContext) -> str | None:
+    def obstacle(self, step: Step) -> str | None:
         """Returns why the program that is traced cannot use it, if so."""
         ...
 

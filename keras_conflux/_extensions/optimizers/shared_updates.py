@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.optimizers.tensors import GivenTensors
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 
 def update(
@@ -31,7 +31,7 @@ def update(
     Optimizers of the user's own may do something else for each variable, and a
     sparse gradient has any number of rows.
     """
-    if not step_context.in_xla() or not keras_models.updates_with_tensors(
+    if not steps.in_xla() or not keras_models.updates_with_tensors(
         optimizer, learning_rate
     ):
         original(optimizer, distribution, grads_and_vars, learning_rate)

@@ -13,14 +13,12 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 
 
 def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
     """Decays weights as Keras does, but asks for the learning rate once."""
-    if not step_context.in_xla() or not keras_models.decays_at_one_rate(
-        optimizer
-    ):
+    if not steps.in_xla() or not keras_models.decays_at_one_rate(optimizer):
         original(optimizer, variables)
         return
     learning_rate = optimizer.learning_rate

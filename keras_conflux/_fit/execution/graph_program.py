@@ -15,7 +15,7 @@ from keras_conflux._fit.execution.traced_programs import TracedPrograms
 from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
-from keras_conflux._replication.step_context import Place
+from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
 
@@ -61,7 +61,7 @@ class GraphProgram:
                 shards = _refilled(batch.specs, shards)
                 result = self._all_replicas(shards, sizes, known)
             if not made:  # else TensorFlow traces this once more
-                self._step.assert_traced_rightly()
+                self._step.raise_if_retrace_needed()
             return result
 
         count = self._strategy.communicator.size

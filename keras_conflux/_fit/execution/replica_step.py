@@ -1,10 +1,8 @@
 """What each replica does with its shard of a batch, and the common result."""
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
@@ -15,7 +13,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
-from keras_conflux._fit.global_batch.analysis import BatchKinds
+from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import counters
 from keras_conflux._fit.numerics.choices import Choices
@@ -28,21 +26,11 @@ from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import Place
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Place
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
-
-
-@dataclasses.dataclass(frozen=True)
-class InXla:
-    """What is known of a step that XLA compiles."""
-
-    shapes: Sequence[Sequence[int]]
-    """The shapes of the leaves of the shard."""
-    rank: Any
-    """The variable that holds the position of each replica among all, if there
-    are several."""
 
 
 class ReplicaStep(Protocol):
@@ -70,7 +58,7 @@ class ReplicaStep(Protocol):
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None = None,
+        compiled: CompiledStep | None = None,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
@@ -93,7 +81,7 @@ class ReplicaStep(Protocol):
         """
         ...
 
-    def assert_traced_rightly(self) -> None:
+    def raise_if_retrace_needed(self) -> None:
         """Raises `TraceAgain` if the traces of all replicas were in vain."""
         ...
 
@@ -112,7 +100,7 @@ class _ModelStep:
         self.identity = f"{type(self).__name__} of {model.name}"
         self.tracing = threading.RLock()
         self._model = model
-        self._steps: dict[int, StepContext] = {}
+        self._steps: dict[int, Step] = {}
         self._warned: set[str] = set()
 
     def before_steps(self) -> None:
@@ -125,14 +113,14 @@ class _ModelStep:
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None = None,
+        compiled: CompiledStep | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
         step = self._step(shard, fraction, place, size, compiled)
         if replica_index() == 0:
             self._steps.clear()  # replicas may share this trace
         self._steps[replica_index()] = step
-        with step_context.entered(step):
+        with steps.entered(step):
             for each in self._exits(step):
                 each.begin()
             output = self._run(shard, step)
@@ -144,11 +132,11 @@ class _ModelStep:
     def after_steps(self, fraction: Any) -> None:
         """See `ReplicaStep`."""
         step = self._steps[replica_index()]
-        with step_context.entered(step):
+        with steps.entered(step):
             for each in self._exits(step):
                 each.after_steps(fraction)
 
-    def assert_traced_rightly(self) -> None:
+    def raise_if_retrace_needed(self) -> None:
         """See `ReplicaStep`."""
         findings = TraceFindings()
         for step in self._steps.values():
@@ -163,7 +151,7 @@ class _ModelStep:
             each.merge(merged)
         return merged.result
 
-    def _exits(self, step: StepContext) -> list[Exit]:
+    def _exits(self, step: Step) -> list[Exit]:
         """Returns the ways out of a step, in the order in which they end."""
         exits = (Gradients, self.returns, Writes, Choices, Draws)
         return [each.of(step) for each in exits]
@@ -174,21 +162,19 @@ class _ModelStep:
         fraction: Any,
         place: Callable[[], Place],
         size: Any,
-        compiled: InXla | None,
-    ) -> StepContext:
+        compiled: CompiledStep | None,
+    ) -> Step:
         fraction = tf.identity(fraction)  # a tensor of the step's own graph
-        return StepContext(
+        return Step(
             self.name,
             warned=self._warned,
-            in_xla=compiled is not None,
-            compiled_shapes=compiled and compiled.shapes,
-            rank=compiled and compiled.rank,
+            compiled=compiled,
             batch_fraction=fraction,
             place=place,
             may_be_empty=size is not None,
             shard=shard,
             graph=tf.compat.v1.get_default_graph(),
-            kinds=BatchKinds(
+            kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
                 functools.partial(counters.handles_of_sums, self._model),
@@ -197,7 +183,7 @@ class _ModelStep:
             model=self._model,
         )
 
-    def _run(self, shard: Tree, step: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         raise NotImplementedError
 
 
@@ -212,7 +198,7 @@ class TrainOrTestStep(_ModelStep):
         self.on_whole_batch = step
         self._of_model = tensorflow_tracing.inlined(step)
 
-    def _run(self, shard: Tree, step: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         with Logs.of(step).noting_results():
             return self._of_model(shard)
 
@@ -235,7 +221,7 @@ class PredictStep(_ModelStep):
         """See `ReplicaStep`."""
         return self._model.predict_step(batch)
 
-    def _run(self, shard: Tree, step: StepContext) -> Tree:
+    def _run(self, shard: Tree, step: Step) -> Tree:
         if self._is_local:
             Predictions.of(step).keep_local()
         return self._model.predict_step(shard)

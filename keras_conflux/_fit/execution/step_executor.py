@@ -75,7 +75,7 @@ class StepExecutor:
                     with group.measurements.executing(
                         batch.steps, batch.samples, self._programs
                     ):
-                        result = self._traced_rightly(batch, group.limit)
+                        result = self._with_retracing(batch, group.limit)
                 common_seed.give_back()
                 return result
             except (StepTimeoutError, StepAbandoned):
@@ -89,7 +89,7 @@ class StepExecutor:
         """Returns how many programs have been traced."""
         return self._graph.programs + self._xla.programs
 
-    def _traced_rightly(self, batch: Batch | StackedBatch, limit: int) -> Tree:
+    def _with_retracing(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         """Runs a step, traced again until nothing speaks against a trace."""
         if self._is_eager:
             return self._eager(batch)

@@ -18,7 +18,6 @@ from keras_conflux._compat.shared_trace import SharedTrace
 from keras_conflux._fit.execution import program_maker
 from keras_conflux._fit.execution.program_maker import Program
 from keras_conflux._fit.execution.program_maker import Purpose
-from keras_conflux._fit.execution.replica_step import InXla
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_programs import TracedPrograms
@@ -26,7 +25,8 @@ from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
-from keras_conflux._replication.step_context import Place
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import rank_in_trace
 from keras_conflux._replication.strategy import replica_index
@@ -116,7 +116,7 @@ class XlaProgram:
                 outputs[index] = self._watchdog.mark_end(index, output)
 
             self._strategy.run(_without_autograph(one_replica))
-            self._step.assert_traced_rightly()
+            self._step.raise_if_retrace_needed()
             ordered = [outputs[index] for index in range(count)]
             everywhere = self._communicator.size
             fractions = batch_fractions([1] * everywhere)[:count]
@@ -167,7 +167,7 @@ class XlaProgram:
                 fraction(),
                 place,
                 size=None,
-                compiled=InXla(shapes, self._ranks),
+                compiled=CompiledStep(shapes, self._ranks),
             )
 
         def after_steps() -> None:

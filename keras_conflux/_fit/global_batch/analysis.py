@@ -18,13 +18,13 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import rules
-from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
+from keras_conflux._fit.global_batch.kinds import ROW_SPLITS
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import rows
@@ -38,7 +38,7 @@ CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
 """What optimizers change a variable with, in place."""
 
 
-class BatchKinds:
+class KindInference:
     """The kinds of the tensors of one replica's step.
 
     Args:
@@ -63,7 +63,7 @@ class BatchKinds:
         self._step = tf.compat.v1.get_default_graph()
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._tried: dict[int, tf.Tensor] = {}
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, _GraphReader] = {}
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
         self.merged: list[tf.Tensor] = []
@@ -84,7 +84,7 @@ class BatchKinds:
         if isinstance(leaf, tf.RaggedTensor):
             self.mark(leaf.flat_values, rows(0, regular=False))
             for splits in leaf.nested_row_splits:
-                self.mark(splits, BEGINNINGS)
+                self.mark(splits, ROW_SPLITS)
         elif isinstance(leaf, tf.SparseTensor):
             for part in (leaf.indices, leaf.values, leaf.dense_shape):
                 self.mark(part, OPAQUE)
@@ -165,7 +165,7 @@ class BatchKinds:
     def notice(self, graph: Any) -> None:
         """Reads a graph inside of the step's, before it is closed."""
         if id(graph) not in self._graphs:
-            self._graphs[id(graph)] = _Graph(graph, self)
+            self._graphs[id(graph)] = _GraphReader(graph, self)
 
     def held_around(self, graph: Any) -> dict[int, Kind]:
         """Returns what variables hold where a graph inside begins.
@@ -206,7 +206,7 @@ class BatchKinds:
         inputs = [self.of(tensor) for tensor in loop.inputs]
         return control_flow.turns_alike(loop, inputs, rules.kinds_of_outputs)
 
-    def _read(self, graph: Any) -> "_Graph":
+    def _read(self, graph: Any) -> "_GraphReader":
         self.notice(graph)
         return self._graphs[id(graph)].read_on()
 
@@ -262,10 +262,10 @@ class BatchKinds:
         return OPAQUE if given is None else self.of(given)
 
 
-class _Graph:
+class _GraphReader:
     """The kinds of the tensors of one graph, read as far as it is traced."""
 
-    def __init__(self, graph: Any, kinds: BatchKinds) -> None:
+    def __init__(self, graph: Any, kinds: KindInference) -> None:
         self._graph = graph
         self._all = kinds
         self._around = kinds.held_around(graph)
@@ -294,7 +294,7 @@ class _Graph:
             if kind not in (EQUAL, COUNTED)
         }
 
-    def read_on(self) -> "_Graph":
+    def read_on(self) -> "_GraphReader":
         if self._is_reading:
             return self
         self._is_reading = True

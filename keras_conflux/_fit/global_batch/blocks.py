@@ -9,7 +9,7 @@ from keras_conflux._fit.global_batch.kinds import Block
 from keras_conflux._fit.global_batch.kinds import Kind
 
 
-def apart(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
+def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
     """Returns the blocks of a tensor, one after the other.
 
     Args:

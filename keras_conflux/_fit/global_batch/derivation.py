@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 MAX_OPERATIONS = 300
 """How many operations are computed once more at most."""
@@ -22,7 +22,7 @@ MAX_ENTRIES = 1 << 17
 _OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
 
 
-class CannotTell(Exception):
+class NotDerivable(Exception):
     """Says that a graph does not show how a value is made of samples."""
 
 
@@ -86,7 +86,7 @@ class Derivation:
 
 def derivation(
     result: tf.Tensor,
-    context: StepContext,
+    step: Step,
     known: Collection[int] = (),
     made: Collection[int] = (),
 ) -> Derivation:
@@ -94,12 +94,12 @@ def derivation(
 
     Args:
         result: Traced.
-        context: Of the step.
+        step: The replica's.
         known: The ids of others whose global values are known.
         made: The ids of tensors that are computed once more in any case.
 
     Raises:
-        CannotTell: If that is not possible.
+        NotDerivable: If that is not possible.
     """
     found = Derivation(result)
     entered: set[int] = set()
@@ -110,21 +110,21 @@ def derivation(
         if id(tensor) in known:
             waiting.pop()
             continue
-        behind = context.kinds.value_behind(tensor)
+        behind = step.kinds.value_behind(tensor)
         if behind is not None:
             found.written[id(tensor)] = behind
             found.reads[id(tensor)] = tensor
             waiting[-1] = behind
             continue
-        if id(tensor) in made and context.kinds.marked(tensor) is not None:
-            raise CannotTell(tensor.op.name)
-        if id(tensor) not in made and _is_known(tensor, context):
-            _assert_small(tensor, context.kinds.of(tensor))
+        if id(tensor) in made and step.kinds.marked(tensor) is not None:
+            raise NotDerivable(tensor.op.name)
+        if id(tensor) not in made and _is_known(tensor, step):
+            _assert_small(tensor, step.kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
         outside = tensorflow_graphs.captures(tensor.graph).get(id(tensor))
         if outside is None:
-            outside = context.kinds.argument_behind(tensor)
+            outside = step.kinds.argument_behind(tensor)
         if outside is not None:
             found.outside[id(tensor)] = waiting[-1] = outside
             continue
@@ -135,11 +135,11 @@ def derivation(
                 left.add(id(operation))
                 found.operations.append(operation)
             continue
-        _assert_repeatable(tensor, context.kinds.of(tensor))
+        _assert_repeatable(tensor, step.kinds.of(tensor))
         entered.add(id(operation))
         waiting.extend(operation.inputs)
         if len(entered) > MAX_OPERATIONS:
-            raise CannotTell(operation.name)
+            raise NotDerivable(operation.name)
     return found
 
 
@@ -148,9 +148,9 @@ def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
     if kind.role is Role.ROWS:
         others = [n for n in tensor.shape.as_list() if n is not None]
         if math.prod(others) > MAX_ENTRIES:
-            raise CannotTell(tensor.op.name)
+            raise NotDerivable(tensor.op.name)
     if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
-        raise CannotTell(tensor.op.name)
+        raise NotDerivable(tensor.op.name)
 
 
 def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
@@ -160,10 +160,10 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
         or operation.type == "Placeholder"
         or operation.op_def.is_stateful
     ):
-        raise CannotTell(operation.name)
+        raise NotDerivable(operation.name)
 
 
-def _needs_others(tensor: tf.Tensor, context: StepContext) -> bool:
+def _needs_others(tensor: tf.Tensor, step: Step) -> bool:
     """Whether it is a shape, or part of one, of what other samples touch.
 
     The shape is known, but what it is the shape of may be impossible to compute
@@ -172,22 +172,22 @@ def _needs_others(tensor: tf.Tensor, context: StepContext) -> bool:
     waiting, seen = [tensor], set()
     while waiting:
         each = waiting.pop()
-        kind = context.kinds.of(each)
-        if kind.role is Role.DERIVED or kind.is_entangled:
+        kind = step.kinds.of(each)
+        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
             return True
         if kind.role in _OF_SHAPES and id(each) not in seen:
             seen.add(id(each))
-            if context.kinds.marked(each) is None:
+            if step.kinds.marked(each) is None:
                 waiting.extend(each.op.inputs)
     return False
 
 
-def _is_known(tensor: tf.Tensor, context: StepContext) -> bool:
+def _is_known(tensor: tf.Tensor, step: Step) -> bool:
     if tensor.dtype == tf.variant:  # a list, whose elements are known before
         return False
-    kind = context.kinds.of(tensor)
+    kind = step.kinds.of(tensor)
     if kind.role is Role.ROWS:
-        return not kind.is_entangled
+        return not kind.depends_on_other_samples
     if kind.role in (Role.DERIVED, Role.OPAQUE):
         return False
-    return not _needs_others(tensor, context)
+    return not _needs_others(tensor, step)

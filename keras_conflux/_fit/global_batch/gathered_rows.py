@@ -8,7 +8,8 @@ from keras_conflux._communication import dtypes
 from keras_conflux._compat import error_texts
 from keras_conflux._fit.global_batch import blocks
 from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
 
@@ -82,7 +83,7 @@ class GatheredRows:
     def __init__(self, source: tf.Tensor, kind: Kind) -> None:
         self._shape = source.shape
         self._axis = kind.axis or 0
-        parts = blocks.apart(source, kind)
+        parts = blocks.split_blocks(source, kind)
         self.blocks = [_GatheredBlock(part, self._axis) for part in parts]
         self.all = source
 
@@ -104,36 +105,30 @@ class GatheredRows:
         return tf.ensure_shape(tf.concat(mine, self._axis), self._shape)
 
 
-def gathered(
-    sources: list[tf.Tensor], context: StepContext
-) -> list[GatheredRows]:
+def gathered(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     """Returns the rows of all replicas, gathered once in a graph.
 
     Args:
         sources: Of the role ROWS, along axes that are known.
-        context: Of the step.
+        step: The replica's.
     """
-    known = context.part(_Gathered).rows
+    known = _Gathered.of(step).rows
     here = tf.compat.v1.get_default_graph()
     new = [
         source
         for source in sources
         if id(source) not in known or known[id(source)].all.graph is not here
     ]
-    for source, rows in zip(new, _gathered_now(new, context), strict=True):
+    for source, rows in zip(new, _gathered_now(new, step), strict=True):
         known[id(source)] = rows
     return [known[id(source)] for source in sources]
 
 
-class _Gathered:
-    """What has been gathered in a step.
+class _Gathered(Part):
+    """What has been gathered in a step."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        del step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self.rows: dict[int, GatheredRows] = {}
         """By the ids of tensors, the rows of all replicas."""
 
@@ -147,23 +142,21 @@ def _names(sources: list[tf.Tensor], kinds: list[Kind]) -> str:
     )
 
 
-def _gathered_now(
-    sources: list[tf.Tensor], context: StepContext
-) -> list[GatheredRows]:
+def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     if not sources:
         return []
-    kinds = [context.kinds.of(source) for source in sources]
+    kinds = [step.kinds.of(source) for source in sources]
     found = [
         GatheredRows(source, kind)
         for source, kind in zip(sources, kinds, strict=True)
     ]
     blocks_of_all = [block for rows in found for block in rows.blocks]
-    if context.in_xla and not all(kind.regular for kind in kinds):
+    if step.in_xla and not all(kind.regular for kind in kinds):
         raise error_texts.cannot_compile(
             "XLA has to know how many rows replicas exchange. Here only values "
             f"tell, as in {_names(sources, kinds)}.",
         )
-    _find_places(blocks_of_all, context)
+    _find_places(blocks_of_all, step)
     placed = [block.placed() for block in blocks_of_all]
     total = replica_collectives().all_reduce("sum", placed)
     for block, one in zip(blocks_of_all, total, strict=True):
@@ -173,17 +166,15 @@ def _gathered_now(
     return found
 
 
-def own_part(
-    whole: tf.Tensor, like: tf.Tensor, context: StepContext
-) -> tf.Tensor:
+def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns this replica's rows of what all replicas have.
 
     Args:
         whole: One device's rows, along the first axis, as many for each sample.
         like: A tensor of the shape of the result, which is not computed.
-        context: Of the step.
+        step: The replica's.
     """
-    place = context.place()
+    place = step.place()
     own, before, total = (tf.cast(number, tf.int32) for number in place)
     count = tf.shape(whole)[0]
     length = count // total * own
@@ -198,10 +189,10 @@ def own_part(
     return tf.ensure_shape(mine, like.shape)
 
 
-def _find_places(found: list[_GatheredBlock], context: StepContext) -> None:
+def _find_places(found: list[_GatheredBlock], step: Step) -> None:
     """Tells each block where its rows are among those of all replicas."""
-    if not context.in_xla:
-        _exchange_lengths(found, context)
+    if not step.in_xla:
+        _exchange_lengths(found, step)
         return
     # Where shards are even, XLA can know all sizes.
     for block in found:
@@ -209,11 +200,9 @@ def _find_places(found: list[_GatheredBlock], context: StepContext) -> None:
         block.total = replica_collectives().count * block.length
 
 
-def _exchange_lengths(
-    found: list[_GatheredBlock], context: StepContext
-) -> None:
+def _exchange_lengths(found: list[_GatheredBlock], step: Step) -> None:
     """Tells each block how many rows the other replicas have of it."""
-    has_samples = context.batch_fraction > 0
+    has_samples = step.batch_fraction > 0
     for block in found:
         block.length = tf.where(has_samples, block.length, 0)
     lengths = tf.stack([[block.length for block in found]])

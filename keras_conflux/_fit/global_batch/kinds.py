@@ -57,7 +57,7 @@ class Kind:
     they depend on other samples or are in another order."""
     divided: bool = False
     """Whether the rows were divided by a COUNT."""
-    places: bool = False
+    are_positions: bool = False
     """Whether the entries are positions of samples, as `tf.where` finds."""
     blocks: int = 1
     """How many tensors of rows were joined along the axis, one after the
@@ -67,9 +67,8 @@ class Kind:
     )
     """Those tensors, whose lengths are in the proportion of the blocks. Where
     they are not known, blocks are of one length."""
-    beginnings: bool = False
-    """Whether it is OPAQUE but for saying where the values of each sample of a
-    ragged tensor begin."""
+    are_row_splits: bool = False
+    """Whether these are the row splits of a ragged tensor; otherwise OPAQUE."""
     counted: bool = False
     """Whether a TOTAL leaves out what a stand-in for samples adds."""
 
@@ -78,7 +77,7 @@ class Kind:
         """What a rule asks for; whether rows are mixed does not matter."""
         if self.role is not Role.ROWS:
             return _FORMS[COUNTED if self.counted else Kind(self.role)]
-        if self.places:
+        if self.are_positions:
             return Form.PLACES
         if self.divided:
             return Form.DIVIDED
@@ -90,14 +89,14 @@ class Kind:
         return self.entries is not Entries.VARYING
 
     @property
-    def is_entangled(self) -> bool:
+    def depends_on_other_samples(self) -> bool:
         """Whether a row is not what one device would have for its sample."""
-        return self.mixed or self.divided or self.places
+        return self.mixed or self.divided or self.are_positions
 
     @property
-    def is_tangled(self) -> bool:
+    def is_out_of_order(self) -> bool:
         """Whether the replicas' rows, joined, are not those of one device."""
-        return self.is_entangled or self.blocks > 1
+        return self.depends_on_other_samples or self.blocks > 1
 
     def at(self, axis: int) -> "Kind":
         """Returns the same kind with the samples along another axis."""
@@ -135,7 +134,7 @@ COUNTED = Kind(Role.TOTAL, counted=True)
 MEAN = Kind(Role.MEAN)
 DERIVED = Kind(Role.DERIVED)
 OPAQUE = Kind(Role.OPAQUE)
-BEGINNINGS = Kind(Role.OPAQUE, beginnings=True)
+ROW_SPLITS = Kind(Role.OPAQUE, are_row_splits=True)
 _FORMS = {
     EQUAL: Form.EQUAL,
     RANDOM: Form.RANDOM,
@@ -196,7 +195,10 @@ def combined(kinds: list[Kind], axis: int) -> Kind:
         axis: The axis of the samples in the result.
     """
     first = kinds[0]
-    if any(kind.is_entangled or not _alike(kind, first) for kind in kinds):
+    if any(
+        kind.depends_on_other_samples or not _alike(kind, first)
+        for kind in kinds
+    ):
         return mixed_rows(kinds, axis)
     entries = _entries_of(kinds)
     return dataclasses.replace(first, axis=axis, entries=entries)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.kinds import BEGINNINGS
 from keras_conflux._fit.global_batch.kinds import DERIVED
+from keras_conflux._fit.global_batch.kinds import ROW_SPLITS
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -31,8 +31,8 @@ def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
     is_of_samples = (
         values.role is Role.ROWS
         and values.axis == 0
-        and not values.is_tangled
-        and set(beginnings) == {BEGINNINGS}
+        and not values.is_out_of_order
+        and set(beginnings) == {ROW_SPLITS}
     )
     return values.with_entries(Entries.ONE) if is_of_samples else None
 
@@ -58,7 +58,7 @@ def _split_strings(
     if inputs[0].axis or inputs[0].entries is not Entries.ONE:
         return None
     words = inputs[0].with_entries(Entries.VARYING)
-    return [dataclasses.replace(words, places=True), words, DERIVED]
+    return [dataclasses.replace(words, are_positions=True), words, DERIVED]
 
 
 RULES: dict[str, tuple[Rule, ...]] = {

@@ -224,7 +224,7 @@ def _of_places(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     if operation.inputs[1].shape[1:].num_elements() != 1:
         return None
     return dataclasses.replace(
-        places, axis=values.axis + places.axis, places=False
+        places, axis=values.axis + places.axis, are_positions=False
     )
 
 
@@ -274,7 +274,7 @@ def _samples_at_places(
     values, places = inputs
     if values.entries is not Entries.ONE or values.axis != 0:
         return None
-    return dataclasses.replace(places, places=False)
+    return dataclasses.replace(places, are_positions=False)
 
 
 def _shape_of_entries(
@@ -302,7 +302,7 @@ def _where(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     kind = inputs[0]
     if kind.axis != 0 or kind.entries is not Entries.ONE:
         return None
-    return Kind(Role.ROWS, 0, Entries.VARYING, places=True)
+    return Kind(Role.ROWS, 0, Entries.VARYING, are_positions=True)
 
 
 def _slice(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import drawn
 from keras_conflux._fit.global_batch.derivation import MAX_OPERATIONS
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Entries
@@ -28,7 +28,7 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.trial_program import Results
 from keras_conflux._fit.global_batch.trial_program import TrialProgram
 from keras_conflux._fit.global_batch.trial_values import RandomValues
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 _TRIALS = (
     ((2, 3), 1),
@@ -46,23 +46,23 @@ _MAX_TRIALS = 12
 """How many tensors are tried out at most, to tell what is made of them."""
 
 
-def shown(tensor: tf.Tensor, context: StepContext) -> Kind:
+def shown(tensor: tf.Tensor, step: Step) -> Kind:
     """Returns what a tensor is, as a trial has it if no rule has."""
-    kind = context.kinds.of(tensor)
-    if kind.role is not Role.OPAQUE or context.kinds.was_tried(tensor):
+    kind = step.kinds.of(tensor)
+    if kind.role is not Role.OPAQUE or step.kinds.was_tried(tensor):
         return kind
-    _show_rows_behind(tensor, context)
-    kind = context.kinds.of(tensor)
+    _show_rows_behind(tensor, step)
+    kind = step.kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
-        with contextlib.suppress(CannotTell):
-            kind = statistic_of(tensor, context) or kind
+        with contextlib.suppress(NotDerivable):
+            kind = statistic_of(tensor, step) or kind
         if kind.role is not Role.OPAQUE:
-            context.kinds.mark(tensor, kind)
-    context.kinds.note_tried(tensor)
+            step.kinds.mark(tensor, kind)
+    step.kinds.note_tried(tensor)
     return kind
 
 
-def _show_rows_behind(tensor: tf.Tensor, context: StepContext) -> None:
+def _show_rows_behind(tensor: tf.Tensor, step: Step) -> None:
     """Says of tensors of which one is made that they are rows, if they are.
 
     Those next to it come first, such as the losses of samples before their sum.
@@ -70,45 +70,45 @@ def _show_rows_behind(tensor: tf.Tensor, context: StepContext) -> None:
     waiting, seen, trials, found = [tensor], set(), 0, False
     while waiting and trials < _MAX_TRIALS and len(seen) < MAX_OPERATIONS:
         each = waiting.pop(0)
-        kind = context.kinds.of(each)
+        kind = step.kinds.of(each)
         if id(each) in seen or kind.role is not Role.OPAQUE:
             continue
         seen.add(id(each))
         if each.shape.rank and each.shape[0] is None:
             trials += 1
-            if (rows := _rows_if_shown(each, context)) is not None:
-                context.kinds.mark(each, rows)
+            if (rows := _rows_if_shown(each, step)) is not None:
+                step.kinds.mark(each, rows)
                 found = True
                 continue
         waiting.extend(each.op.inputs)
     if found:
-        context.kinds.read_again()
+        step.kinds.read_again()
 
 
-def _rows_if_shown(tensor: tf.Tensor, context: StepContext) -> Kind | None:
+def _rows_if_shown(tensor: tf.Tensor, step: Step) -> Kind | None:
     try:
-        return rows_of(tensor, context)
-    except CannotTell:
+        return rows_of(tensor, step)
+    except NotDerivable:
         return None
 
 
 def rows_of(
-    output: tf.Tensor, context: StepContext, given: Iterable[tf.Tensor] = ()
+    output: tf.Tensor, step: Step, given: Iterable[tf.Tensor] = ()
 ) -> Kind | None:
     """Returns the kind of rows that a tensor is found to be.
 
     Args:
         output: Traced, with the samples along its first axis.
-        context: Of the step.
+        step: The replica's.
         given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
         `None` if samples touch each other.
 
     Raises:
-        CannotTell: If it cannot be run.
+        NotDerivable: If it cannot be run.
     """
-    program = TrialProgram(output, context, given)
+    program = TrialProgram(output, step, given)
     found = [_entries(result) for result in _results(program)]
     known = [entries for entries in found if entries is not None]
     if len(known) < len(found):
@@ -116,24 +116,24 @@ def rows_of(
     return Kind(Role.ROWS, entries=functools.reduce(_both, known))
 
 
-def statistic_of(output: tf.Tensor, context: StepContext) -> Kind | None:
+def statistic_of(output: tf.Tensor, step: Step) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one.
 
     Args:
         output: Traced.
-        context: Of the step.
+        step: The replica's.
 
     Returns:
         `None` if it is neither.
 
     Raises:
-        CannotTell: If it cannot be run.
+        NotDerivable: If it cannot be run.
     """
     for is_deep in (False, True):
         try:
-            program = TrialProgram(output, context, (), is_deep)
+            program = TrialProgram(output, step, (), is_deep)
             results = _results(program)
-        except CannotTell:
+        except NotDerivable:
             if is_deep:
                 raise
             continue
@@ -147,7 +147,7 @@ def _results(program: TrialProgram) -> list[Results]:
     """Returns what a program gives for samples that it can be run on.
 
     Raises:
-        CannotTell: If it gives numbers for none.
+        NotDerivable: If it gives numbers for none.
     """
     for smallest in _SMALLEST_INTEGERS:
         try:
@@ -160,7 +160,7 @@ def _results(program: TrialProgram) -> list[Results]:
         telling = [each for each in results if _has_numbers(each.whole)]
         if telling:
             return telling
-    raise CannotTell(program.name)
+    raise NotDerivable(program.name)
 
 
 def _has_numbers(values: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
@@ -17,7 +17,7 @@ from keras_conflux._fit.global_batch.trial_values import RandomValues
 from keras_conflux._fit.global_batch.trial_values import cut
 from keras_conflux._fit.global_batch.trial_values import nudged
 from keras_conflux._fit.global_batch.trial_values import parts_of_samples
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
@@ -43,19 +43,19 @@ class TrialProgram:
 
     Args:
         output: The tensor.
-        context: Of the step.
+        step: The replica's.
         given: Tensors for which any rows may stand, as the inputs of a layer.
         is_deep: Whether what follows from the batch is computed from it, as a
             mask is. If not, any rows may stand for all that is rows.
 
     Raises:
-        CannotTell: If it cannot be run by itself.
+        NotDerivable: If it cannot be run by itself.
     """
 
     def __init__(
         self,
         output: tf.Tensor,
-        context: StepContext,
+        step: Step,
         given: Iterable[tf.Tensor],
         is_deep: bool = True,
     ) -> None:
@@ -64,28 +64,28 @@ class TrialProgram:
         self._is_deep = is_deep
         self._composites = {
             id(part): leaf
-            for leaf in context.kinds.composites
+            for leaf in step.kinds.composites
             for part in parts_of_samples(leaf)
         }
         self._sources: dict[str, tuple[tf.Tensor, Kind]] = {}
         self._operations: dict[str, tf.Operation] = {}
         self._names: dict[str, str] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
-        self._follow(output, context)
+        self._follow(output, step)
         self._graph = tf.Graph()
         with self._graph.as_default():
             definition = self._definition(output.graph)
             self._output = _imported(definition, self._name(output))
 
-    def _follow(self, output: tf.Tensor, context: StepContext) -> None:
+    def _follow(self, output: tf.Tensor, step: Step) -> None:
         waiting = [output]
         while waiting:
             tensor = waiting.pop()
             if tensor.name in self._sources:
                 continue
-            kind = self._kind(tensor, context)
+            kind = self._kind(tensor, step)
             may_be_source = tensor is not output or tensor.op.type in _READS
-            if may_be_source and self._is_source(tensor, kind, context):
+            if may_be_source and self._is_source(tensor, kind, step):
                 self._sources[tensor.name] = tensor, kind
                 continue
             operation = tensor.op
@@ -94,42 +94,40 @@ class TrialProgram:
             if operation.type in _READS or not tensorflow_graphs.only_reads(
                 operation
             ):
-                raise CannotTell(operation.name)
+                raise NotDerivable(operation.name)
             self._operations[operation.name] = operation
             if len(self._operations) > _MAX_OPERATIONS:
-                raise CannotTell(operation.name)
+                raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
 
-    def _kind(self, tensor: tf.Tensor, context: StepContext) -> Kind:
+    def _kind(self, tensor: tf.Tensor, step: Step) -> Kind:
         """Returns the kind of a tensor.
 
         What a graph inside of the step's is given is not known yet, as the
         cell of a recurrent layer, and counts as rows.
         """
-        kind = context.kinds.of(tensor)
+        kind = step.kinds.of(tensor)
         if (
             id(tensor) in self._given
             and kind.role is Role.OPAQUE
-            and tensor.graph is not context.graph
+            and tensor.graph is not step.graph
             and tensor.shape.rank
         ):
             return Kind(Role.ROWS)
         return kind
 
-    def _is_source(
-        self, tensor: tf.Tensor, kind: Kind, context: StepContext
-    ) -> bool:
+    def _is_source(self, tensor: tf.Tensor, kind: Kind, step: Step) -> bool:
         """Whether any values, of its kind, may stand for a tensor."""
         if kind.role is Role.RANDOM or id(tensor) in self._composites:
             return True
         is_first = (
             id(tensor) in self._given
-            or context.kinds.marked(tensor) is not None
+            or step.kinds.marked(tensor) is not None
             or tensor.op.type in _READS
             or tensor.op.op_def.is_stateful  # as what is drawn
         )
         if kind.role is Role.ROWS and (is_first or not self._is_deep):
-            return not kind.is_tangled and kind.entries is Entries.ONE
+            return not kind.is_out_of_order and kind.entries is Entries.ONE
         return kind.role is Role.EQUAL and is_first
 
     def _definition(self, graph: Any) -> tf.compat.v1.GraphDef:
@@ -166,7 +164,7 @@ class TrialProgram:
         """Makes a node a variable like the one that a handle is of."""
         found = tensorflow_graphs.variable_behind(handle)
         if found is None:
-            raise CannotTell(handle.name)
+            raise NotDerivable(handle.name)
         shape, dtype = found
         sizes = _sizes(shape, handle.name)
         node.op = "VarHandleOp"
@@ -271,7 +269,7 @@ class _Samples:
 
 def _sizes(shape: tf.TensorShape, name: str) -> list[int]:
     if not shape.is_fully_defined():
-        raise CannotTell(name)
+        raise NotDerivable(name)
     return [size for size in shape.as_list() if size is not None]
 
 
@@ -281,5 +279,5 @@ def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:
             definition, return_elements=[name], name=""
         )
     except ValueError as error:  # as a function that is not known
-        raise CannotTell(name) from error
+        raise NotDerivable(name) from error
     return found

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 
 _OPEN_SIZE = 3
 """The size of axes whose size is not known."""
@@ -50,7 +50,7 @@ class RandomValues:
         elif dtype.is_integer:
             drawn = self._smallest + self._random.integers(0, 2, shape)
         else:
-            raise CannotTell(str(dtype))
+            raise NotDerivable(str(dtype))
         return drawn.astype(dtype.as_numpy_dtype)
 
     def composite(self, leaf: Any, samples: int) -> list[Any]:

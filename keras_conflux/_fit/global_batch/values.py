@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.global_batch import strings
-from keras_conflux._fit.global_batch.derivation import CannotTell
 from keras_conflux._fit.global_batch.derivation import Derivation
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.gathered_rows import own_part
@@ -22,34 +22,32 @@ from keras_conflux._fit.global_batch.kinds import DERIVED
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import mixed_rows
 from keras_conflux._fit.global_batch.kinds import rows
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
 
-def global_values(
-    tensors: list[tf.Tensor], context: StepContext
-) -> list[tf.Tensor]:
+def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     """Returns what one device would have for tensors of a replica.
 
     Args:
         tensors: Traced, and not OPAQUE.
-        context: Of the step.
+        step: The replica's.
 
     Raises:
-        CannotTell: If one of them cannot be computed.
+        NotDerivable: If one of them cannot be computed.
     """
-    derivations = [derivation(tensor, context) for tensor in tensors]
-    known = of_sources(
+    derivations = [derivation(tensor, step) for tensor in tensors]
+    known = reduced_by_role(
         {key: x for each in derivations for key, x in each.sources.items()},
-        context,
+        step,
     )
-    results = [recomputed(each, known, context) for each in derivations]
-    context.kinds.mark_equal(results)
+    results = [recomputed(each, known, step) for each in derivations]
+    step.kinds.mark_equal(results)
     return results
 
 
 def recomputed(
-    found: Derivation, known: dict[int, tf.Tensor], context: StepContext
+    found: Derivation, known: dict[int, tf.Tensor], step: Step
 ) -> tf.Tensor:
     """Returns a result of global values, which can be differentiated by them.
 
@@ -57,13 +55,13 @@ def recomputed(
         found: What lies between.
         known: By the id of a source, its global value. Those of all that is
             computed are added.
-        context: Of the step.
+        step: The replica's.
     """
 
     def gradient(
         operation: tf.Operation, upstream: list[tf.Tensor]
     ) -> list[tf.Tensor | None]:
-        return _own_gradient(operation, upstream, known, context)
+        return _own_gradient(operation, upstream, known, step)
 
     return found.recomputed(known, gradient)
 
@@ -72,7 +70,7 @@ def _own_gradient(
     operation: tf.Operation,
     upstream: list[tf.Tensor],
     known: dict[int, tf.Tensor],
-    context: StepContext,
+    step: Step,
 ) -> list[tf.Tensor | None]:
     """Returns the derivatives that a program defines, of the global batch.
 
@@ -81,72 +79,70 @@ def _own_gradient(
     and what that gives is computed once more.
 
     Raises:
-        CannotTell: If it is not of the graph that is being traced.
+        NotDerivable: If it is not of the graph that is being traced.
     """
     if operation.graph is not tf.compat.v1.get_default_graph():
-        raise CannotTell(operation.name)
-    stand_ins = [_stand_in(each, context) for each in operation.outputs]
+        raise NotDerivable(operation.name)
+    stand_ins = [_stand_in(each, step) for each in operation.outputs]
     found = tensorflow_graphs.own_gradient(operation, stand_ins)
     if found is None:
-        raise CannotTell(operation.name)
+        raise NotDerivable(operation.name)
     given = dict(known)
     for stand_in, each in zip(stand_ins, upstream, strict=True):
         given[id(stand_in)] = each
     derivations = [
-        None if each is None else derivation(each, context, given)
+        None if each is None else derivation(each, step, given)
         for each in found
     ]
     sources: dict[int, tf.Tensor] = {}
     for each in derivations:
         sources.update({} if each is None else each.sources)
-    given.update(of_sources(sources, context))
+    given.update(reduced_by_role(sources, step))
     return [
-        None if each is None else recomputed(each, given, context)
+        None if each is None else recomputed(each, given, step)
         for each in derivations
     ]
 
 
-def _stand_in(output: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns a tensor like one, of values that are not those of one device."""
     made = tf.zeros_like(output)
-    kind = context.kinds.of(output)
+    kind = step.kinds.of(output)
     is_rows = kind.role is Role.ROWS
-    context.kinds.mark(
-        made, mixed_rows([kind], kind.axis) if is_rows else DERIVED
-    )
+    step.kinds.mark(made, mixed_rows([kind], kind.axis) if is_rows else DERIVED)
     return made
 
 
-def own_rows(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
+def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns this replica's rows of what one device would have.
 
     Args:
         tensor: Traced, with the samples along its first axis.
-        context: Of the step.
+        step: The replica's.
 
     Raises:
-        CannotTell: If it cannot be computed, or has been read from a variable
+        NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, which gradients do not pass.
     """
-    if derivation(tensor, context).written:
-        raise CannotTell(tensor.name)
-    (whole,) = global_values([tensor], context)
-    own = own_part(whole, tensor, context)
-    entries = context.kinds.of(tensor).entries
-    context.kinds.mark(own, rows(0).with_entries(entries))
+    if derivation(tensor, step).written:
+        raise NotDerivable(tensor.name)
+    (whole,) = global_values([tensor], step)
+    own = own_part(whole, tensor, step)
+    entries = step.kinds.of(tensor).entries
+    step.kinds.mark(own, rows(0).with_entries(entries))
     return own
 
 
-def of_sources(
-    sources: dict[int, tf.Tensor], context: StepContext
+def reduced_by_role(
+    sources: dict[int, tf.Tensor], step: Step
 ) -> dict[int, tf.Tensor]:
     """Returns the global values of tensors whose kinds are known, by id.
 
     What is reduced in the same way is reduced in one call.
     """
-    fraction = context.batch_fraction
+    fraction = step.batch_fraction
     collectives = replica_collectives()
-    kinds = {key: context.kinds.of(x) for key, x in sources.items()}
+    kinds = {key: step.kinds.of(x) for key, x in sources.items()}
     values: dict[int, tf.Tensor] = {}
 
     def put(roles: tuple[Role, ...], reduce: Callable) -> None:
@@ -159,23 +155,23 @@ def of_sources(
     def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         mine = [
             x
-            if context.kinds.of(x) == COUNTED
+            if step.kinds.of(x) == COUNTED
             else tf.where(fraction > 0, x, tf.zeros_like(x))
             for x in tensors
         ]
         return collectives.all_reduce("sum", mine)
 
     def gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        numbers = [_as_numbers(each, context) for each in tensors]
+        numbers = [_as_numbers(each, step) for each in tensors]
         return [
             strings.decoded(found.all) if each.dtype == tf.string else found.all
             for each, found in zip(
-                tensors, gathered(numbers, context), strict=True
+                tensors, gathered(numbers, step), strict=True
             )
         ]
 
     def counts(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        if context.in_xla:  # shards are even, and XLA has to know shapes
+        if step.in_xla:  # shards are even, and XLA has to know shapes
             return [tensor * collectives.count for tensor in tensors]
         return total(tensors)
 
@@ -192,9 +188,9 @@ def of_sources(
     return values
 
 
-def _as_numbers(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _as_numbers(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     if tensor.dtype != tf.string:
         return tensor
     codes = strings.encoded(tensor)
-    context.kinds.mark(codes, context.kinds.of(tensor))
+    step.kinds.mark(codes, step.kinds.of(tensor))
     return codes

@@ -26,14 +26,14 @@ from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch import control_flow
 from keras_conflux._fit.global_batch import ragged
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
 
@@ -45,10 +45,10 @@ def cond(
     name: str = "cond",
 ) -> Any:
     """Traces both branches, and may make the condition a common one."""
-    context = _choosing()
-    if context is None or isinstance(pred, bool):
+    step = _choosing()
+    if step is None or isinstance(pred, bool):
         return original(pred, true_fn, false_fn, name)
-    choice = _Choice(pred, context)
+    choice = _Choice(pred, step)
     branches = map(choice.noting, (true_fn, false_fn))
     return original(choice.condition, *branches, name)
 
@@ -60,26 +60,26 @@ def indexed_case(
     **kwargs: Any,
 ) -> Any:
     """Traces all branches, and may make the index a common one."""
-    context = _choosing()
-    if context is None or isinstance(branch_index, int):
+    step = _choosing()
+    if step is None or isinstance(branch_index, int):
         return original(branch_index, branch_fns, **kwargs)
-    choice = _Choice(branch_index, context)
+    choice = _Choice(branch_index, step)
     branches = [*map(choice.noting, branch_fns)]
     return original(choice.condition, branches, **kwargs)
 
 
-def _choosing() -> StepContext | None:
+def _choosing() -> Step | None:
     """Returns the step that is traced, where replicas may choose apart."""
-    context = step_context.current_fit_step()
-    if context is None or Gradients.of(context).are_applied:
+    step = steps.current_fit_step()
+    if step is None or Gradients.of(step).are_applied:
         return None
-    return context
+    return step
 
 
 class Choices(Exit):
     """What replicas choose in a step by their own samples."""
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._traced: list[_Choice | _Call] = []
         self._updates: list[tuple[str, Any]] = []
@@ -152,8 +152,8 @@ class Choices(Exit):
         return True
 
 
-def _warn_of_optimizer(name: str, context: StepContext) -> None:
-    context.warn_once(
+def _warn_of_optimizer(name: str, step: Step) -> None:
+    step.warn_once(
         f"optimizer {name}",
         f"the step applies the optimizer {name!r} in a loop, or in a branch "
         "that each replica chooses by its own samples, in a way that the graph "
@@ -168,10 +168,10 @@ class _Choice:
 
     Args:
         given: What the step chooses by.
-        context: The step's.
+        step: The replica's.
     """
 
-    def __init__(self, given: Any, context: StepContext) -> None:
+    def __init__(self, given: Any, step: Step) -> None:
         given = tf.convert_to_tensor(given)
         if given.shape.rank != 0:
             given = tf.reshape(given, [])
@@ -181,14 +181,14 @@ class _Choice:
         self.graph = tf.compat.v1.get_default_graph()
         """Where it chooses."""
         self._branch: Any = None
-        self._context = context
+        self._step = step
 
     def noting(self, branch: Callable) -> Callable:
         """Returns a branch that tells that it is being traced."""
 
         def traced() -> Any:
             self._branch = tf.compat.v1.get_default_graph()
-            with Choices.of(self._context).tracing(self):
+            with Choices.of(self._step).tracing(self):
                 return branch()
 
         return traced
@@ -202,16 +202,16 @@ class _Choice:
 
         To be asked where all replicas come to the choice.
         """
-        if self._context.kinds.of(self.condition) == EQUAL:
+        if self._step.kinds.of(self.condition) == EQUAL:
             return True
         with self.graph.as_default():
             try:
                 # What is replaced may not depend on itself.
-                (found,) = global_values([self._given], self._context)
-            except CannotTell:
+                (found,) = global_values([self._given], self._step)
+            except NotDerivable:
                 return False
             tensorflow_graphs.replace_input(self.condition.op, found)
-        self._context.kinds.mark_equal([self.condition])
+        self._step.kinds.mark_equal([self.condition])
         return True
 
 
@@ -234,20 +234,18 @@ class _Call:
         return True
 
 
-def _is_run_by_all(
-    call: tf.Operation, context: StepContext, repeated: bool
-) -> bool:
+def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
     if call.type in control_flow.LOOPS:
-        return repeated and context.kinds.turns_alike(call)
+        return repeated and step.kinds.turns_alike(call)
     if call.type in control_flow.BRANCHES | control_flow.CASES:
-        return _is_shared(call.inputs[0], context)
+        return _is_shared(call.inputs[0], step)
     return True
 
 
-def _is_shared(condition: tf.Tensor, context: StepContext) -> bool:
-    if not context.kinds.is_blind:
-        return context.kinds.of(condition) == EQUAL
-    return not depends_on_samples(condition, context)
+def _is_shared(condition: tf.Tensor, step: Step) -> bool:
+    if not step.kinds.is_blind:
+        return step.kinds.of(condition) == EQUAL
+    return not depends_on_samples(condition, step)
 
 
 def _call_of(graph: Any, outer: Any) -> tf.Operation | None:
@@ -274,13 +272,13 @@ def to_tensor(
         name: A name for the operations.
         shape: The shape of the result; its own where that is `None`.
     """
-    context = step_context.current_fit_step()
+    step = steps.current_fit_step()
     wanted = _given_sizes(samples, shape)
-    if context is None or wanted is None or None not in wanted:
+    if step is None or wanted is None or None not in wanted:
         return original(samples, default_value, name, shape)
-    if not _may_exchange("`RaggedTensor.to_tensor()`", "shape", context):
+    if not _may_exchange("`RaggedTensor.to_tensor()`", "shape", step):
         return original(samples, default_value, name, shape)
-    longest = tf.unstack(_longest(samples.bounding_shape()[1:], context))
+    longest = tf.unstack(_longest(samples.bounding_shape()[1:], step))
     sizes = [
         own if size is None else size
         for size, own in zip(wanted, longest, strict=True)
@@ -288,11 +286,11 @@ def to_tensor(
     filled = original(samples, default_value, name, [-1, *sizes])
     filled.set_shape([samples.shape[0], *wanted])
     kind = ragged.kind_of_filled(
-        context.kinds.of(samples.flat_values),
-        map(context.kinds.of, samples.nested_row_splits),
+        step.kinds.of(samples.flat_values),
+        map(step.kinds.of, samples.nested_row_splits),
     )
     if kind is not None:
-        context.kinds.mark(filled, kind)
+        step.kinds.mark(filled, kind)
     return filled
 
 
@@ -312,15 +310,15 @@ def sequence_mask(
         dtype: Of the mask.
         name: A name for the operations.
     """
-    context = step_context.current_fit_step()
+    step = steps.current_fit_step()
     if (
-        context is not None
+        step is not None
         and maxlen is None
-        and _may_exchange("`tf.sequence_mask`", "maxlen", context)
+        and _may_exchange("`tf.sequence_mask`", "maxlen", step)
     ):
         lengths = tf.convert_to_tensor(lengths)
         longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], 0))
-        maxlen = _longest(longest, context)
+        maxlen = _longest(longest, step)
     return original(lengths, maxlen, dtype, name)
 
 
@@ -349,13 +347,13 @@ def _given_sizes(
     ]
 
 
-def _may_exchange(what: str, argument: str, context: StepContext) -> bool:
+def _may_exchange(what: str, argument: str, step: Step) -> bool:
     """Whether replicas meet here, which they may not in a branch or loop."""
     if replica_collectives().count == 1:
         return False
     if not tensorflow_tracing.in_branch_or_loop():
         return True
-    context.warn_once(
+    step.warn_once(
         f"lengths {what}",
         f"{what} in a branch or a loop takes the length of the longest sample "
         "of a replica's shard, which one device takes of the whole batch. Give "
@@ -364,10 +362,10 @@ def _may_exchange(what: str, argument: str, context: StepContext) -> bool:
     return False
 
 
-def _longest(lengths: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _longest(lengths: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns the greatest of all replicas' lengths, without stand-ins."""
-    present = tf.cast(context.batch_fraction > 0, tf.int64)
+    present = tf.cast(step.batch_fraction > 0, tf.int64)
     own = tf.cast(lengths, tf.int64) * present
     longest = replica_collectives().all_reduce("max", [own])[0]
-    context.kinds.mark_equal([longest])
+    step.kinds.mark_equal([longest])
     return tf.cast(longest, lengths.dtype)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import current_strategy
 
 _ALGORITHM = tf.random.Algorithm.AUTO_SELECT.value
@@ -158,7 +158,7 @@ def integers(minval: Any, maxval: Any, dtype: Any) -> Sampler:
 
 def on_host() -> contextlib.AbstractContextManager:
     """Keeps what computes with a few integers from a replica's GPU."""
-    if step_context.current() is None or _in_xla():
+    if steps.current() is None or _in_xla():
         return contextlib.nullcontext()
     if current_strategy().devices[0].kind != "GPU":
         return contextlib.nullcontext()
@@ -167,7 +167,7 @@ def on_host() -> contextlib.AbstractContextManager:
 
 def _in_xla() -> bool:
     """Whether XLA compiles what is being traced."""
-    return step_context.in_xla() or tensorflow_tracing.in_compiled_function()
+    return steps.in_xla() or tensorflow_tracing.in_compiled_function()
 
 
 def _moved(counter: tf.Tensor, units: Any, counts: Any) -> tf.Tensor:

@@ -15,14 +15,15 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication import state
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_in_trace
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
@@ -38,33 +39,29 @@ def is_counter(variable: keras.Variable) -> bool:
     return has_copies and not state.is_mirrored(variable)
 
 
-def own_share(
-    variable: keras.Variable, value: Any, context: StepContext
-) -> tf.Tensor:
+def own_share(variable: keras.Variable, value: Any, step: Step) -> tf.Tensor:
     """Returns this replica's share of what a metric's variable is set to.
 
     The copies add up to the value. What a stand-in for samples would add is
     left out.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
-    of_keras = context.part(_CountersOfKeras).has(variable)
-    value, without_samples = _share(value, context, of_keras)
-    if context.may_be_empty:
+    of_keras = _CountersOfKeras.of(step).has(variable)
+    value, without_samples = _share(value, step, of_keras)
+    if step.may_be_empty:
         if without_samples is None:
             without_samples = variable.value
-        value = tf.where(context.batch_fraction > 0, value, without_samples)
-    context.kinds.mark(value, COUNTED)
+        value = tf.where(step.batch_fraction > 0, value, without_samples)
+    step.kinds.mark(value, COUNTED)
     return value
 
 
-def _share(
-    value: tf.Tensor, context: StepContext, is_sum: bool
-) -> tuple[tf.Tensor, Any]:
+def _share(value: tf.Tensor, step: Step, is_sum: bool) -> tuple[tf.Tensor, Any]:
     """Returns parts that add up to what one device would set.
 
     Args:
         value: What a replica would set.
-        context: Of the step.
+        step: The replica's.
         is_sum: Whether what is added is known to be a sum over samples, if
             the graph does not show it.
 
@@ -72,66 +69,60 @@ def _share(
         The part of a replica, and of one that has no samples, if it is known.
     """
     terms = list(value.op.inputs) if value.op.type in SUMS else [value]
-    kinds = [context.kinds.of(term) for term in terms]
+    kinds = [step.kinds.of(term) for term in terms]
     kept = [kind == COUNTED for kind in kinds]
     if all(kept):
         return value, value
     if kept == [True, False]:
         if is_sum and kinds[1].role is Role.DERIVED:
             return value, terms[0]
-        change = _share_of_change(terms[1], kinds[1], context)
+        change = _share_of_change(terms[1], kinds[1], step)
         if change is not terms[1]:
             adds = value.op.type != "Sub"
             value = terms[0] + change if adds else terms[0] - change
         return value, terms[0]
     if any(kept):
         return value, None
-    kind = context.kinds.of(value)
-    part = _share_of_change(value, kind, context)
+    kind = step.kinds.of(value)
+    part = _share_of_change(value, kind, step)
     is_sum = kind.role in (Role.TOTAL, Role.COUNT) or part is not value
     return part, tf.zeros_like(part) if is_sum else None
 
 
-def _share_of_change(
-    change: tf.Tensor, kind: Kind, context: StepContext
-) -> tf.Tensor:
+def _share_of_change(change: tf.Tensor, kind: Kind, step: Step) -> tf.Tensor:
     if kind.role is Role.DERIVED:
         # As a root of a mean, or a largest value: the first copy has all of
         # it, as it has what is equal on all.
-        with contextlib.suppress(CannotTell):
-            change, kind = global_values([change], context)[0], EQUAL
+        with contextlib.suppress(NotDerivable):
+            change, kind = global_values([change], step)[0], EQUAL
     if kind == EQUAL:
-        return _if_first(change, context)
+        return _if_first(change, step)
     if kind.role is Role.MEAN and change.dtype.is_floating:
-        return change * tf.cast(context.batch_fraction, change.dtype)
+        return change * tf.cast(step.batch_fraction, change.dtype)
     return change
 
 
-def _if_first(value: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _if_first(value: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns a value on the replica of the first samples, zeros elsewhere."""
-    here = has_first(context)
+    here = has_first(step)
     return value if here is True else tf.where(here, value, 0)
 
 
-def has_first(context: StepContext) -> Any:
+def has_first(step: Step) -> Any:
     """Whether a replica has the first samples of the global batch.
 
     Where processes bring their own parts, replica 0 may have none.
     """
-    if process_count() == 1 or not context.may_be_empty:
+    if process_count() == 1 or not step.may_be_empty:
         return rank_in_trace() == 0
-    return (context.batch_fraction > 0) & (context.place().before == 0)
+    return (step.batch_fraction > 0) & (step.place().before == 0)
 
 
-class _CountersOfKeras:
-    """Tells to which variables metrics of Keras add sums over samples.
+class _CountersOfKeras(Part):
+    """Tells to which variables metrics of Keras add sums over samples."""
 
-    Args:
-        step: The step, of a model.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        self._model = step.model
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._known: dict[int, bool] = {}
 
     def has(self, variable: keras.Variable) -> bool:
@@ -142,7 +133,7 @@ class _CountersOfKeras:
 
     def _read(self) -> dict[int, bool]:
         found: dict[int, bool] = {}
-        for owner in state.stateful_objects(self._model):
+        for owner in state.stateful_objects(self.step.model):
             if isinstance(owner, keras.metrics.Metric):
                 module = type(owner).update_state.__module__
                 of_keras = module.startswith("keras.")

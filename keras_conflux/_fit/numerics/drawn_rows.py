@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._common import trees
 from keras_conflux._compat import keras_random
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.blocks import apart
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.blocks import split_blocks
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Block
@@ -30,13 +29,14 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
 from keras_conflux._fit.numerics.inner_graphs import Loops
-from keras_conflux._replication.step_context import Place
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Place
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import replica_index
 
 
-class OfConstant(CannotTell):
+class OfConstant(NotDerivable):
     """Says that a constant may be the number of a replica's samples."""
 
 
@@ -155,24 +155,21 @@ class DrawnRows:
             return rows if isinstance(own, int) and own == 1 else rows // own
 
 
-class WrittenPlace:
+class WrittenPlace(Part):
     """Where a replica's samples are, for functions that a step calls as well.
 
     A `tf.function` that a step calls may be called by other steps later, so it
     may not use what one of them computes. It reads the place from a variable,
     which steps write before.
-
-    Args:
-        step: The replica's.
     """
 
-    def __init__(self, step: StepContext) -> None:
-        self._step = step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._is_written = False
 
     def here(self) -> Place:
         """Returns the place for what is traced, in a step or inside of it."""
-        step = self._step
+        step = self.step
         if step.in_xla or not tensorflow_tracing.in_function_of(step.graph):
             return step.place()
         strategy = current_strategy()
@@ -189,11 +186,11 @@ class WrittenPlace:
         strategy = current_strategy()
         if not strategy.places_are_read or self._is_written:
             return
-        if self._step.in_xla:
+        if self.step.in_xla:
             return
         self._is_written = True
-        with self._step.graph.as_default(), on_host():
-            place = self._step.place()
+        with self.step.graph.as_default(), on_host():
+            place = self.step.place()
             strategy.places[replica_index()].assign(
                 tf.stack([place.own, place.before, place.total])
             )
@@ -203,38 +200,38 @@ def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def find(shape: Any, counts_on: bool, context: StepContext) -> DrawnRows | None:
+def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
     """Returns which rows of numbers of a shape are those of a replica.
 
     Args:
         shape: Of what the replica draws: a tensor, or sizes.
         counts_on: Whether the seed is another one in each turn of a loop.
-        context: Of the step.
+        step: The replica's.
 
     Returns:
         `None` if no sample has numbers of its own, so that all replicas draw
         the same.
 
     Raises:
-        CannotTell: If the graph does not show it.
+        NotDerivable: If the graph does not show it.
     """
     in_turns = (
-        context.part(Loops).are_over_samples
-        or tensorflow_tracing.is_vectorized()
+        Loops.of(step).are_over_samples or tensorflow_tracing.is_vectorized()
     )
     if counts_on and in_turns:
-        raise CannotTell("a loop over samples")
+        raise NotDerivable("a loop over samples")
     sizes = sizes_of(shape)
-    kinds = [context.kinds.of(size) for size in sizes]
+    kinds = [step.kinds.of(size) for size in sizes]
     if all(kind == EQUAL for kind in kinds):
-        if _may_be_of_samples(sizes, context):
+        constants = {size for size in sizes if isinstance(size, int)}
+        if constants & step.known_sizes:
             raise OfConstant("a constant")
         return None
     (axis, *others) = [i for i, kind in enumerate(kinds) if kind != EQUAL]
     if others or kinds[axis] != COUNT:
-        raise CannotTell(sizes[axis].op.name)
+        raise NotDerivable(sizes[axis].op.name)
     shape = shape if tf.is_tensor(shape) else tf.stack(sizes)
-    return _placed(tf.cast(shape, tf.int32), sizes, axis, context)
+    return _placed(tf.cast(shape, tf.int32), sizes, axis, step)
 
 
 def sizes_of(shape: Any) -> list[Any]:
@@ -257,19 +254,12 @@ def _known(size: Any) -> Any:
     return tf.cast(size, tf.int32) if known is None else int(known)
 
 
-def _may_be_of_samples(sizes: Sequence[Any], context: StepContext) -> bool:
-    """Whether a constant is the number of the replica's samples, by chance."""
-    leaves = [x for x in trees.present(context.shard) if x.shape.rank]
-    known = {leaf.shape[0] for leaf in leaves} - {None}
-    return not known.isdisjoint(n for n in sizes if isinstance(n, int))
-
-
 def _placed(
-    shape: tf.Tensor, sizes: Sequence[Any], axis: int, context: StepContext
+    shape: tf.Tensor, sizes: Sequence[Any], axis: int, step: Step
 ) -> DrawnRows:
     size = sizes[axis]
-    blocks = _blocks(size, context)
-    lengths = _lengths(size, blocks, context)
+    blocks = _blocks(size, step)
+    lengths = _lengths(size, blocks, step)
     joined = blocks[0].joined if len(blocks) == 1 else tuple(blocks)
     one_each = len(blocks) == 1 and blocks[0].one_each
     kind = Kind(
@@ -282,31 +272,29 @@ def _placed(
     with on_host():
         lengths = [tf.cast(length, tf.uint64) for length in lengths]
     return DrawnRows(
-        kind, axis, shape, sizes, lengths, context.part(WrittenPlace).here()
+        kind, axis, shape, sizes, lengths, WrittenPlace.of(step).here()
     )
 
 
-def _lengths(
-    size: tf.Tensor, blocks: Sequence[Block], context: StepContext
-) -> list[Any]:
+def _lengths(size: tf.Tensor, blocks: Sequence[Block], step: Step) -> list[Any]:
     """Returns how many rows each block has of as many as a size says."""
     if len(blocks) <= 1 and all(block.blocks == 1 for block in blocks):
         return [size]
     return [
         tf.shape(part)[block.axis]
         for block in blocks
-        for part in apart(block.tensor, context.kinds.of(block.tensor))
+        for part in split_blocks(block.tensor, step.kinds.of(block.tensor))
     ]
 
 
-def _blocks(size: tf.Tensor, context: StepContext) -> list[Block]:
+def _blocks(size: tf.Tensor, step: Step) -> list[Block]:
     """Returns of which tensors of samples a number of rows is the sum.
 
     Returns:
         Nothing where the graph does not show it.
     """
     inputs = list(size.op.inputs)
-    nested = functools.partial(_blocks, context=context)
+    nested = functools.partial(_blocks, step=step)
     if size.op.type in ("Cast", "Identity"):
         return nested(inputs[0])
     if size.op.type in ("Add", "AddV2"):
@@ -321,7 +309,7 @@ def _blocks(size: tf.Tensor, context: StepContext) -> list[Block]:
         shape = inputs[0].op
         if shape.type == "Shape":
             tensor = shape.inputs[0]
-            kind = context.kinds.of(tensor)
+            kind = step.kinds.of(tensor)
             return [
                 Block(
                     tensor,

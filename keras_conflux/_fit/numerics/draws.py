@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
@@ -33,8 +33,8 @@ from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.writes import not_recording
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import rank_in_trace
 from keras_conflux._replication.strategy import replica_collectives
@@ -46,14 +46,14 @@ _STRIDE = 1_000_003
 class Draws(Exit):
     """The random numbers that a step draws."""
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._takes_rows: bool | None = None
         self._counted: str | None = None
 
     def begin(self) -> None:
         """See `Exit`."""
-        self.step.part(WrittenPlace).write()
+        WrittenPlace.of(self.step).write()
 
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
@@ -82,10 +82,10 @@ class Draws(Exit):
         try:
             rows = drawn_rows.find(shape, not isinstance(seed, int), self.step)
             if COUNT in kinds:
-                raise CannotTell("a number of samples")
+                raise NotDerivable("a number of samples")
             with self._taking_rows(True):
                 drawn = original() if rows is None else of_rows(rows)
-        except CannotTell as reason:
+        except NotDerivable as reason:
             if isinstance(seed, int) and isinstance(reason, OfConstant):
                 self._counted = "draws random numbers of an integer seed"
             else:
@@ -325,7 +325,7 @@ def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
     x = tf.convert_to_tensor(x)
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
-        raise CannotTell("samples of all replicas")
+        raise NotDerivable("samples of all replicas")
 
     return _draw(
         "shuffle",
@@ -360,14 +360,14 @@ def _is_alike(kind: Kind, rows: Kind) -> bool:
 
 def _draws() -> Draws | None:
     """Returns those of a step in which replicas draw together."""
-    context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
         return None
-    return Draws.of(context) if replica_collectives().count > 1 else None
+    return Draws.of(step) if replica_collectives().count > 1 else None
 
 
-def _warn_of_own_seeds(context: StepContext) -> None:
-    context.warn_once(
+def _warn_of_own_seeds(step: Step) -> None:
+    step.warn_once(
         "seeds",
         "the step takes a seed from a `SeedGenerator` by itself. Each replica "
         "gets another one, so numbers that are drawn by it differ from those "
@@ -376,9 +376,9 @@ def _warn_of_own_seeds(context: StepContext) -> None:
     )
 
 
-def _warn_of(name: str, context: StepContext) -> None:
+def _warn_of(name: str, step: Step) -> None:
     scope = re.sub(r"^replica_\d+/", "", tf.get_current_name_scope())
-    context.warn_once(
+    step.warn_once(
         f"draws {name}",
         f"the graph does not show for which samples `keras.random.{name}` "
         f"draws in {scope!r}. Each replica draws numbers "

@@ -7,12 +7,11 @@ replica's own samples stays inside of it, unless it leaves by one of these.
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
-from typing import Self
 
 import keras
 
 from keras_conflux._common.trees import Tree
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Part
 
 
 @dataclasses.dataclass
@@ -70,20 +69,8 @@ class TraceFindings:
             raise TraceAgain([*self.untracked.values()], self.counted)
 
 
-class Exit:
-    """One of the ways out of the step of one replica.
-
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        self.step = step
-
-    @classmethod
-    def of(cls, step: StepContext) -> Self:
-        """Returns this way out of a step."""
-        return step.part(cls)
+class Exit(Part):
+    """One of the ways out of the step of one replica."""
 
     def begin(self) -> None:
         """Does what goes before the step."""

@@ -9,20 +9,20 @@ import tensorflow as tf
 
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._custom_loops.collectives import operations_of
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
 
 class Gradients(Exit):
     """The gradients of a step, from a tape to an optimizer."""
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._is_differentiating = False
         self._is_keras_step = False
@@ -132,7 +132,7 @@ class Gradients(Exit):
             return
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
-        reduced = self.step.part(UserReductions).operations()
+        reduced = UserReductions.of(self.step).operations()
         if depends_on(operations_of(grads), reduced):
             return
         self.step.warn_once(
@@ -144,9 +144,7 @@ class Gradients(Exit):
         )
 
 
-def summed(
-    grads: list[Any], sources: list[Any], context: StepContext
-) -> list[Any]:
+def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     """Sums the gradients of all replicas, which have their weights already."""
     grads = shaped(repeatable(grads), sources)
     is_value = [is_overwritten(source) for source in sources]
@@ -155,25 +153,25 @@ def summed(
         sparse_gradients.summed(
             [grads[i] for i in own],
             [sources[i] for i in own],
-            functools.partial(_summed, context=context),
-            context,
+            functools.partial(_summed, step=step),
+            step,
         )
     )
     values = [grads[i] for i, value in enumerate(is_value) if value]
-    maxima = iter(_maxima(values, context))
+    maxima = iter(_maxima(values, step))
     grads = [next(maxima if value else sums) for value in is_value]
-    context.kinds.mark_equal(grads)
+    step.kinds.mark_equal(grads)
     return grads
 
 
-def _summed(grads: list[Any], context: StepContext) -> list[Any]:
+def _summed(grads: list[Any], step: Step) -> list[Any]:
     collectives = replica_collectives()
-    if context.may_be_empty:
-        return collectives.weighted_sum(grads, _has_samples(context))
+    if step.may_be_empty:
+        return collectives.weighted_sum(grads, _has_samples(step))
     return collectives.all_reduce("sum", grads)
 
 
-def _maxima(values: list[Any], context: StepContext) -> list[Any]:
+def _maxima(values: list[Any], step: Step) -> list[Any]:
     """Returns the largest of what Keras puts in place of variables.
 
     These are scales of layers in float8, which follow from the values before
@@ -182,13 +180,13 @@ def _maxima(values: list[Any], context: StepContext) -> list[Any]:
     if not values:
         return []
     collectives = replica_collectives()
-    if context.may_be_empty:
-        values = collectives.weighted(values, _has_samples(context))
+    if step.may_be_empty:
+        values = collectives.weighted(values, _has_samples(step))
     return collectives.all_reduce("max", values)
 
 
-def _are_global(grads: list[Any], context: StepContext) -> bool:
-    return all(g is None or context.kinds.of(g) == EQUAL for g in grads)
+def _are_global(grads: list[Any], step: Step) -> bool:
+    return all(g is None or step.kinds.of(g) == EQUAL for g in grads)
 
 
 def _all_in(grads: list[Any], known: list[Any]) -> bool:
@@ -197,23 +195,23 @@ def _all_in(grads: list[Any], known: list[Any]) -> bool:
 
 
 def _made_global(
-    grads: list[Any], trained: list[Any] | None, context: StepContext
+    grads: list[Any], trained: list[Any] | None, step: Step
 ) -> list[Any]:
     given = [g for g in grads if g is not None]
     sparse = any(isinstance(g, tf.IndexedSlices) for g in given)
     if not sparse:
         try:
-            values = iter(global_values(given, context))
+            values = iter(global_values(given, step))
             return [None if g is None else next(values) for g in grads]
-        except CannotTell:
+        except NotDerivable:
             pass
 
     def reduce(leaves: list[Any]) -> list[Any]:
-        fraction = context.batch_fraction
+        fraction = step.batch_fraction
         return replica_collectives().weighted_sum(leaves, fraction)
 
     sources = trained or [None] * len(grads)
-    return sparse_gradients.summed(grads, sources, reduce, context)
+    return sparse_gradients.summed(grads, sources, reduce, step)
 
 
 def shaped(grads: list[Any], trained: list[Any] | None) -> list[Any]:
@@ -251,6 +249,6 @@ def is_overwritten(variable: Any) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-def _has_samples(context: StepContext) -> tf.Tensor:
+def _has_samples(step: Step) -> tf.Tensor:
     """A weight that ignores what a stand-in for samples has computed."""
-    return tf.where(context.batch_fraction > 0, 1.0, 0.0)
+    return tf.where(step.batch_fraction > 0, 1.0, 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 
 
 def depends_on(
@@ -30,11 +30,16 @@ def depends_on(
     return False
 
 
-def depends_on_samples(tensor: tf.Tensor, context: StepContext) -> bool:
-    """Whether a tensor of a step's graph depends on the replica's samples."""
-    leaves = tf.nest.flatten(context.shard, expand_composites=True)
+def depends_on_samples(value: Any, step: Step) -> bool:
+    """Whether a value was computed from what a replica's samples hold.
+
+    What a graph inside of the step's has computed counts as not.
+    """
+    if not isinstance(value, tf.Tensor) or value.graph is not step.graph:
+        return False
+    leaves = tf.nest.flatten(step.shard, expand_composites=True)
     samples = [leaf.op for leaf in leaves if leaf is not None]
-    return depends_on([tensor.op], samples)
+    return depends_on([value.op], samples)
 
 
 def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:

@@ -16,8 +16,9 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.choices import Choices
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
 
 
 def while_loop(
@@ -33,10 +34,10 @@ def while_loop(
     Rows that a loop begins with are rows in each turn, as a loop keeps the
     shapes of what goes around. Integers are taken to count turns.
     """
-    context = step_context.current_fit_step()
-    if context is None:
+    step = steps.current_fit_step()
+    if step is None:
         return original(cond, body, loop_vars, *args, **kwargs)
-    loop = _Loop(context, [context.kinds.of(x) for x in _flat(loop_vars)])
+    loop = _Loop(step, [step.kinds.of(x) for x in _flat(loop_vars)])
     loop.note_turns(kwargs.get("maximum_iterations"))
 
     def traced_cond(*inside: Any) -> Any:
@@ -47,21 +48,17 @@ def while_loop(
 
     def traced_body(*inside: Any) -> Any:
         loop.mark(inside)
-        with context.part(Loops).entered(loop.may_be_over_samples):
+        with Loops.of(step).entered(loop.may_be_over_samples):
             return body(*inside)
 
     return original(traced_cond, traced_body, loop_vars, *args, **kwargs)
 
 
-class Loops:
-    """In which loops what a step traces is.
+class Loops(Part):
+    """In which loops what a step traces is."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        del step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._over_samples = 0
 
     @property
@@ -83,18 +80,18 @@ class _Loop:
     """What is known of a loop.
 
     Args:
-        context: The step's.
+        step: The replica's.
         kinds: Of what it begins with.
     """
 
-    def __init__(self, context: StepContext, kinds: list[Kind]) -> None:
-        self.may_be_over_samples = context.kinds.is_blind
-        self._context = context
+    def __init__(self, step: Step, kinds: list[Kind]) -> None:
+        self.may_be_over_samples = step.kinds.is_blind
+        self._step = step
         self._kinds = kinds
 
     def note_turns(self, tells: Any) -> None:
         """Notes something by which the number of turns is told."""
-        if tells is not None and self._context.kinds.of(tells) != EQUAL:
+        if tells is not None and self._step.kinds.of(tells) != EQUAL:
             self.may_be_over_samples = True
 
     def mark(self, inside: Any) -> None:
@@ -107,7 +104,7 @@ class _Loop:
                 continue  # a list, which may be filled
             counts = kind == EQUAL and tensor.dtype.is_integer
             if counts or kind.role is Role.ROWS:
-                self._context.kinds.mark(tensor, kind)
+                self._step.kinds.mark(tensor, kind)
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,25 +115,21 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     arguments, and what the step has written to variables, are made of the
     samples.
     """
-    context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
     given = [leaf for leaf in leaves if _is_argument(leaf)]
-    own = context.part(_Functions).own(function, given)
-    with Choices.of(context).calling(), context.kinds.calling(given):
+    own = _Functions.of(step).own(function, given)
+    with Choices.of(step).calling(), step.kinds.calling(given):
         return original(own, *args, **kwargs)
 
 
-class _Functions:
-    """The functions that a step calls in place of those of the program.
+class _Functions(Part):
+    """The functions that a step calls in place of those of the program."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        self._kinds = step.kinds
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._own: dict[Any, Any] = {}
         self._known: list[Any] = []
 
@@ -148,7 +141,7 @@ class _Functions:
             given: Its arguments.
         """
         graph = tf.compat.v1.get_default_graph()
-        held = frozenset(self._kinds.held(graph).items())
+        held = frozenset(self.step.kinds.held(graph).items())
         arguments = tuple(map(self._identity, given))
         key = id(function), id(graph), arguments, held
         if key not in self._own:
@@ -162,8 +155,8 @@ class _Functions:
         What follows from several samples is computed once more from what it
         was made of, which the next call may have made of something else.
         """
-        kind = self._kinds.of(leaf)
-        follows = kind.role is Role.DERIVED or kind.is_entangled
+        kind = self.step.kinds.of(leaf)
+        follows = kind.role is Role.DERIVED or kind.depends_on_other_samples
         return (kind, id(leaf)) if follows else kind
 
 

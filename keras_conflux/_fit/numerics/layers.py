@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.kinds import combined
@@ -24,8 +24,9 @@ from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.global_batch.values import own_rows
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.writes import Writes
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -45,34 +46,30 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     What a step has mixed before it calls a model is exchanged, so that the
     model gets the replica's rows of what one device would give it.
     """
-    context = step_context.current_fit_step()
-    if context is None:
+    step = steps.current_fit_step()
+    if step is None:
         return original(layer, *args, **kwargs)
-    layers = context.part(Layers)
+    layers = Layers.of(step)
     with layers.calling() as is_outermost:
-        if is_outermost and not context.kinds.is_blind:
-            args, kwargs = _exchanged((args, kwargs), context)
+        if is_outermost and not step.kinds.is_blind:
+            args, kwargs = _exchanged((args, kwargs), step)
         outputs = original(layer, *args, **kwargs)
-    kind = _kind_of_rows((args, kwargs), layer, context)
+    kind = _kind_of_rows((args, kwargs), layer, step)
     inputs = _tensors_in((args, kwargs))
-    if not context.kinds.is_blind:
+    if not step.kinds.is_blind:
         layers.try_gradients(_tensors_in(outputs), inputs, layer)
     if kind is not None:
         for output in _tensors_in(outputs):
-            if _may_be_rows(output, context.kinds.of(output)):
-                _mark(output, kind, layer, inputs, context)
+            if _may_be_rows(output, step.kinds.of(output)):
+                _mark(output, kind, layer, inputs, step)
     return outputs
 
 
-class Layers:
-    """The layers that a step calls.
+class Layers(Part):
+    """The layers that a step calls."""
 
-    Args:
-        step: The step.
-    """
-
-    def __init__(self, step: StepContext) -> None:
-        self._step = step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._is_in_one = False
         self._outputs: set[int] = set()
         self._tried: set[int] = set()
@@ -96,17 +93,17 @@ class Layers:
         """
         self._outputs.update(map(id, outputs))
         for output in outputs:
-            for operation in own_gradients.between(output, inputs, self._step):
+            for operation in own_gradients.between(output, inputs, self.step):
                 if id(operation) in self._tried:
                     continue
                 self._tried.add(id(operation))
                 if not _is_of_users(layer):
                     continue
                 try:
-                    if own_gradients.mixes(operation, self._step):
-                        _warn_of_gradient(layer, operation, self._step)
-                except CannotTell:
-                    _warn_of_untried_gradient(layer, operation, self._step)
+                    if own_gradients.mixes(operation, self.step):
+                        _warn_of_gradient(layer, operation, self.step)
+                except NotDerivable:
+                    _warn_of_untried_gradient(layer, operation, self.step)
 
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
         """Returns the ids of tensors whose gradients depend on the whole batch.
@@ -115,7 +112,7 @@ class Layers:
             loss: They are what leads to it from the outputs of layers, and it.
         """
         return own_gradients.depending_on_mixed(
-            loss, self._outputs, self._tried, self._step
+            loss, self._outputs, self._tried, self.step
         )
 
     def place(self, layer: Any) -> int:
@@ -127,38 +124,38 @@ class Layers:
         return [*self._mixing].index(id(layer))
 
 
-def _exchanged(inputs: Any, context: StepContext) -> Any:
+def _exchanged(inputs: Any, step: Step) -> Any:
     """Returns a model's inputs, of which mixed rows are those of one device."""
-    if tf.compat.v1.get_default_graph() is not context.graph:
+    if tf.compat.v1.get_default_graph() is not step.graph:
         return inputs
 
     def exchanged(value: Any) -> Any:
         if not isinstance(value, tf.Tensor) or not value.shape.rank:
             return value
-        kind = context.kinds.of(value)
+        kind = step.kinds.of(value)
         if value.shape[0] is not None or kind.role is Role.OPAQUE:
             return value
-        if kind.role is Role.DERIVED or kind.is_entangled:
-            if (found := _tried(value, context)) is not None:
-                context.kinds.mark(value, found)
+        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
+            if (found := _tried(value, step)) is not None:
+                step.kinds.mark(value, found)
             elif kind.mixed and kind.axis == 0:
-                return _own(value, context)
+                return _own(value, step)
         return value
 
     return keras.tree.map_structure(exchanged, inputs)
 
 
-def _tried(value: tf.Tensor, context: StepContext) -> Kind | None:
+def _tried(value: tf.Tensor, step: Step) -> Kind | None:
     try:
-        return trial.rows_of(value, context)
-    except CannotTell:
+        return trial.rows_of(value, step)
+    except NotDerivable:
         return None
 
 
-def _own(value: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
     try:
-        return own_rows(value, context)
-    except CannotTell:
+        return own_rows(value, step)
+    except NotDerivable:
         return value
 
 
@@ -167,20 +164,20 @@ def _mark(
     kind: Kind,
     layer: Any,
     inputs: list[tf.Tensor],
-    context: StepContext,
+    step: Step,
 ) -> None:
     """Says that an output is rows, and warns if that is not so.
 
     Random numbers of samples that are drawn in loops and functions cannot be
     tried out. Those of which the graph does not show the samples warn.
     """
-    known = context.kinds.of(output)
+    known = step.kinds.of(output)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
-    if not context.kinds.is_blind and _is_of_users(layer):
+    if not step.kinds.is_blind and _is_of_users(layer):
         try:
-            found = trial.rows_of(output, context, inputs)
-        except CannotTell:
+            found = trial.rows_of(output, step, inputs)
+        except NotDerivable:
             draws = trial.draws_numbers(output, inputs)
             found = kind if draws else None
         if found is not None:
@@ -188,8 +185,8 @@ def _mark(
         elif _compares(output):
             return
         else:
-            _warn_of_mixing(layer, context)
-    context.kinds.mark(output, kind)
+            _warn_of_mixing(layer, step)
+    step.kinds.mark(output, kind)
 
 
 def _is_of_users(layer: Any) -> bool:
@@ -201,13 +198,13 @@ def _compares(output: tf.Tensor) -> bool:
     return output.shape.rank == 2 and output.shape.as_list() == [None, None]
 
 
-def _warn_of_mixing(layer: Any, context: StepContext) -> None:
+def _warn_of_mixing(layer: Any, step: Step) -> None:
     """Says of a layer of the user's that replicas mix their own samples only.
 
     Layers of Keras that do so are documented.
     """
-    context.warn_once(
-        f"layer {context.part(Layers).place(layer)}: {type(layer).__name__}",
+    step.warn_once(
+        f"layer {Layers.of(step).place(layer)}: {type(layer).__name__}",
         f"what the layer {layer.name!r} computes of a sample depends on other "
         "samples of the batch, and on a replica, on those of its own part. One "
         "device would use the whole batch. Give the layer what all replicas "
@@ -215,11 +212,9 @@ def _warn_of_mixing(layer: Any, context: StepContext) -> None:
     )
 
 
-def _warn_of_gradient(
-    layer: Any, operation: tf.Operation, context: StepContext
-) -> None:
-    place = context.part(Layers).place(layer)
-    context.warn_once(
+def _warn_of_gradient(layer: Any, operation: tf.Operation, step: Step) -> None:
+    place = Layers.of(step).place(layer)
+    step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
         f"the gradient that the layer {layer.name!r} defines, as by "
         "`tf.custom_gradient`, mixes samples of the batch, and on a replica, "
@@ -231,10 +226,10 @@ def _warn_of_gradient(
 
 
 def _warn_of_untried_gradient(
-    layer: Any, operation: tf.Operation, context: StepContext
+    layer: Any, operation: tf.Operation, step: Step
 ) -> None:
-    place = context.part(Layers).place(layer)
-    context.warn_once(
+    place = Layers.of(step).place(layer)
+    step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
         f"the gradient that the layer {layer.name!r} defines, as by "
         "`tf.custom_gradient`, cannot be tried out on samples that are drawn, "
@@ -251,7 +246,7 @@ def _tensors_in(values: Any) -> list[tf.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
-def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
+def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
     """Returns the kind of what a layer makes of each sample of its inputs.
 
     Returns:
@@ -260,10 +255,10 @@ def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
     leaves = keras.tree.flatten(inputs)
     composite = [x for x in leaves if isinstance(x, tf.RaggedTensor)]
     composite += [x for x in leaves if isinstance(x, tf.SparseTensor)]
-    kinds = [_shown(tensor, context) for tensor in _tensors_in(inputs)]
+    kinds = [_shown(tensor, step) for tensor in _tensors_in(inputs)]
     if any(kind.role is Role.OPAQUE for kind in kinds):
         warnings.warn_of_unknown_values(
-            context,
+            step,
             "input of a layer",
             f"what the layer {layer.name!r} is given",
         )
@@ -274,17 +269,17 @@ def _kind_of_rows(inputs: Any, layer: Any, context: StepContext) -> Kind | None:
     if not of_rows:
         return rows(0) if composite or Role.OPAQUE in others else None
     kind = combined(of_rows, 0)
-    return None if kind.is_entangled else kind
+    return None if kind.depends_on_other_samples else kind
 
 
-def _shown(tensor: tf.Tensor, context: StepContext) -> Kind:
+def _shown(tensor: tf.Tensor, step: Step) -> Kind:
     """Returns the kind of an input.
 
     What a graph inside of the step's is given is not known yet.
     """
-    if tf.compat.v1.get_default_graph() is not context.graph:
-        return context.kinds.of(tensor)
-    return trial.shown(tensor, context)
+    if tf.compat.v1.get_default_graph() is not step.graph:
+        return step.kinds.of(tensor)
+    return trial.shown(tensor, step)
 
 
 def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
@@ -292,7 +287,7 @@ def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
     if not output.shape.rank:
         return False
     if kind.role is Role.ROWS:
-        return kind.is_entangled and kind.axis == 0
+        return kind.depends_on_other_samples and kind.axis == 0
     if output.shape[0] is not None:
         return False
     return kind.role in (Role.OPAQUE, Role.DERIVED)
@@ -308,10 +303,10 @@ def merge_call(
     something else in it.
     """
     result = original(replica, *args, **kwargs)
-    context = step_context.current_fit_step()
-    if context is not None:
+    step = steps.current_fit_step()
+    if step is not None:
         leaves = tf.nest.flatten(result, expand_composites=True)
-        context.kinds.mark_merged(
+        step.kinds.mark_merged(
             [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
         )
     return result
@@ -377,9 +372,9 @@ def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
     A replica without samples runs on a stand-in that does not count.
     """
     sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
-    context = step_context.current_fit_step()
-    if context is not None:
-        sums = [tf.where(context.batch_fraction > 0, part, 0) for part in sums]
+    step = steps.current_fit_step()
+    if step is not None:
+        sums = [tf.where(step.batch_fraction > 0, part, 0) for part in sums]
     return replica_collectives().all_reduce("sum", sums)
 
 
@@ -391,12 +386,12 @@ def call_batch_norm(
     Without `synchronized=True` each row depends on the other samples of the
     replica's shard. That is what the user has chosen.
     """
-    context = step_context.current_fit_step()
-    if context is not None:
+    step = steps.current_fit_step()
+    if step is not None:
         statistics = layer.non_trainable_variables
-        Writes.of(context).keep_own_statistics(statistics)
+        Writes.of(step).keep_own_statistics(statistics)
     outputs = original(layer, *args, **kwargs)
-    if context is not None:
-        kind = context.kinds.of(args[0] if args else kwargs["inputs"])
-        context.kinds.mark(outputs, kind)
+    if step is not None:
+        kind = step.kinds.of(args[0] if args else kwargs["inputs"])
+        step.kinds.mark(outputs, kind)
     return outputs

@@ -16,8 +16,8 @@ from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics import warnings
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -39,15 +39,15 @@ def reduce_values(
     reduction: str | None = "sum_over_batch_size",
 ) -> Any:
     """Divides what is not a mean over samples by the batch fraction."""
-    context = _step()
+    step = _step()
     if (
-        context is None
+        step is None
         or len(values.shape) == 0
         or reduction in (None, "none")
-        or not _are_of_samples(values, context)
+        or not _are_of_samples(values, step)
     ):
         return original(values, sample_weight, reduction)
-    fraction = tf.cast(context.batch_fraction, values.dtype)
+    fraction = tf.cast(step.batch_fraction, values.dtype)
     if reduction == "sum":
         loss = original(values, sample_weight, reduction)
         loss = tf.math.divide_no_nan(loss, fraction)
@@ -59,25 +59,8 @@ def reduce_values(
         loss = tf.math.divide_no_nan(tf.reduce_sum(values), total * fraction)
     else:
         loss = original(values, sample_weight, reduction)
-    context.kinds.mark(loss, MEAN)
+    step.kinds.mark(loss, MEAN)
     return loss
-
-
-def aggregate_additional(original: Callable, model: Any, loss: Any) -> Any:
-    """Divides the sum of an `add_loss` per sample by the batch fraction."""
-    context = _step()
-    total = original(model, loss)
-    if (
-        context is None
-        or len(loss.shape) == 0
-        or not _are_of_samples(loss, context)
-    ):
-        return total
-    total = tf.math.divide_no_nan(
-        total, tf.cast(context.batch_fraction, total.dtype)
-    )
-    context.kinds.mark(total, MEAN)
-    return total
 
 
 def compute_average(
@@ -110,48 +93,48 @@ def apply_mask(
     reduction: str | None,
 ) -> Any:
     """Counts the valid entries of the global batch, not of this replica."""
-    context = _step()
+    step = _step()
     weight = original(sample_weight, mask, dtype, reduction)
     means = ("mean", "sum_over_batch_size")
     if (
-        context is None
+        step is None
         or mask is None
         or reduction not in means
-        or not _are_of_samples(mask, context)
+        or not _are_of_samples(mask, step)
     ):
         return weight
     # `weight` carries total / valid of this replica. Valid entries are not
     # spread over replicas as samples are.
-    fraction = tf.cast(context.batch_fraction, dtype)
+    fraction = tf.cast(step.batch_fraction, dtype)
     valid = tf.reduce_sum(tf.cast(mask, dtype))
     everywhere = replica_collectives().all_reduce(
         "sum", tf.where(fraction > 0, valid, 0)
     )
     correction = tf.math.divide_no_nan(valid, everywhere * fraction)
     corrected = weight * correction
-    context.kinds.mark(corrected, context.kinds.of(mask))
+    step.kinds.mark(corrected, step.kinds.of(mask))
     return corrected
 
 
-def _are_of_samples(values: tf.Tensor, context: StepContext) -> bool:
+def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
-    kind = trial.shown(values, context)
+    kind = trial.shown(values, step)
     if kind.role is Role.OPAQUE:
         warnings.warn_of_unknown_values(
-            context, "values of a loss", "what a loss takes the mean of"
+            step, "values of a loss", "what a loss takes the mean of"
         )
         return True
-    return kind.role is Role.ROWS and not kind.is_entangled
+    return kind.role is Role.ROWS and not kind.depends_on_other_samples
 
 
 def _is_whole() -> bool:
     """Whether a loss is one device's: of a replica's step, or of none."""
-    if step_context.current() is not None:
+    if steps.current() is not None:
         return True
     strategy = tf.distribute.get_strategy()
     return isinstance(strategy, ReplicatedStrategy) and not in_replica()
 
 
-def _step() -> StepContext | None:
-    context = step_context.current_fit_step()
-    return context if context is not None and in_replica() else None
+def _step() -> Step | None:
+    step = steps.current_fit_step()
+    return step if step is not None and in_replica() else None

@@ -17,12 +17,12 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
 
 
 def is_moving_average(
-    variable: keras.Variable, context: StepContext, of_own_samples: bool
+    variable: keras.Variable, step: Step, of_own_samples: bool
 ) -> bool:
     """Whether all that a replica's step does with a variable is as above.
 
@@ -31,7 +31,7 @@ def is_moving_average(
 
     Args:
         variable: Which the step writes.
-        context: The step's.
+        step: The replica's.
         of_own_samples: Whether it is a statistic of a replica's own samples.
     """
     copy = state.copies(variable)[replica_index()]
@@ -42,7 +42,7 @@ def is_moving_average(
     value = write.inputs[1]
     if not _adds_to_scaled(value, variable):
         return False
-    if not of_own_samples and not _adds_mean(value, context):
+    if not of_own_samples and not _adds_mean(value, step):
         return False
     scaled = _only_user(read)
     return (
@@ -52,14 +52,12 @@ def is_moving_average(
     )
 
 
-def averages(
-    value: tf.Tensor, variable: keras.Variable, context: StepContext
-) -> bool:
+def averages(value: tf.Tensor, variable: keras.Variable, step: Step) -> bool:
     """Whether a value is what a variable was, times a constant, and a mean.
 
     The mean of what replicas set is what one device sets, then.
     """
-    return _adds_to_scaled(value, variable) and _adds_mean(value, context)
+    return _adds_to_scaled(value, variable) and _adds_mean(value, step)
 
 
 def _adds_to_scaled(value: tf.Tensor, variable: keras.Variable) -> bool:
@@ -73,8 +71,8 @@ def _adds_to_scaled(value: tf.Tensor, variable: keras.Variable) -> bool:
     return any(_reads(each, variable) for each in scaled)
 
 
-def _adds_mean(value: tf.Tensor, context: StepContext) -> bool:
-    roles = {context.kinds.of(term).role for term in value.op.inputs}
+def _adds_mean(value: tf.Tensor, step: Step) -> bool:
+    roles = {step.kinds.of(term).role for term in value.op.inputs}
     return roles <= {Role.EQUAL, Role.MEAN}
 
 

@@ -16,7 +16,7 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
 from keras_conflux._fit.global_batch import kinds
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
@@ -25,8 +25,8 @@ from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._fit.numerics.warnings import UnclearLosses
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
 _Result = tuple[Any, Callable[[], Any]]
@@ -36,7 +36,7 @@ _Result = tuple[Any, Callable[[], Any]]
 class Logs(Exit):
     """What `train_step` and `test_step` return, which callbacks are told."""
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._metrics: dict[int, _Noting] | None = None
         self._results: list[_Result] = []
@@ -149,16 +149,16 @@ class _Noting:
 
     def __call__(self) -> Any:
         value = self._result()
-        context = step_context.current_fit_step()
-        if context is not None:
-            Logs.of(context).note_result(value, self._result)
+        step = steps.current_fit_step()
+        if step is not None:
+            Logs.of(step).note_result(value, self._result)
         return value
 
 
 class Predictions(Exit):
     """What `predict_step` returns: the outputs for the global batch."""
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._is_local = False
 
@@ -222,41 +222,41 @@ def _of_global_batch(leaves: tuple, merged: Merged) -> Any:
     return _joined_rows(leaves, merged.sizes)
 
 
-def _everywhere(role: str, leaf: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns, in each process, what the replicas of all have together."""
     if role == "rows":
-        return gathered([leaf], context)[0].all
+        return gathered([leaf], step)[0].all
     if not leaf.dtype.is_floating:
         leaf = tf.cast(leaf, keras.config.floatx())
-    fraction = context.batch_fraction
+    fraction = step.batch_fraction
     return replica_collectives().weighted_sum(leaf, fraction)
 
 
 def _role_and_value(
-    leaf: tf.Tensor, path: str, context: StepContext
+    leaf: tf.Tensor, path: str, step: Step
 ) -> tuple[str, tf.Tensor]:
-    kind = trial.shown(leaf, context)
+    kind = trial.shown(leaf, step)
     if kind == EQUAL:
         return "first", leaf
     has_rows = kind.role is Role.ROWS and kind.axis == 0
-    if has_rows and not kind.is_tangled:
+    if has_rows and not kind.is_out_of_order:
         return "rows", leaf
     if kind.role is Role.MEAN and leaf.dtype.is_floating:
         return "mean", leaf
     try:
-        return "first", global_values([leaf], context)[0]
-    except CannotTell:
-        _warn_of_log(context, path, leaf)
+        return "first", global_values([leaf], step)[0]
+    except NotDerivable:
+        _warn_of_log(step, path, leaf)
         return ("rows" if has_rows else "mean"), leaf
 
 
-def _warn_of_log(context: StepContext, path: str, leaf: tf.Tensor) -> None:
+def _warn_of_log(step: Step, path: str, leaf: tf.Tensor) -> None:
     # Of unclear losses a warning has told, and what is merged is the user's.
-    if context.kinds.is_blind or context.part(UnclearLosses).lead_to(leaf):
+    if step.kinds.is_blind or UnclearLosses.of(step).lead_to(leaf):
         return
-    if depends_on([leaf.op], [x.op for x in context.kinds.merged]):
+    if depends_on([leaf.op], [x.op for x in step.kinds.merged]):
         return
-    context.warn_once(
+    step.warn_once(
         f"log {path}",
         f"the graph does not show how {path}, which the step returns, is "
         "computed from the samples. The logs have the mean of the replicas' "

@@ -12,7 +12,7 @@ from keras_conflux._fit.global_batch.rules import sources_of_entries
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._fit.numerics.graph_ancestry import is_constant
 from keras_conflux._replication import state
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
 _DISTINCT = {
@@ -54,7 +54,7 @@ def summed(
     grads: list[Any],
     sources: list[Any],
     reduce: Callable[[list[Any]], list[Any]],
-    context: StepContext,
+    step: Step,
 ) -> list[Any]:
     """Sums gradients, some of which may be sparse.
 
@@ -66,12 +66,12 @@ def summed(
         grads: This replica's, or `None`s.
         sources: Of what they are the gradients.
         reduce: Sums what is dense, and joins what is sparse.
-        context: Of the step.
+        step: The replica's.
     """
     if tf.executing_eagerly() or replica_collectives().count == 1:
         return reduce(grads)
     parts = [
-        list(_parts(grad, source, context))
+        list(_parts(grad, source, step))
         if isinstance(grad, tf.IndexedSlices)
         else None
         for grad, source in zip(grads, sources, strict=True)
@@ -123,10 +123,10 @@ def _joined(parts: list[tf.IndexedSlices]) -> tf.IndexedSlices:
 
 
 def _parts(
-    slices: tf.IndexedSlices, source: Any, context: StepContext
+    slices: tf.IndexedSlices, source: Any, step: Step
 ) -> Iterator[_Part]:
     """Divides a gradient by the lookups that its rows come from."""
-    origins = list(_origins(slices.indices, context))
+    origins = list(_origins(slices.indices, step))
     sizes = [tf.size(origin) for origin in origins]
     for origin, values, indices in zip(
         origins,
@@ -135,7 +135,7 @@ def _parts(
         strict=True,
     ):
         rows = tf.IndexedSlices(values, indices, slices.dense_shape)
-        if _is_equal(origin, context):
+        if _is_equal(origin, step):
             shape = [origin.shape.num_elements(), *values.shape[1:]]
             rows = tf.IndexedSlices(
                 tf.ensure_shape(values, shape), indices, slices.dense_shape
@@ -144,7 +144,7 @@ def _parts(
         elif _is_distinct(origin):
             yield _Part(rows, keys=tf.reshape(origin, [-1]))
         else:
-            _warn_if_distinct_before(origin, source, context)
+            _warn_if_distinct_before(origin, source, step)
             yield _Part(rows)
 
 
@@ -152,34 +152,34 @@ def _split(tensor: tf.Tensor, sizes: list[tf.Tensor]) -> list[tf.Tensor]:
     return [tensor] if len(sizes) == 1 else tf.split(tensor, sizes)
 
 
-def _origins(indices: tf.Tensor, context: StepContext) -> Iterator[tf.Tensor]:
+def _origins(indices: tf.Tensor, step: Step) -> Iterator[tf.Tensor]:
     """Yields what indices were joined of, as far as it is seen.
 
     The entries of these, one after the other, are as many as the indices, and
     each index is made of the one entry in its place.
     """
-    origin = _origin(indices, context)
+    origin = _origin(indices, step)
     joined = _joined_in(origin)
-    if _is_equal(origin, context) or not joined:
+    if _is_equal(origin, step) or not joined:
         yield origin
     else:
         for each in joined:
-            yield from _origins(each, context)
+            yield from _origins(each, step)
 
 
-def _origin(tensor: tf.Tensor, context: StepContext) -> tf.Tensor:
+def _origin(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns the tensor of whose entries those of another are made.
 
     Each is made of the entry in its place, and of numbers that are equal on all
     replicas.
     """
-    if _is_equal(tensor, context):
+    if _is_equal(tensor, step):
         return tensor
     ends: dict[int, tf.Tensor] = {}
     waiting, seen = [tensor], set()
     while waiting:
         each = waiting.pop()
-        if id(each) in seen or _is_equal_number(each, context):
+        if id(each) in seen or _is_equal_number(each, step):
             continue
         seen.add(id(each))
         sources = sources_of_entries(each.op)
@@ -200,14 +200,14 @@ def _joined_in(tensor: tf.Tensor) -> list[tf.Tensor]:
     return []
 
 
-def _is_equal(tensor: tf.Tensor, context: StepContext) -> bool:
-    if context.kinds.is_blind:
+def _is_equal(tensor: tf.Tensor, step: Step) -> bool:
+    if step.kinds.is_blind:
         return is_constant(tensor)
-    return context.kinds.of(tensor) == EQUAL
+    return step.kinds.of(tensor) == EQUAL
 
 
-def _is_equal_number(tensor: tf.Tensor, context: StepContext) -> bool:
-    return tensor.shape.rank == 0 and _is_equal(tensor, context)
+def _is_equal_number(tensor: tf.Tensor, step: Step) -> bool:
+    return tensor.shape.rank == 0 and _is_equal(tensor, step)
 
 
 def _is_distinct(tensor: tf.Tensor) -> bool:
@@ -215,14 +215,14 @@ def _is_distinct(tensor: tf.Tensor) -> bool:
 
 
 def _warn_if_distinct_before(
-    origin: tf.Tensor, source: Any, context: StepContext
+    origin: tf.Tensor, source: Any, step: Step
 ) -> None:
     graph = origin.graph
     distinct = [op for op in graph.get_operations() if op.type in _DISTINCT]
     if not distinct or not depends_on([origin.op], distinct):
         return
     name = state.name_of(source)
-    context.warn_once(
+    step.warn_once(
         f"distinct rows of {name}",
         f"rows of {name} are looked up by indices that are made of those of "
         "`tf.unique`, in a way that does not show which one device would "

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
 from keras_conflux._fit.global_batch.gathered_rows import gathered
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -24,14 +24,14 @@ from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import TOTAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import of_sources
 from keras_conflux._fit.global_batch.values import recomputed
+from keras_conflux._fit.global_batch.values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -51,8 +51,8 @@ def gradient(
     Gradients of what belongs to a replica's own samples are not summed: they
     are the part of what one device computes that belongs to these samples.
     """
-    context = _computing()
-    if context is None:
+    step = _computing()
+    if step is None:
         return original(
             tape, target, sources, output_gradients, unconnected_gradients
         )
@@ -61,12 +61,12 @@ def gradient(
     if output_gradients is not None:
         given = tf.nest.flatten(output_gradients)
     flat = tf.nest.flatten(sources)
-    _refuse_in_loops(flat, context)
-    with Gradients.of(context).computing():
+    _refuse_in_loops(flat, step)
+    with Gradients.of(step).computing():
         seeded = [
             pair
             for one, seed in zip(targets, given, strict=True)
-            for pair in _seeded(one, seed, flat, context)
+            for pair in _seeded(one, seed, flat, step)
         ]
         found = original(
             tape,
@@ -75,16 +75,16 @@ def gradient(
             _output_gradients(seeded),
             unconnected_gradients,
         )
-        found = _reduced(targets, found, flat, context)
+        found = _reduced(targets, found, flat, step)
     return tf.nest.pack_sequence_as(sources, found)
 
 
-def _computing() -> StepContext | None:
+def _computing() -> Step | None:
     """Returns the step of `fit` in which a tape begins to differentiate."""
-    context = step_context.current_fit_step()
-    if context is None or not in_replica():
+    step = steps.current_fit_step()
+    if step is None or not in_replica():
         return None
-    return None if Gradients.of(context).are_computed else context
+    return None if Gradients.of(step).are_computed else step
 
 
 def jacobian(
@@ -99,18 +99,18 @@ def jacobian(
 
     Those of rows of samples are rows, and those of a mean are a mean.
     """
-    context = _computing()
-    if context is None:
+    step = _computing()
+    if step is None:
         return original(tape, target, sources, *args, **kwargs)
-    with Gradients.of(context).computing():
+    with Gradients.of(step).computing():
         found = original(tape, target, sources, *args, **kwargs)
-    kind = _kind_of_derivatives(context.kinds.of(target))
+    kind = _kind_of_derivatives(step.kinds.of(target))
     for one, source in zip(
         tf.nest.flatten(found), tf.nest.flatten(sources), strict=True
     ):
         if isinstance(one, tf.Tensor):
-            shared = _is_shared(source, context)
-            context.kinds.mark(one, kind if shared else OPAQUE)
+            shared = _is_shared(source, step)
+            step.kinds.mark(one, kind if shared else OPAQUE)
     return found
 
 
@@ -126,57 +126,55 @@ def batch_jacobian(
 
     They are rows of samples.
     """
-    context = _computing()
-    if context is None:
+    step = _computing()
+    if step is None:
         return original(tape, target, source, *args, **kwargs)
-    with Gradients.of(context).computing():
+    with Gradients.of(step).computing():
         found = original(tape, target, source, *args, **kwargs)
     if isinstance(found, tf.Tensor):
-        context.kinds.mark(found, context.kinds.of(target))
+        step.kinds.mark(found, step.kinds.of(target))
     return found
 
 
 def _kind_of_derivatives(kind: Kind) -> Kind:
     """Returns the kind of a target's derivatives by what all replicas share."""
     linear = kind.role in (Role.EQUAL, Role.ROWS, Role.TOTAL, Role.MEAN)
-    return OPAQUE if kind.is_entangled or not linear else kind
+    return OPAQUE if kind.depends_on_other_samples or not linear else kind
 
 
-def _seeded(
-    target: Any, seed: Any, sources: list[Any], context: StepContext
-) -> _Seeded:
+def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     """Returns what to differentiate in place of a target, with weights."""
     if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
         return [(target, seed)]
     by_hand = bool(
-        context.part(UserReductions)
+        UserReductions.of(step)
     )  # the user exchanges what is compared
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
-    kind = trial.shown(loss, context)
-    mixed = set() if by_hand else context.part(Layers).depending_on_mixed(loss)
+    kind = trial.shown(loss, step)
+    mixed = set() if by_hand else Layers.of(step).depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
     ):
         try:
-            return _through_reductions(loss, sources, mixed, context)
-        except CannotTell:
-            _warn_of_target(context, target)
+            return _through_reductions(loss, sources, mixed, step)
+        except NotDerivable:
+            _warn_of_target(step, target)
     elif kind.role is Role.OPAQUE and is_seeded:
-        _warn_of_target(context, target)
+        _warn_of_target(step, target)
     elif kind.role is Role.OPAQUE and seed is None:
-        _warn_of_sum(context, target)
+        _warn_of_sum(step, target)
     if is_seeded and kind.role in (Role.DERIVED, Role.OPAQUE):
-        kind = context.kinds.of(target)
+        kind = step.kinds.of(target)
     if kind.role in (Role.ROWS, Role.TOTAL) and not kind.divided:
         return [(target, seed)]
     if kind.role in (Role.OPAQUE, Role.DERIVED) and target.shape.rank != 0:
         return [(target, seed)]
     if seed is None:
         seed = tf.ones_like(target)
-    return [(target, seed * tf.cast(context.batch_fraction, seed.dtype))]
+    return [(target, seed * tf.cast(step.batch_fraction, seed.dtype))]
 
 
 def _weighted(target: tf.Tensor, seed: Any) -> tf.Tensor:
@@ -195,7 +193,7 @@ def _through_reductions(
     target: tf.Tensor,
     sources: list[Any],
     mixed: set[int],
-    context: StepContext,
+    step: Step,
 ) -> _Seeded:
     """Differentiates by the chain rule, through what replicas must reduce.
 
@@ -208,11 +206,11 @@ def _through_reductions(
         target: What is differentiated.
         sources: By which it is.
         mixed: The ids of tensors whose gradients depend on the whole batch.
-        context: Of the step.
+        step: The replica's.
     """
-    found = derivation(target, context, made=mixed)
-    known = of_sources(found.sources, context)
-    everywhere = recomputed(found, known, context)
+    found = derivation(target, step, made=mixed)
+    known = reduced_by_role(found.sources, step)
+    everywhere = recomputed(found, known, step)
     entries = found.sources | found.reads
     keys = [
         key
@@ -220,17 +218,17 @@ def _through_reductions(
         if x.dtype.is_floating and may_be_differentiated_by(x, sources)
     ]
     slopes = tf.gradients(everywhere, [known[key] for key in keys])
-    fraction = context.batch_fraction
+    fraction = step.batch_fraction
     seeded: _Seeded = []
     for key, slope in zip(keys, slopes, strict=True):
         source = entries[key]
-        kind = context.kinds.of(source)
+        kind = step.kinds.of(source)
         if slope is None:
             continue
         if key in found.reads:  # one device reads what is equal everywhere
             slope *= tf.cast(fraction, slope.dtype)
         elif kind.role is Role.ROWS:
-            slope = gathered([source], context)[0].own(slope)
+            slope = gathered([source], step)[0].own(slope)
         elif kind.role is not Role.TOTAL:
             slope *= tf.cast(fraction, slope.dtype)
         seeded.append((source, slope))
@@ -241,20 +239,20 @@ def _reduced(
     targets: list[Any],
     found: list[Any],
     sources: list[Any],
-    context: StepContext,
+    step: Step,
 ) -> list[Any]:
     """Sums the gradients of what all replicas share."""
     shared = [
         i
         for i, (one, source) in enumerate(zip(found, sources, strict=True))
-        if one is not None and _is_shared(source, context)
+        if one is not None and _is_shared(source, step)
     ]
     for i, (one, source) in enumerate(zip(found, sources, strict=True)):
         if i not in shared and isinstance(one, tf.Tensor):
             # It is this replica's part of what one device has.
-            context.kinds.mark(one, context.kinds.of(source))
+            step.kinds.mark(one, step.kinds.of(source))
     variables = [sources[i] for i in shared]
-    total = Gradients.of(context).reduced(
+    total = Gradients.of(step).reduced(
         targets, [found[i] for i in shared], variables
     )
     for i, each in zip(shared, total, strict=True):
@@ -262,16 +260,16 @@ def _reduced(
     return found
 
 
-def _refuse_in_loops(sources: list[Any], context: StepContext) -> None:
+def _refuse_in_loops(sources: list[Any], step: Step) -> None:
     """Raises where gradients would have to be summed, and cannot be."""
     has_others = replica_collectives().count > 1
     if (
         has_others
         and tensorflow_tracing.in_replica_loop()
-        and any(_is_shared(source, context) for source in sources)
+        and any(_is_shared(source, step) for source in sources)
     ):
         raise NotImplementedError(
-            f"{context.name}: a GradientTape in a loop, such as that of "
+            f"{step.name}: a GradientTape in a loop, such as that of "
             "`tf.while_loop`, `tf.map_fn` or `tf.vectorized_map`, "
             "differentiates by what all replicas share, and in a loop the "
             "replicas' gradients cannot be added up. If each turn has a loss "
@@ -281,15 +279,15 @@ def _refuse_in_loops(sources: list[Any], context: StepContext) -> None:
         )
 
 
-def _is_shared(source: Any, context: StepContext) -> bool:
+def _is_shared(source: Any, step: Step) -> bool:
     if not isinstance(source, tf.Tensor):
         return True
-    return context.kinds.of(source) == EQUAL
+    return step.kinds.of(source) == EQUAL
 
 
-def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
-    context.part(UnclearLosses).add(target)
-    context.warn_once(
+def _warn_of_target(step: Step, target: tf.Tensor) -> None:
+    UnclearLosses.of(step).add(target)
+    step.warn_once(
         "target",
         f"the loss of shape {target.shape} that a GradientTape "
         "differentiates depends on samples in a way that replicas cannot "
@@ -299,11 +297,11 @@ def _warn_of_target(context: StepContext, target: tf.Tensor) -> None:
     )
 
 
-def _warn_of_sum(context: StepContext, target: tf.Tensor) -> None:
-    if context.kinds.is_blind or context.part(UnclearLosses).lead_to(target):
+def _warn_of_sum(step: Step, target: tf.Tensor) -> None:
+    if step.kinds.is_blind or UnclearLosses.of(step).lead_to(target):
         return
-    context.part(UnclearLosses).add(target)
-    context.warn_once(
+    UnclearLosses.of(step).add(target)
+    step.warn_once(
         "sum",
         "the graph does not show whether the loss that a GradientTape "
         "differentiates is a sum or a mean over samples, and it is taken for a "

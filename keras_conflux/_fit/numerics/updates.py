@@ -28,9 +28,9 @@ from keras_conflux._fit.numerics.sparse_gradients import each_once
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
+from keras_conflux._replication import steps
 from keras_conflux._replication import whole_batch
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
@@ -55,25 +55,25 @@ def apply(
     """
     if not in_replica():
         return _outside(original, optimizer, grads, trainable_variables)
-    context = step_context.current()
-    if context is not None and Gradients.of(context).are_applied:
+    step = steps.current()
+    if step is not None and Gradients.of(step).are_applied:
         return original(optimizer, grads, trainable_variables)
     given = None if trainable_variables is None else list(trainable_variables)
     _check_replicated(optimizer, given)
     _build(optimizer, given)
-    _refuse_overwriting(optimizer, given, context)
+    _refuse_overwriting(optimizer, given, step)
     grads = gradients.repeatable(list(grads))
     accumulating = False
-    if context is None:
+    if step is None:
         grads = gradients.shaped(grads, given)
         grads = replica_collectives().all_reduce("sum", grads)
-    elif context.batch_fraction is not None:
+    elif step.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
-        Choices.of(context).note_update(optimizer)
-        Writes.of(context).make_global_before_update(given or [])
-        grads = Gradients.of(context).to_apply(grads, given, accumulating)
+        Choices.of(step).note_update(optimizer)
+        Writes.of(step).make_global_before_update(given or [])
+        grads = Gradients.of(step).to_apply(grads, given, accumulating)
     else:
-        Gradients.of(context).warn_if_local(grads)
+        Gradients.of(step).warn_if_local(grads)
     with _applying(accumulating):
         return original(optimizer, grads, given)
 
@@ -81,22 +81,22 @@ def apply(
 @contextlib.contextmanager
 def _applying(accumulates: bool = False) -> Iterator[None]:
     """Says that an optimizer applies gradients in this replica."""
-    step = step_context.current() or StepContext("strategy.run")
+    step = steps.current() or Step("strategy.run")
     with (
-        step_context.entered(step),
+        steps.entered(step),
         Gradients.of(step).applying(accumulates),
     ):
         yield
 
 
 def _refuse_overwriting(
-    optimizer: Any, trained: list[Any] | None, context: StepContext | None
+    optimizer: Any, trained: list[Any] | None, step: Step | None
 ) -> None:
     """Raises where values that Keras takes for gradients would be summed."""
     overwritten = [*filter(gradients.is_overwritten, trained or [])]
     if not overwritten or replica_collectives().count == 1:
         return
-    in_fit = context is not None and context.batch_fraction is not None
+    in_fit = step is not None and step.batch_fraction is not None
     if in_fit and not _accumulates(optimizer):
         return
     steps = "`gradient_accumulation_steps`" if in_fit else "a loop of your own"
@@ -158,18 +158,18 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     They are reduced when it updates, and not in each step.
     """
     result = original(optimizer, loss)
-    context = step_context.current_fit_step()
-    if context is not None and _accumulates(optimizer):
-        Gradients.of(context).postpone(result)
+    step = steps.current_fit_step()
+    if step is not None and _accumulates(optimizer):
+        Gradients.of(step).postpone(result)
     return result
 
 
 def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
     """Tells that Keras' own `train_step` is running, and not the user's."""
-    context = step_context.current_fit_step()
-    if context is None:
+    step = steps.current_fit_step()
+    if step is None:
         return original(model, data)
-    with Gradients.of(context).in_keras_step():
+    with Gradients.of(step).in_keras_step():
         return original(model, data)
 
 
@@ -213,8 +213,8 @@ def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
 
 
 def _is_accumulating() -> bool:
-    context = step_context.current()
-    return context is not None and Gradients.of(context).are_accumulated
+    step = steps.current()
+    return step is not None and Gradients.of(step).are_accumulated
 
 
 def skip_second_reduction(

@@ -14,7 +14,8 @@ from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import state
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
@@ -83,18 +84,18 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" or {more} more" if more > 0 else "")
 
 
-def warn_of_unknown_values(context: StepContext, key: str, what: str) -> None:
+def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
     """Warns of values that are taken for rows of samples, or for a mean.
 
     Args:
-        context: Of the step.
+        step: The replica's.
         key: What is warned of, once in a step.
         what: The values, such as "what the layer 'dense' is given".
     """
     here = tf.compat.v1.get_default_graph()
-    if context.kinds.is_blind or here is not context.graph:
+    if step.kinds.is_blind or here is not step.graph:
         return  # what a graph inside of the step's is given is not known yet
-    context.warn_once(
+    step.warn_once(
         key,
         f"the graph does not show how {what} is computed from the samples, as "
         "of Python code or a random order of samples. It is taken for one row "
@@ -105,17 +106,14 @@ def warn_of_unknown_values(context: StepContext, key: str, what: str) -> None:
     )
 
 
-class UnclearLosses:
+class UnclearLosses(Part):
     """The losses that may differ from those of one device.
 
     A warning has told of them.
-
-    Args:
-        step: The step that computes them.
     """
 
-    def __init__(self, step: StepContext) -> None:
-        del step
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
         self._losses: list[tf.Tensor] = []
 
     def add(self, loss: tf.Tensor) -> None:
@@ -127,7 +125,7 @@ class UnclearLosses:
         return depends_on([value.op], [loss.op for loss in self._losses])
 
 
-def warn_of_plain_variables(context: StepContext) -> None:
+def warn_of_plain_variables(step: Step) -> None:
     """Warns of variables of TensorFlow's own that a step writes.
 
     A `keras.Variable` has a copy on each replica, and what a step writes to it
@@ -139,32 +137,32 @@ def warn_of_plain_variables(context: StepContext) -> None:
     """
     if replica_index() != 0 or replica_collectives().count == 1:
         return
-    written = _written(context)
+    written = _written(step)
     variables = tensorflow_graphs.variables_behind(
         [handle for handle, _ in written]
     )
     for handle, writes in written:
         variable = variables.get(id(handle))
-        if variable is not None and not _is_right(variable, writes, context):
-            _warn_of(variable, writes[0], context)
+        if variable is not None and not _is_right(variable, writes, step):
+            _warn_of(variable, writes[0], step)
 
 
-def _written(context: StepContext) -> list[tuple[Any, list[tf.Operation]]]:
+def _written(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     """Returns what a step writes that is neither Keras' nor the package's.
 
     Returns:
         Handles of variables, and the operations that may write them.
     """
     of_keras = [
-        *state.variables_of(context.model),
-        *Writes.of(context).variables(),
+        *state.variables_of(step.model),
+        *Writes.of(step).variables(),
     ]
     known = {
         id(tensorflow_internals.handle_of(copy))
         for variable in of_keras
         for copy in state.copies(variable)
     }
-    graph = context.graph
+    graph = step.graph
     found = [
         (
             handle,
@@ -177,28 +175,26 @@ def _written(context: StepContext) -> list[tuple[Any, list[tf.Operation]]]:
 
 
 def _is_right(
-    variable: tf.Variable, writes: list[tf.Operation], context: StepContext
+    variable: tf.Variable, writes: list[tf.Operation], step: Step
 ) -> bool:
     """Whether each replica has a copy, and all write the same to it."""
     alone = len(tf.distribute.get_strategy().devices) == 1
-    if context.kinds.is_blind:
+    if step.kinds.is_blind:
         return is_replicated(variable)  # an optimizer's, as far as one can see
     given = [x for write in writes for x in write.inputs]
     return (alone or is_replicated(variable)) and all(
-        context.kinds.of(tensor) == EQUAL for tensor in given
+        step.kinds.of(tensor) == EQUAL for tensor in given
     )
 
 
-def _warn_of(
-    variable: tf.Variable, write: tf.Operation, context: StepContext
-) -> None:
+def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
     described = (
         f"{variable.name!r} of shape {variable.shape} and dtype "
         f"{variable.dtype.name}"
     )
     draws = write.type.startswith("Rng")
     message = _of_generator(described) if draws else _of_any(described)
-    context.warn_once(f"variable {id(variable)}", message, write)
+    step.warn_once(f"variable {id(variable)}", message, write)
 
 
 def _of_generator(described: str) -> str:

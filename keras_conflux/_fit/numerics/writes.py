@@ -16,10 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
-from keras_conflux._fit.global_batch.derivation import CannotTell
+from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
@@ -32,8 +31,8 @@ from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
 from keras_conflux._replication import state
-from keras_conflux._replication import step_context
-from keras_conflux._replication.step_context import StepContext
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -58,18 +57,18 @@ def add(original: Callable, variable: Any, value: Any) -> Any:
 
 def _recording() -> "Writes | None":
     """Returns those of a step. What an optimizer writes is equal already."""
-    context = step_context.current_fit_step()
-    if context is None or tf.executing_eagerly():
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly():
         return None  # in `tf.init_scope`, it is written once, and not by steps
-    return None if Gradients.of(context).are_applied else Writes.of(context)
+    return None if Gradients.of(step).are_applied else Writes.of(step)
 
 
 def not_recording() -> contextlib.AbstractContextManager[None]:
     """Says that a seed generator is writing its state in this replica."""
-    context = step_context.current()
-    if context is None:
+    step = steps.current()
+    if step is None:
         return contextlib.nullcontext()
-    return Writes.of(context).by_the_package()
+    return Writes.of(step).by_the_package()
 
 
 class Writes(Exit):
@@ -78,7 +77,7 @@ class Writes(Exit):
     These are weights or others, such as a learning rate or a metric's counts.
     """
 
-    def __init__(self, step: StepContext) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._all: dict[int, keras.Variable] = {}
         self._by_program: dict[int, keras.Variable] = {}
@@ -149,8 +148,8 @@ class Writes(Exit):
         elif (
             not self._is_of_package
             and state.is_mirrored(variable)
-            and _knows_rows(self.step)
-            and not _is_of_samples(value, self.step)
+            and self.step.known_sizes
+            and not depends_on_samples(value, self.step)
         ):
             self._counted = (
                 f"sets the variable {state.name_of(variable)!r} to a constant, "
@@ -196,7 +195,7 @@ class Writes(Exit):
             if self.step.kinds.of(values[-1]) == EQUAL:
                 continue
             # If it cannot be computed, they are averaged at the step's end.
-            with contextlib.suppress(CannotTell):
+            with contextlib.suppress(NotDerivable):
                 weight.assign(global_values(values[-1:], self.step)[0])
 
     def end(self, output: Tree) -> Tree:
@@ -236,7 +235,7 @@ class Writes(Exit):
         for weight, value in exact:
             try:
                 weight.assign(global_values([value], self.step)[0])
-            except CannotTell:
+            except NotDerivable:
                 _warn_of_weight(self.step, weight)
                 unclear.append(weight)
         self._reduce_by_change(unclear)
@@ -280,7 +279,8 @@ class Writes(Exit):
         """
         if id(weight) in self._own_statistics:
             return True
-        if id(weight) in self._before or not _is_float(weight):
+        is_float = keras.backend.is_float_dtype(weight.dtype)
+        if id(weight) in self._before or not is_float:
             return False
         choices = Choices.of(self.step)
         return all(
@@ -297,8 +297,9 @@ class Writes(Exit):
         fraction = self.step.batch_fraction
         added = [w for w in weights if id(w) in self._before]
         replaced = [w for w in weights if id(w) not in self._before]
-        floats = [w for w in replaced if _is_float(w)]
-        others = [w for w in replaced if not _is_float(w)]
+        is_float = keras.backend.is_float_dtype
+        floats = [w for w in replaced if is_float(w.dtype)]
+        others = [w for w in replaced if not is_float(w.dtype)]
         before = [self._before[id(weight)] for weight in added]
         changes = [
             tf.where(fraction > 0, weight.value - old, 0)
@@ -320,46 +321,26 @@ class Writes(Exit):
         counters.all_reduce_sums(self.step.model)
 
 
-def _exchanged(
-    variable: keras.Variable, value: Any, context: StepContext
-) -> Any:
+def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     """Returns what one device would write.
 
     It is the value itself if that is averaged at the end of the step, or if
     the graph does not show how it is computed.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
-    if context.kinds.of(value) == EQUAL:
+    if step.kinds.of(value) == EQUAL:
         return value
-    if moving_averages.averages(value, variable, context):
+    if moving_averages.averages(value, variable, step):
         return value
     try:
-        found = global_values([value], context)[0]
-    except CannotTell:
+        found = global_values([value], step)[0]
+    except NotDerivable:
         return value
     # An axis that the outer graph has is no constant here, so that TensorFlow
     # may not know the shape.
     found = tf.ensure_shape(found, value.shape)
-    context.kinds.mark_equal([found])
+    step.kinds.mark_equal([found])
     return found
-
-
-def _knows_rows(context: StepContext) -> bool:
-    """Whether the number of the replica's samples is a constant here."""
-    return any(
-        leaf.shape.rank and leaf.shape[0] is not None
-        for leaf in trees.present(context.shard)
-    )
-
-
-def _is_of_samples(value: Any, context: StepContext) -> bool:
-    """Whether a value was computed from what the samples hold.
-
-    What a graph inside of the step's has computed counts as not.
-    """
-    if isinstance(value, keras.Variable) or not isinstance(value, tf.Tensor):
-        return False
-    return value.graph is context.graph and depends_on_samples(value, context)
 
 
 def _read(value: Any) -> Any:
@@ -374,10 +355,6 @@ def _is_constant(value: Any) -> bool:
     return tf.get_static_value(value) is not None
 
 
-def _is_float(weight: keras.Variable) -> bool:
-    return keras.backend.is_float_dtype(weight.dtype)
-
-
 def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:
     means = replica_collectives().weighted_sum(
         [w.value for w in weights], fraction
@@ -386,8 +363,8 @@ def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:
         weight.assign(mean)
 
 
-def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
-    context.warn_once(
+def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
+    step.warn_once(
         f"weight {weight.path}",
         f"the graph does not show how {weight.path}, which the step sets, is "
         "computed from the samples. The replicas' values are "
@@ -397,8 +374,8 @@ def _warn_of_weight(context: StepContext, weight: keras.Variable) -> None:
     )
 
 
-def _warn_of_inner_write(context: StepContext, weight: keras.Variable) -> None:
-    context.warn_once(
+def _warn_of_inner_write(step: Step, weight: keras.Variable) -> None:
+    step.warn_once(
         f"weight {weight.path}",
         f"the step writes {weight.path} in a loop, or in a branch that each "
         "replica chooses by its own samples, or with what cannot be computed "

@@ -1,0 +1,170 @@
+"""The step that a replica runs, and what is known of it while it is traced."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import Self
+from typing import TypeVar
+
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.user_warnings import warn
+
+P = TypeVar("P", bound="Part")
+
+
+class Place(NamedTuple):
+    """Where a replica's samples are among those of the global batch.
+
+    They are uint64, or numbers, and may be in another unit, as shards are.
+    """
+
+    own: Any
+    """How many there are: 1 for a copy that stands in for none."""
+    before: Any
+    """How many come before them."""
+    total: Any
+    """How many the global batch has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """What is known of a step that XLA compiles."""
+
+    shapes: Sequence[Sequence[int]] | None = None
+    """The shapes that the leaves of the shard will have, if it is traced for
+    any number of samples."""
+    rank: Any = None
+    """The variable that holds the position of each replica among all, if there
+    are several."""
+
+
+@dataclasses.dataclass
+class Step:
+    """What one replica runs, while it is traced, and where it runs.
+
+    `withdevices` knows a name and how it is compiled; the rest is known in a
+    step of `fit`. What leaves the step is kept by `Part`s of it.
+    """
+
+    name: str
+    """What a warning calls the step."""
+    warned: set[str] = dataclasses.field(default_factory=set)
+    """What has been warned of, in any trace of this step on any replica."""
+    compiled: CompiledStep | None = None
+    """What is known where it becomes part of an XLA program."""
+    model: Any = None
+    """The model whose step it is."""
+    graph: Any = None
+    """The graph that the step is traced to."""
+    kinds: Any = None
+    """What each tensor of the step is with respect to the global batch."""
+    shard: Any = None
+    """The replica's shard of the batch."""
+    batch_fraction: Any = None
+    """A scalar: this replica's samples over those of the global batch. All
+    replicas' add up to one. `None` in `withdevices`, where the user reduces."""
+    place: Any = None
+    """Returns the `Place` of this replica's samples in the global batch."""
+    may_be_empty: bool = False
+    """Whether the replica may run on a stand-in, as it has no samples."""
+    _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    """By class, the parts that somebody has asked for."""
+
+    @property
+    def in_xla(self) -> bool:
+        """Whether what is traced becomes part of an XLA program."""
+        return self.compiled is not None
+
+    @property
+    def known_sizes(self) -> set[int]:
+        """The numbers of the replica's samples that are constants here."""
+        leaves = [x for x in trees.present(self.shard) if x.shape.rank]
+        return {leaf.shape[0] for leaf in leaves} - {None}
+
+    def part(self, kind: type[P]) -> P:
+        """Returns a part of the step, which is made when it is needed.
+
+        Args:
+            kind: Its class.
+        """
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)
+        return self._parts[kind]
+
+    def warn_once(
+        self, key: str, message: str, operation: tf.Operation | None = None
+    ) -> None:
+        """Warns of what several replicas do and one device does not.
+
+        Args:
+            key: What is warned of, once in this step on any replica.
+            message: What to say after the name of the step.
+            operation: What is warned of, if it was traced before this call.
+        """
+        if key not in self.warned and not _is_alone():
+            self.warned.add(key)
+            warn(f"{self.name}: {message}", operation)
+
+
+class Part:
+    """What one file keeps of a step, for which no other file has a use.
+
+    Args:
+        step: The step.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    @classmethod
+    def of(cls, step: Step) -> Self:
+        """Returns this part of a step."""
+        return step.part(cls)
+
+
+def _is_alone() -> bool:
+    """Whether this replica is the only one, of all processes."""
+    strategy = tf.distribute.get_strategy()
+    communicator = getattr(strategy, "communicator", None)
+    if communicator is None:
+        return strategy.num_replicas_in_sync == 1
+    return communicator.size == 1
+
+
+_local = threading.local()
+
+
+def current() -> Step | None:
+    """Returns the step that this replica runs, if the package runs it."""
+    return getattr(_local, "step", None)
+
+
+def in_xla() -> bool:
+    """Whether what is traced here becomes part of a replica's XLA program."""
+    step = current()
+    return step is not None and step.in_xla
+
+
+def current_fit_step() -> Step | None:
+    """Returns the step that this replica runs, if it is one of `fit`."""
+    step = current()
+    if step is None or step.batch_fraction is None:
+        return None
+    return step
+
+
+@contextlib.contextmanager
+def entered(step: Step | None) -> Iterator[None]:
+    """Makes a step the current one of this replica's thread, or none."""
+    before = current()
+    _local.step = step
+    try:
+        yield
+    finally:
+        _local.step = before
