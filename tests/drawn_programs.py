@@ -31,7 +31,7 @@ TABLE = np.sin(np.arange(16.0) + 1).reshape(4, 4)
 PARTS = ((4, 3), (1, 6), (3, 2, 2))
 LARGEST = 30.0
 MOST_ENTRIES = 600
-ARGUMENTS = {"layer": "x", "state": "x", "input": "x, y"}
+ARGUMENTS = {"layer": "x", "state": "x", "input": "x, y", "slope": "d, x"}
 """What a program at a place is given, if not targets and predictions."""
 
 
@@ -312,9 +312,16 @@ OF_OPTIMIZERS = (
     {"global_clipnorm": 0.1},
     {"gradient_accumulation_steps": 2},
 )
-PLACES = ("loss", "layer", "metric", "step")
+PLACES = ("loss", "layer", "metric", "step", "branch", "slope")
 OF_STEPS = ("input", "loss", "metric", "log", "gradient")
 """What a program in a step of the user's own computes."""
+OF_BRANCHES = (
+    *("set", "add", "moving", "double", "count"),
+    *("optimizer", "metric", "rows", "loss"),
+)
+"""What a branch does that a step chooses by what a program computes."""
+CHOICES = ("cond", "ops", "case", "function", "if", "nested")
+"""How it chooses. The last three do so in a `tf.function`."""
 
 
 def drawn_program(rng, most):
@@ -345,6 +352,8 @@ def drawn_program(rng, most):
         raise Redraw("length")
     if site == "loss" and not any(_uses("p", text) for _, text in lines):
         raise Redraw("no predictions")
+    if site == "slope" and not any(_uses("d", text) for _, text in lines):
+        raise Redraw("no derivatives")
     program = Program(site, mixes, lines, options | {"kind": place})
     if does_mix(program, draw.given) != mixes:
         raise Redraw("mixes")
@@ -368,6 +377,13 @@ def drawn_options(rng, place, most):
         options["form"] = rng.choice(["function", "sum", "last", "largest"])
     if place == "layer":
         options["site"] = rng.choice(["layer", "layer", "layer", "state"])
+    if place == "branch":
+        options["site"] = rng.choice(["branch", "branch", "branch", "state"])
+        options["by"] = rng.choice(CHOICES)
+        options["form"] = rng.choice(OF_BRANCHES)
+    if place == "slope":
+        options["form"] = rng.choice(["layer", "loss", "sum", "rows"])
+        options["forward"] = rng.choice(["identity", "sign", "tanh"])
     if options.get("site") == "state":
         options["form"] = rng.choice(["assign", "add", "moving"])
         options["used"] = rng.random() < 0.5
@@ -378,6 +394,8 @@ def given(rng, site):
     """Returns the arguments of a program, for both batches."""
     numbers = np.random.default_rng(rng.randrange(1 << 30))
     sizes = {"x": FEATURES if site == "input" else HIDDEN}
+    if site == "slope":
+        sizes = {"d": HIDDEN, "x": HIDDEN}
     return {
         name: tuple(
             tf.constant(numbers.normal(size=(n, sizes.get(name, TARGETS))))
@@ -406,17 +424,21 @@ def _close(draw, site, mixes):
         draw.closed(
             operations.ROWS, lambda v: is_of_rows(v) and v.shape in sizes
         )
+    elif site == "slope":
+        draw.closed(
+            operations.ROWS, lambda v: is_of_rows(v) and v.shape == (HIDDEN,)
+        )
     elif site == "state":
         last = draw.values[-1]
         if not is_real(last) or last.is_of_rows or last.rank > 2:
             raise Redraw("state")
         if last.tensors[0].shape != last.tensors[1].shape:
             raise Redraw("state")
-    elif site == "gradient" and mixes:
+    elif site in ("gradient", "branch") and mixes:
         draw.closed(operations.NUMBER + operations.NUMBER_OF_ALL, is_number)
     elif not mixes:
         draw.closed(operations.ROWS, is_of_rows)
-        if draw.rng.random() < 0.7 or site == "gradient":
+        if draw.rng.random() < 0.7 or site in ("gradient", "branch"):
             draw.closed(operations.NUMBER[:4], is_number)
     elif draw.rng.random() < 0.3 and is_of_rows(draw.values[-1]):
         pass

@@ -9,6 +9,7 @@ import tensorflow as tf
 from drawn_lot import Judged
 from drawn_programs import FEATURES
 from drawn_programs import HIDDEN
+from drawn_programs import OF_STEPS
 from drawn_programs import SIZES
 from drawn_programs import TARGETS
 from drawn_programs import Redraw
@@ -35,6 +36,60 @@ OPTIMIZERS = {
 }
 
 
+def is_chosen(number):
+    """Whether a branch is taken: by a small change of a number, another one."""
+    return tf.sin(9 * number) > 0
+
+
+def choose(by, number, yes):
+    """Runs a branch, or nothing, by a number that depends on samples."""
+    zero = tf.zeros([], tf.float64)
+    if by == "ops":
+        return keras.ops.cond(is_chosen(number), yes, lambda: zero)
+    if by == "case":
+        index = tf.cast(is_chosen(number), "int32")
+        return tf.switch_case(index, [lambda: zero, yes])
+    if by == "nested":
+        return tf.cond(
+            is_chosen(number + 1),
+            lambda: choose("cond", number, yes),
+            lambda: zero,
+        )
+    return tf.cond(is_chosen(number), yes, lambda: zero)
+
+
+@tf.function
+def choose_by_if(number, yes):
+    """Runs a branch, or nothing, in a function that autograph has written."""
+    found = tf.zeros([], tf.float64)
+    if is_chosen(number):
+        found = yes()
+    return found
+
+
+class Slopes(layers.Layer):
+    """Has a gradient that a program computes.
+
+    Args:
+        function: Returns derivatives, of derivatives and inputs.
+        forward: What it computes of the inputs.
+    """
+
+    def __init__(self, function, forward):
+        super().__init__(name="slopes")
+        self.function = function
+        self.forward = {"sign": tf.sign, "tanh": tf.tanh}.get(
+            forward, tf.identity
+        )
+
+    def call(self, x):
+        @tf.custom_gradient
+        def with_slope(x):
+            return self.forward(x), lambda d: self.function(d, x)
+
+        return with_slope(x)
+
+
 class Mixing(layers.Layer):
     """Returns what a program makes of the samples."""
 
@@ -49,9 +104,10 @@ class Mixing(layers.Layer):
 class Keeping(layers.Layer):
     """Keeps what a program makes of the samples, and may return it."""
 
-    def __init__(self, function, form, is_used):
+    def __init__(self, function, form, is_used, by=None):
         super().__init__(name="keeping")
         self.function, self.form, self.is_used = function, form, is_used
+        self.by = by
 
     def build(self, shape):
         kept = self.function(tf.zeros((SIZES[0], *shape[1:]), tf.float64))
@@ -61,15 +117,23 @@ class Keeping(layers.Layer):
 
     def call(self, x, training=False):
         found = self.function(x)
+        if self.by is None:
+            self.keep(found)
+        else:
+            number = tf.reduce_mean(found)
+            choose(self.by, number, lambda: self.keep(found))
+        if not self.is_used:
+            return x
+        return x * keras.ops.tanh(keras.ops.sum(self.kept))
+
+    def keep(self, found):
         if self.form == "assign":
             self.kept.assign(found)
         elif self.form == "add":
             self.kept.assign_add(0.1 * found)
         else:
             self.kept.assign(0.9 * self.kept + 0.1 * found)
-        if not self.is_used:
-            return x
-        return x * keras.ops.tanh(keras.ops.sum(self.kept))
+        return tf.zeros([], tf.float64)
 
 
 class Kept(keras.metrics.Metric):
@@ -107,8 +171,13 @@ class Network(keras.Model):
             self.between = Mixing(self.function)
         elif program.place == "state":
             self.between = Keeping(
-                self.function, self.options["form"], self.options["used"]
+                self.function,
+                self.options["form"],
+                self.options["used"],
+                self.options.get("by"),
             )
+        elif self.options.get("form") == "layer":
+            self.between = Slopes(self.function, self.options["forward"])
         self.dense = layers.Dense(TARGETS)
         self.mean = keras.metrics.Mean(name="mean")
 
@@ -127,6 +196,86 @@ class OwnLoss(Network):
 
     def compute_loss(self, x=None, y=None, y_pred=None, *rest, **options):
         return self.function(y, y_pred)
+
+
+class OwnSlope(Network):
+    """Computes its loss of predictions that have a gradient by the program."""
+
+    def __init__(self, program):
+        super().__init__(program)
+        self.dense = layers.Dense(HIDDEN)
+        self.slopes = Slopes(self.function, self.options["forward"]).call
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *rest, **options):
+        errors = (self.slopes(y_pred) - x[:, :HIDDEN]) ** 2
+        form = self.options["form"]
+        if form == "rows":
+            return tf.reduce_mean(errors, 1)
+        return (tf.reduce_sum if form == "sum" else tf.reduce_mean)(errors)
+
+
+class OwnBranch(Network):
+    """A step that chooses what it does by a number of the program."""
+
+    def __init__(self, program):
+        super().__init__(program)
+        self.by, self.form = self.options["by"], self.options["form"]
+        self.kept = self.add_weight(initializer="ones", trainable=False)
+        if self.by in ("function", "nested"):
+            chosen = "cond" if self.by == "function" else "nested"
+            self.choose = tf.function(
+                lambda number, yes: choose(chosen, number, yes)
+            )
+        elif self.by == "if":
+            self.choose = choose_by_if
+        else:
+            self.choose = lambda number, yes: choose(self.by, number, yes)
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = tf.reduce_mean((y - p) ** 2)
+            number = self.function(y, p)
+            if number.shape.rank:
+                number = tf.reduce_mean(number)
+            if self.form == "loss":
+                loss += self.choose(number, lambda: tf.math.reduce_std(y - p))
+        grads = tape.gradient(loss, self.trainable_weights)
+
+        def apply():
+            self.optimizer.apply(grads, self.trainable_weights)
+            return tf.zeros([], tf.float64)
+
+        if self.form != "optimizer":
+            apply()
+        if self.form != "loss":
+            self.choose(
+                number,
+                apply
+                if self.form == "optimizer"
+                else lambda: self.keep(number, p),
+            )
+        return {"mean": self.mean.result(), "loss": loss}
+
+    def keep(self, number, p):
+        if self.form == "set":
+            self.kept.assign(number)
+        elif self.form == "add":
+            self.kept.assign_add(0.1 * number)
+        elif self.form == "moving":
+            self.kept.assign(0.9 * self.kept + 0.1 * tf.reduce_mean(p))
+        elif self.form == "double":
+            self.kept.assign(2 * self.kept)
+        elif self.form == "count":
+            self.kept.assign_add(tf.cast(tf.shape(p)[0], "float64"))
+        else:
+            self.mean.update_state(number if self.form == "metric" else p)
+        return tf.zeros([], tf.float64)
 
 
 class OwnStep(Network):
@@ -173,11 +322,7 @@ def made(program, run_eagerly):
     """Makes the model of a program, always with the same weights."""
     options = program.options
     keras.utils.set_random_seed(options["seed"])
-    kinds = {"compute_loss": OwnLoss}
-    kind = OwnStep if "site" in options else Network
-    if program.place == "state" or program.place == "layer":
-        kind = Network
-    model = kinds.get(options.get("form"), kind)(program)
+    model = _kind(program)(program)
     model(tf.zeros((SIZES[0], FEATURES), tf.float64))
     loss, metrics = "mse", []
     if options.get("form") == "function":
@@ -185,7 +330,7 @@ def made(program, run_eagerly):
             loss = program.function
         else:
             metrics = [program.function]
-    elif program.place == "metric" and kind is Network:
+    elif program.place == "metric" and type(model) is Network:
         metrics = [Kept(program.function, options["form"])]
     model.compile(
         OPTIMIZERS[options["optimizer"]](**options["of optimizer"]),
@@ -194,7 +339,21 @@ def made(program, run_eagerly):
         run_eagerly=run_eagerly,
         jit_compile=False,
     )
+    model.optimizer.build(model.trainable_weights)
     return model
+
+
+def _kind(program):
+    """Returns the class of the model of a program."""
+    form = program.options.get("form")
+    if form == "compute_loss":
+        return OwnLoss
+    if program.place == "branch":
+        return OwnBranch
+    if program.place == "slope":
+        return Network if form == "layer" else OwnSlope
+    in_step = "site" in program.options
+    return OwnStep if in_step and program.place in OF_STEPS else Network
 
 
 def train(program, devices=None, moved=0.0, run_eagerly=False):

@@ -72,3 +72,62 @@ def test_metrics_that_the_first_step_makes(count, build):
         logs.append(model.fit(X, y, verbose=0, **options))
         models.append(model)
     assert_same_training(*models, *logs)
+
+
+class Added(keras.metrics.Metric):
+    """Counts samples, from 1 on."""
+
+    def __init__(self):
+        super().__init__(name="added")
+        self.total = self.add_weight(initializer="ones", name="total")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(keras.ops.ones_like(p[:, 0])))
+
+    def result(self):
+        return self.total + 0.0
+
+
+class BuildsItsMetric(Late):
+    """Makes a metric when it is built."""
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.added = Added()
+
+    def train_step(self, data):
+        x, y = data
+        p = self(x)  # which builds it
+        self.added.update_state(y, p)
+        return {"added": self.added.result()}
+
+
+def _compiled_with_it():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Added()], jit_compile=False)
+    return model
+
+
+def _builds_it():
+    model = BuildsItsMetric()
+    model.compile("sgd", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("make", [_compiled_with_it, _builds_it])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_what_a_metric_begins_with(make, evaluates):
+    """The reset of the first epoch comes before the metric is there."""
+    found = []
+    for replicate in (lambda model: None, lambda model: kc.replicate(model, 2)):
+        model = make()
+        replicate(model)
+        logs = []
+        if evaluates and make is _compiled_with_it:
+            logs.append(model.evaluate(X, Y, verbose=0))
+        for _ in range(2):
+            history = model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+            logs.append(history.history["added"])
+        found.append([*logs[-2:], logs[0][-1:]])
+    assert found[1] == found[0]
+    assert evaluates or found[1][0] == [26, 25]

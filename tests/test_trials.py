@@ -1,5 +1,6 @@
 """What no rule tells is tried out, or a warning names it: as on one device."""
 
+import collections
 import warnings
 
 import keras
@@ -12,6 +13,7 @@ from models import assert_same_training
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._fit.global_batch import trial
 
 X, Y = regression(22)
 FIT = dict(batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -225,19 +227,21 @@ def test_gradients_that_a_function_computes(name):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)
 
 
-def test_a_function_that_is_given_mixed_samples_once_warns():
+@pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
+def test_a_function_that_is_given_mixed_samples():
     class Model(InFunctions):
         def train_step(self, data):
             x, y = data
             logs = super().train_step(data)
-            self.gradients(x - tf.reduce_mean(x, 0), y)
+            for mixed in (x - tf.reduce_mean(x, 0), tf.sort(x, 0)):
+                gradients, _ = self.gradients(mixed, y)
+                self.optimizer.apply(gradients, self.trainable_variables)
             return logs
 
-    model = Model(FUNCTIONS["mean"])
-    model.compile("sgd", jit_compile=False)
-    kc.replicate(model, MANY)
-    (text,) = warned(lambda: model.fit(X, Y, **FIT))
-    assert "replicas cannot reproduce" in text
+    one, many, *_ = trained(lambda: Model(FUNCTIONS["mean"]), (X, Y))
+    for a, b in zip(one.get_weights(), many.get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)
+    kc.assert_in_sync(many)
 
 
 def test_a_function_that_is_kept_and_writes():
@@ -260,3 +264,51 @@ def test_a_function_that_is_kept_and_writes():
     one, many, *_ = trained(Model, (X, Y))
     np.testing.assert_allclose(many.kept, one.kept, rtol=1e-6)
     kc.assert_in_sync(many)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_concrete_function_reads_what_was(is_kept):
+    class Model(OwnStep):
+        def train_step(self, data):
+            self.concrete(data[0])
+            return super().train_step(data)
+
+    model = Model(FUNCTIONS["mean"], [keras.Input((8,)), layers.Dense(1)])
+    model.compile("sgd", jit_compile=False)
+    kept = [variable.value for variable in model.variables if is_kept]
+    model.concrete = tf.function(model.__call__).get_concrete_function(
+        tf.TensorSpec((None, 8))
+    )
+    kc.replicate(model, MANY)
+    with pytest.raises(kc.StrategyError, match="calls a concrete function"):
+        model.fit(X, Y, **FIT)
+    del kept
+
+
+def test_a_tensor_is_tried_out_once(monkeypatch):
+    tried = []
+
+    class Program(trial.TrialProgram):
+        def __init__(self, output, *args):
+            tried.append((args[0].batch_fraction.graph, output.name))
+            super().__init__(output, *args)
+
+    monkeypatch.setattr(trial, "TrialProgram", Program)
+
+    class Model(OwnStep):
+        def train_step(self, data):
+            found = PYTHON["by a number"](*data)
+            logs = super().train_step(data)
+            for name in "ab":
+                metric = getattr(self, name)
+                metric.update_state(found)
+            return logs | {"found": found}
+
+    model = Model(FUNCTIONS["mean"], [keras.Input((8,)), layers.Dense(8)])
+    model.a, model.b = (keras.metrics.Mean(name=name) for name in "ab")
+    model.compile("sgd", jit_compile=False)
+    kc.replicate(model, 2)
+    warned(lambda: model.fit(X, X, **FIT))
+    assert tried
+    times = collections.Counter((id(graph), name) for graph, name in tried)
+    assert max(times.values()) <= 2  # as rows, and with what follows from them

@@ -12,6 +12,7 @@ _CHECK_OF_COMPILER = "RET_CHECK failure (external/xla/xla/service/"
 """XLA says so where one of its passes has made a program that is not valid."""
 _UNSUPPORTED = "Detected unsupported operations"
 _END_OF_ITERATOR = "End of sequence", "IteratorGetNext"
+_DELETED = "referencing variables which have been deleted"
 
 _NOISE = re.compile(
     r"Graph execution error|Detected at node|File |\d+ root error|"
@@ -45,6 +46,11 @@ def is_of_operations(error: tf.errors.OpError) -> bool:
 def is_end_of_iterator(error: tf.errors.OpError) -> bool:
     """Whether an operation that draws from an iterator has come to its end."""
     return all(text in str(error) for text in _END_OF_ITERATOR)
+
+
+def is_of_deleted_variables(error: AssertionError) -> bool:
+    """Whether a traced function reads variables that are there no more."""
+    return _DELETED in str(error)
 
 
 def reason_of(error: tf.errors.OpError) -> str:

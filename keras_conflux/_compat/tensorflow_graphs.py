@@ -36,7 +36,9 @@ def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
     handle_data_util.copy_handle_data(source, target)
 
 
-def variable_behind(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
+def variable_behind(
+    handle: tf.Tensor,
+) -> tuple[tf.TensorShape, tf.DType] | None:
     """Returns the shape and dtype of a variable, if its handle tells them.
 
     Args:
@@ -46,11 +48,7 @@ def variable_behind(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     found = data.shape_and_type[0]
-    shape = tf.TensorShape(found.shape)
-    sizes = [size for size in shape.as_list() if size is not None]
-    if len(sizes) != shape.rank:
-        return None
-    return sizes, tf.as_dtype(found.dtype)
+    return tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
 
 
 def only_reads(operation: tf.Operation) -> bool:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
 from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
@@ -137,7 +139,11 @@ def _run_on_replicas(
 def build(
     original: Callable, model: Any, iterator: Any = None, data_batch: Any = None
 ) -> Any:
-    """Builds from the shapes of the data, without drawing a batch."""
+    """Builds from the shapes of the data, without drawing a batch.
+
+    On one device, the first step makes metrics after the reset with which an
+    epoch begins. So that reset leaves them with what they begin with.
+    """
     strategy = _strategy(model)
     if strategy is None:
         return original(model, iterator, data_batch)
@@ -147,7 +153,25 @@ def build(
     if keras_models.runs_eagerly(model):  # its first step builds what it needs
         promotion.promote_new_state(model, strategy)
     else:
+        known = {id(variable) for variable in model.metrics_variables}
         promotion.build(model, spec, strategy)
+        _keep_at_next_reset(
+            model, [v for v in model.metrics_variables if id(v) not in known]
+        )
+
+
+def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
+    values = [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
+    if not any(value.any() for _, value in values):
+        return
+
+    def reset_once() -> None:
+        del vars(model)["reset_metrics"]
+        model.reset_metrics()
+        for variable, value in values:
+            state.set_sum(keras_variables.backing(variable), value)
+
+    vars(model)["reset_metrics"] = reset_once
 
 
 def make_train_function(

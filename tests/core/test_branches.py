@@ -145,6 +145,14 @@ def _counts_in_a_metric(model, x, loss):
     )
 
 
+def _chooses_by_a_sum(model, x, loss):
+    positive = ops.sum(ops.cast(x[:, 0] > 1.0, "int32"))
+    tf.switch_case(
+        positive,
+        [do(), do(lambda: model.b.assign_add(1.0)), do()],
+    )
+
+
 def _chooses_twice(model, x, loss):
     def often():
         return tf.cond(
@@ -221,6 +229,61 @@ def _a_function_reads(model, x, loss):
     tf.function(lambda: model.b.assign(2.0 * model.a))()
 
 
+def _choosing(model):
+    @tf.function
+    def body(value):
+        if value > 1.8:
+            model.a.assign_add(1.0)
+
+    return body
+
+
+def _chooses_in_a_function(model, x, loss):
+    body = _choosing(model)
+    body(loss)
+    body(loss + 0.5)
+    body(3.0 * ops.sqrt(loss) - 2.2)
+    body(1.5 + ops.std(x))
+
+
+def _calls_a_function_in_a_branch(model, x, loss):
+    body = _choosing(model)
+    body(loss)
+    tf.cond(ops.max(x) > 2.2, do(lambda: body(loss)), do())
+
+
+def _calls_a_function_in_a_function(model, x, loss):
+    body = _choosing(model)
+    tf.function(lambda value: body(value / 2.0))(2.0 * loss)
+
+
+def _a_function_reads_averages(model, x, loss):
+    @tf.function
+    def body():
+        model.b.assign(ops.sqrt(model.a))
+
+    model.a.assign(0.9 * model.a + 0.1 * loss)
+    body()
+    model.a.assign(0.9 * model.a + 0.1 * loss)
+    body()
+
+
+def _a_function_averages(model, x, loss):
+    @tf.function
+    def body(value):
+        model.a.assign(0.9 * model.a + 0.1 * value)
+
+    body(loss)
+    model.b.assign(ops.sqrt(model.a))
+    body(ops.mean(x))
+
+
+def _a_branch_averages(model, x, loss):
+    average = do(lambda: model.a.assign(0.9 * model.a + 0.1 * loss))
+    tf.cond(loss > 1.8, average, do())
+    model.b.assign(ops.sqrt(model.a))
+
+
 def _loops_by_weights(model, x, loss):
     def turn(i):
         model.a.assign_add(1.0)
@@ -239,6 +302,7 @@ def _loops_by_weights(model, x, loss):
         _counts_large_batches,
         _switches,
         _counts_in_a_metric,
+        _chooses_by_a_sum,
         _chooses_twice,
         _loops_in_a_branch,
         _stops,
@@ -249,6 +313,12 @@ def _loops_by_weights(model, x, loss):
         _resets_then_reads,
         _a_branch_reads,
         _a_function_reads,
+        _chooses_in_a_function,
+        _calls_a_function_in_a_branch,
+        _calls_a_function_in_a_function,
+        _a_function_reads_averages,
+        _a_function_averages,
+        _a_branch_averages,
         _loops_by_weights,
     ],
 )
@@ -272,12 +342,25 @@ def _chooses_in_a_loop(model, x, loss):
     tf.while_loop(lambda i: i < 2, turn, [0])
 
 
-def _chooses_in_a_function(model, x, loss):
-    @tf.function
-    def body(value):
-        tf.cond(value > 1.8, do(lambda: model.a.assign_add(1.0)), do())
+def _calls_in_a_loop(model, x, loss):
+    def turn(i):
+        _choosing(model)(loss)
+        return (i + 1,)
 
-    body(loss)
+    tf.while_loop(lambda i: i < 2, turn, [0])
+
+
+def _averages_what_nobody_knows(model, x, loss):
+    hidden = tf.numpy_function(lambda value: value.max(), [x], tf.float32)
+    hidden.set_shape([])
+    model.a.assign(0.9 * model.a + 0.1 * hidden)
+
+
+@pytest.mark.skipif(MANY == 1, reason="warns of what replicas do otherwise")
+def test_an_average_of_what_nobody_knows_warns():
+    message = r"how steps\S*/a, which the step sets, is computed"
+    with pytest.warns(kc.ConfluxWarning, match=message):
+        outcome(_averages_what_nobody_knows, MANY)
 
 
 def _chooses_by_what_nobody_knows(model, x, loss):
@@ -292,7 +375,7 @@ def _chooses_by_what_nobody_knows(model, x, loss):
     [
         _loops_by_samples,
         _chooses_in_a_loop,
-        _chooses_in_a_function,
+        _calls_in_a_loop,
         _chooses_by_what_nobody_knows,
     ],
 )
@@ -321,9 +404,9 @@ def test_conditions_are_exchanged_only_where_something_is_written(
 ):
     exchanged = []
 
-    def global_values(tensors, context):
+    def global_values(tensors, step):
         exchanged.extend(tensors)
-        return original(tensors, context)
+        return original(tensors, step)
 
     original = choices.global_values
     monkeypatch.setattr(choices, "global_values", global_values)

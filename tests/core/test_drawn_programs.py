@@ -10,8 +10,11 @@ import keras
 import pytest
 from conftest import MANY
 from drawn_lot import FAULTS
+from drawn_programs import CHOICES
+from drawn_programs import OF_BRANCHES
 from drawn_programs import Program
 
+from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import rules
 from keras_conflux._fit.global_batch.kinds import Form
 from keras_conflux._fit.global_batch.rule import Rule
@@ -30,7 +33,7 @@ def _float64():
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", range(90))
 def test_a_drawn_program_equals_one_device(number):
     judged = drawn_trainings.verdict_of(number, MANY)
     assert judged.verdict not in FAULTS, str(judged)
@@ -98,3 +101,33 @@ def test_what_is_computed_once_more_has_a_shape():
     )
     program = Program("metric", False, lines, OPTIONS | {"form": "sum"})
     assert drawn_trainings.judge(program)[0] == "equal"
+
+
+def test_fixed_rows_are_averaged():
+    lines = ("v1", "tf.gather_nd(x * x, [[0], [2]])"), ("v2", "v1 * 0.5")
+    options = OPTIONS | {"site": "state", "form": "moving", "used": False}
+    program = Program("state", True, lines, options)
+    assert drawn_trainings.judge(program)[0] == "equal"
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("by", CHOICES)
+@pytest.mark.parametrize("form", OF_BRANCHES)
+def test_a_branch_that_is_chosen_by_all_samples(by, form):
+    options = OPTIONS | {"site": "branch", "form": form, "by": by}
+    program = Program("branch", True, MIXES, options)
+    assert drawn_trainings.judge(program) == ("equal", "")
+
+
+@pytest.mark.parametrize("form", ["layer", "loss", "sum", "rows"])
+def test_a_gradient_that_a_program_defines(form, monkeypatch):
+    options = OPTIONS | {"form": form, "forward": "identity"}
+    lines = ("v1", "d / (0.1 + tf.norm(d))"), ("v2", "v1 * 0.5")
+    mixes = Program("slope", True, lines, options)
+    expected = "warned" if form == "layer" else "equal"
+    assert drawn_trainings.judge(mixes)[0] == expected
+    lines = ("v1", "tf.clip_by_value(d, -0.1, 0.1)"), ("v2", "-v1")
+    apart = Program("slope", False, lines, options)
+    assert drawn_trainings.judge(apart)[0] == "equal"
+    monkeypatch.setattr(own_gradients, "mixes", lambda *_: False)
+    assert drawn_trainings.judge(mixes)[0] == "WRONG"

@@ -4,10 +4,13 @@ Each function stands for the `call` of a layer. What warns in `fit`, and that it
 does, is tested in `test_global_batch.py`.
 """
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
 
+import keras_conflux as kc
 from keras_conflux._fit.global_batch import own_gradients
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.analysis import KindInference
@@ -242,13 +245,13 @@ def _is_apart(function):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        context = Step("a step", kinds=KindInference([x], [], []))
+        step = Step("a step", kinds=KindInference([x], [], []))
         output = tf.convert_to_tensor(function(x))
-        kind = context.kinds.of(output)
+        kind = step.kinds.of(output)
         if kind.role is Role.ROWS and not kind.is_out_of_order:
             return True
         try:
-            return trial.rows_of(output, context, [x]) is not None
+            return trial.rows_of(output, step, [x]) is not None
         except NotDerivable:  # which warns as well
             return False
 
@@ -267,9 +270,9 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        context = Step("a step", kinds=KindInference([x], [], []))
+        step = Step("a step", kinds=KindInference([x], [], []))
         found = [
-            trial.rows_of(each, context, [x]).entries.name
+            trial.rows_of(each, step, [x]).entries.name
             for each in (
                 tf.map_fn(tf.tanh, x),
                 tf.repeat(tf.map_fn(tf.tanh, x), 2, 0),
@@ -312,10 +315,10 @@ def _does_gradient_mix(function, of_weights=False):
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
         kinds = KindInference([x], [], [])
-        context = Step("a step", kinds=kinds, graph=graph)
+        step = Step("a step", kinds=kinds, graph=graph)
         output = x @ function(KERNEL) if of_weights else function(x)
-        (found,) = own_gradients.between(output, [x], context)
-        return own_gradients.mixes(found, context)
+        (found,) = own_gradients.between(output, [x], step)
+        return own_gradients.mixes(found, step)
 
 
 @pytest.mark.parametrize("name", GRADIENTS_THAT_MIX)
@@ -342,3 +345,36 @@ def test_a_gradient_of_weights_that_is_no_sum_is_found(name):
 def test_a_gradient_of_weights_that_is_a_sum_is_found(name):
     gradient = GRADIENTS_APART[name]
     assert not _does_gradient_mix(_with_gradient(gradient), of_weights=True)
+
+
+def _in_python(d, x):
+    found = tf.numpy_function(lambda a: a / (1 + abs(a)), [d], d.dtype)
+    return tf.ensure_shape(found, d.shape)
+
+
+def test_a_gradient_that_cannot_be_tried_out():
+    with pytest.raises(NotDerivable):
+        _does_gradient_mix(_with_gradient(_in_python))
+
+
+class Slopes(keras.layers.Layer):
+    def call(self, x):
+        @tf.custom_gradient
+        def function(x):
+            return tf.identity(x), lambda d: _in_python(d, x)
+
+        return function(x)
+
+
+def test_a_layer_whose_gradient_cannot_be_tried_out_warns():
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(8), Slopes(name="slopes")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, 2)
+    x = np.ones((8, 8))
+    message = "the gradient that the layer 'slopes' .* cannot be tried out"
+    with pytest.warns(kc.ConfluxWarning, match=message) as caught:
+        model.fit(x, x, verbose=0)
+    (warning,) = [each for each in caught if "slopes" in str(each.message)]
+    assert warning.filename == __file__

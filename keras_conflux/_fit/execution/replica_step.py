@@ -102,7 +102,6 @@ class _ModelStep:
         self._model = model
         self._steps: dict[int, Step] = {}
         self._warned: set[str] = set()
-        self._exchanged: frozenset[int] = frozenset()
         self._drawn_by_sample: frozenset[int] = frozenset()
 
     def before_steps(self) -> None:
@@ -123,7 +122,6 @@ class _ModelStep:
             self._steps.clear()  # replicas may share this trace
         self._steps[replica_index()] = step
         with steps.entered(step):
-            Writes.of(step).exchange(self._exchanged)
             Draws.of(step).draw_by_sample(self._drawn_by_sample)
             for each in self._exits(step):
                 each.begin()
@@ -146,7 +144,6 @@ class _ModelStep:
         for step in self._steps.values():
             for each in self._exits(step):
                 each.report(findings)
-        self._exchanged |= findings.to_exchange
         self._drawn_by_sample |= findings.by_sample
         findings.raise_if_any()
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.watchdog import StepAbandoned
@@ -31,6 +32,15 @@ class Program(Protocol):
     def __call__(self, *arguments: Any) -> Any:
         """Returns what the program returns, or raises what it raises."""
         ...
+
+
+def _reads_what_was(name: str) -> StrategyError:
+    return StrategyError(
+        f"{name}: the step calls a concrete function, of "
+        "`get_concrete_function`, that reads variables as they were before "
+        "they were replicated. Call the `tf.function`, or a plain Python "
+        "function: a step is traced as a whole."
+    )
 
 
 class TracedProgram:
@@ -57,18 +67,18 @@ class TracedProgram:
         self._communicator = communicator
         self._watchdog = watchdog
         self._staleness = Staleness()
-        with communicator.tracing() as trace:
-            self._run = tensorflow_tracing.concrete_function(
-                function, signature, optimized=not compiled
-            )
+        try:
+            with communicator.tracing() as trace:
+                self._run = tensorflow_tracing.concrete_function(
+                    function, signature, optimized=not compiled
+                )
+        except AssertionError as error:
+            if not error_texts.is_of_deleted_variables(error):
+                raise
+            raise _reads_what_was(watchdog.name) from error
         self._has_collectives = trace.collectives > 0
         if self.is_stale():
-            raise StrategyError(
-                f"{watchdog.name}: a `tf.function` that the step calls was "
-                "traced before and reads variables as they were before they "
-                "were replicated again. Make the function anew, or call plain "
-                "Python functions: a step is traced as a whole."
-            )
+            raise _reads_what_was(watchdog.name)
 
     def is_stale(self) -> bool:
         """Whether it reads variables that have been replaced since."""

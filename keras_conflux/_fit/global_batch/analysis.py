@@ -21,6 +21,7 @@ from keras_conflux._fit.global_batch import rules
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import MEAN
 from keras_conflux._fit.global_batch.kinds import OPAQUE
 from keras_conflux._fit.global_batch.kinds import RANDOM
 from keras_conflux._fit.global_batch.kinds import ROW_SPLITS
@@ -59,13 +60,15 @@ class KindInference:
         is_blind: bool = False,
     ) -> None:
         self.is_blind = is_blind
+        self._step = tf.compat.v1.get_default_graph()
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
+        self._tried: dict[int, tf.Tensor] = {}
         self._graphs: dict[int, _GraphReader] = {}
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
         self.merged: list[tf.Tensor] = []
         """What the user has computed from all replicas."""
-        self._calls: list[tuple[Any, list[Kind]]] = []
+        self._calls: list[tuple[Any, list[Any]]] = []
         self.composites = [
             leaf
             for leaf in shard
@@ -91,6 +94,14 @@ class KindInference:
     def mark(self, tensor: tf.Tensor, kind: Kind) -> None:
         """Says what a tensor is, where the graph would not tell."""
         self._marked[id(tensor)] = tensor, kind
+
+    def note_tried(self, tensor: tf.Tensor) -> None:
+        """Notes that a tensor has been tried out, whatever was found."""
+        self._tried[id(tensor)] = tensor
+
+    def was_tried(self, tensor: tf.Tensor) -> bool:
+        """Whether to try a tensor out shows no more than is known."""
+        return self.is_blind or id(tensor) in self._tried
 
     def mark_equal(self, leaves: list[Any]) -> None:
         """Says that leaves, as of an all-reduce, are equal on all replicas."""
@@ -156,6 +167,34 @@ class KindInference:
         if id(graph) not in self._graphs:
             self._graphs[id(graph)] = _GraphReader(graph, self)
 
+    def held_around(self, graph: Any) -> dict[int, Kind]:
+        """Returns what variables hold where a graph inside begins.
+
+        Args:
+            graph: One that is being traced.
+
+        Returns:
+            By the ids of handles, kinds that are not those of variables which
+            the step has not written.
+        """
+        if self.is_blind or graph is self._step:
+            return {}
+        outer = getattr(graph, "outer_graph", None)
+        return {} if outer is None else self.held(outer)
+
+    def held(self, graph: Any) -> dict[int, Kind]:
+        """Returns what variables hold by now that a step has written."""
+        return {} if self.is_blind else self._read(graph).held()
+
+    def kinds_written(self, handle: Any) -> set[Kind]:
+        """Returns the kinds of all that a step has written to a variable."""
+        graphs = [graph.read_on() for graph in list(self._graphs.values())]
+        return {
+            self._graphs[id(value.graph)].of(value)
+            for graph in graphs
+            for value in graph.writes.get(id(handle), ())
+        }
+
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns what was written to a variable before it was read."""
         if tensorflow_graphs.is_eager(tensor):
@@ -189,7 +228,7 @@ class KindInference:
         return id(handle) in self._sums
 
     @contextlib.contextmanager
-    def calling(self, arguments: list[Kind]) -> Iterator[None]:
+    def calling(self, arguments: list[Any]) -> Iterator[None]:
         """Notes, while a function is called, what it is given."""
         self._calls.append((tf.compat.v1.get_default_graph(), arguments))
         try:
@@ -197,16 +236,16 @@ class KindInference:
         finally:
             self._calls.pop()
 
-    def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
-        """Returns the kind of an argument of a function inside of the step.
+    def argument_behind(self, tensor: tf.Tensor) -> Any:
+        """Returns what is given for an argument of a function, or `None`.
 
-        It is the one of the call for which the function is traced.
+        It is that of the call for which the function is traced.
         """
-        graph = placeholder.graph
+        graph = tensor.graph
         outside = getattr(graph, "outer_graph", None)
         calls = [given for caller, given in self._calls if caller is outside]
-        if not calls:
-            return OPAQUE
+        if not calls or tensor.op.type != "Placeholder":
+            return None
         captured = tensorflow_graphs.captures(graph)
         arguments = [
             operation.outputs[0].name
@@ -215,7 +254,12 @@ class KindInference:
             and id(operation.outputs[0]) not in captured
         ]
         given = dict(zip(arguments, calls[-1], strict=False))
-        return given.get(placeholder.name, OPAQUE)
+        return given.get(tensor.name)
+
+    def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
+        """Returns the kind of an argument of a function inside of the step."""
+        given = self.argument_behind(placeholder)
+        return OPAQUE if given is None else self.of(given)
 
 
 class _GraphReader:
@@ -224,6 +268,8 @@ class _GraphReader:
     def __init__(self, graph: Any, kinds: KindInference) -> None:
         self._graph = graph
         self._all = kinds
+        self._around = kinds.held_around(graph)
+        self._is_reading = False
         self.begin()
 
     def begin(self) -> None:
@@ -233,13 +279,25 @@ class _GraphReader:
         self.writes: dict[int, list[tf.Tensor]] = {}
         self.aliases: dict[int, tf.Tensor] = {}
         self._changed: set[int] = set()
-        self._changed_inside: set[int] = set()
+        self._held = dict(self._around)
 
     def of(self, tensor: tf.Tensor) -> Kind:
         """Returns the kind of a tensor of what has been read so far."""
         return self._all.marked(tensor) or self._kinds.get(tensor.name, OPAQUE)
 
+    def held(self) -> dict[int, Kind]:
+        """Returns what variables hold by now that are not what they were."""
+        here = {key: self.of(values[-1]) for key, values in self.writes.items()}
+        return {
+            key: MEAN if kind.role is Role.MEAN else OPAQUE
+            for key, kind in (here | self._held).items()
+            if kind not in (EQUAL, COUNTED)
+        }
+
     def read_on(self) -> "_GraphReader":
+        if self._is_reading:
+            return self
+        self._is_reading = True
         operations = self._graph.get_operations()
         while self._position < len(operations):
             operation = operations[self._position]
@@ -248,6 +306,7 @@ class _GraphReader:
                 operation.outputs, self._of_outputs(operation), strict=False
             ):
                 self._kinds[tensor.name] = kind
+        self._is_reading = False
         return self
 
     def _of_outputs(self, operation: tf.Operation) -> list[Kind]:
@@ -260,30 +319,51 @@ class _GraphReader:
             handle = self._outermost(operation.inputs[0])
             self.writes.setdefault(id(handle), []).append(operation.inputs[1])
             self._changed.discard(id(handle))
-            self._changed_inside.discard(id(handle))
+            self._held.pop(id(handle), None)
         elif kind.startswith(CHANGES):
             self._changed.add(id(self._outermost(operation.inputs[0])))
-        elif self.writes:
-            self._forget_changed(operation)
-        inputs = [self.of(tensor) for tensor in operation.inputs]
+        inputs = [self._of_input(tensor) for tensor in operation.inputs]
+        self._note_changed(operation)
         return rules.kinds_of_outputs(operation, inputs, self._all.marked)
 
-    def _forget_changed(self, operation: tf.Operation) -> None:
-        """Notes which variables a branch or a loop has changed."""
+    def _of_input(self, tensor: tf.Tensor) -> Kind:
+        """Returns a kind, of a handle that of what the variable holds."""
+        if tensor.dtype != tf.resource or not (self.writes or self._held):
+            return self.of(tensor)
+        key = id(self._outermost(tensor))
+        if key not in self._held and self.writes.get(key):
+            return self.of(self.writes[key][-1])
+        return self._held.get(key, self.of(tensor))
+
+    def _note_changed(self, operation: tf.Operation) -> None:
+        """Notes which variables a branch or a loop has changed.
+
+        It may not have come to a write, so they hold one of what was written.
+        What is not a mean has been exchanged there, or a warning tells of it.
+        """
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:
                 continue
             handle = self._outermost(tensor)
-            if id(handle) in self.writes and tensorflow_graphs.changes(
+            kinds = self._all.kinds_written(handle)
+            if not kinds or not tensorflow_graphs.changes(
                 operation, handle, self._graph
             ):
-                self._changed_inside.add(id(handle))
+                continue
+            if id(handle) in self._around:
+                kinds.add(self._around[id(handle)])
+            roles = {kind.role for kind in kinds}
+            if kinds <= {EQUAL, COUNTED}:
+                self._held[id(handle)] = self.of(tensor)
+            else:
+                is_mean = roles <= {Role.EQUAL, Role.MEAN}
+                self._held[id(handle)] = MEAN if is_mean else OPAQUE
 
     def _of_read(self, operation: tf.Operation) -> Kind:
         handle = self._outermost(operation.inputs[0])
-        if self.writes.get(id(handle)) and id(handle) not in (
-            self._changed_inside
-        ):
+        if id(handle) in self._held:
+            return self._held[id(handle)]
+        if self.writes.get(id(handle)):
             value = self.writes[id(handle)][-1]
             if id(handle) in self._changed and self.of(value) == EQUAL:
                 return EQUAL  # as an optimizer has changed it on all replicas

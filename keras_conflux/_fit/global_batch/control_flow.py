@@ -155,7 +155,7 @@ def _of_body(
             written[inner.inputs[0].name] = kinds[1]
         outputs = kinds_of(inner, kinds)
         if inner.type == "ReadVariableOp":
-            outputs = [written.get(inner.inputs[0].name, outputs[0])]
+            outputs = [written.get(inner.inputs[0].name, kinds[0])]
         for tensor, kind in zip(inner.outputs, outputs, strict=False):
             said = marked(tensor) if marked is not None else None
             known[tensor.name] = said or kind

@@ -123,6 +123,8 @@ def derivation(
             found.sources[id(tensor)] = waiting.pop()
             continue
         outside = tensorflow_graphs.captures(tensor.graph).get(id(tensor))
+        if outside is None:
+            outside = step.kinds.argument_behind(tensor)
         if outside is not None:
             found.outside[id(tensor)] = waiting[-1] = outside
             continue

@@ -64,7 +64,7 @@ def depending_on_mixed(
         if any(id(each) in found for each in operation.inputs) or (
             id(operation) not in tried
             and tensorflow_graphs.defines_gradient(operation)
-            and (_reduces(operation, step) or mixes(operation, step))
+            and (_reduces(operation, step) or may_mix(operation, step))
         ):
             found.update(map(id, operation.outputs))
     return found
@@ -95,17 +95,27 @@ def _operations(
         waiting.extend(operation.inputs)
 
 
+def may_mix(operation: tf.Operation, step: Step) -> bool:
+    """Whether a gradient mixes samples, or cannot be tried out."""
+    try:
+        return mixes(operation, step)
+    except NotDerivable:
+        return True
+
+
 def mixes(operation: tf.Operation, step: Step) -> bool:
     """Whether the gradient of an operation depends on the batch as a whole.
 
     The derivatives by rows have to be those of each row, and derivatives by
-    what all replicas share have to be sums. Of what cannot be tried out nothing
-    is said.
+    what all replicas share have to be sums.
+
+    Raises:
+        NotDerivable: If it cannot be tried out.
     """
     graph = tf.__internal__.FuncGraph("gradient", capture_by_value=False)
     tensors = [*operation.outputs, *operation.inputs]
     if any(_kind(each, step) is None for each in tensors):
-        return False
+        raise NotDerivable(operation.name)
     with graph.as_default():
         upstream = [_upstream(each, step) for each in operation.outputs]
         found = tensorflow_graphs.own_gradient(operation, upstream) or []
@@ -144,12 +154,9 @@ def _upstream(output: tf.Tensor, step: Step) -> tf.Tensor:
 
 
 def _is_mixed(slope: tf.Tensor, source: tf.Tensor, step: Step) -> bool:
-    try:
-        if _kind(source, step) != EQUAL:
-            return trial.rows_of(slope, step) is None
-        count = tf.cast(tf.size(slope), slope.dtype)
-        weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
-        total = tf.reduce_sum(slope * weights)
-        return trial.statistic_of(total, step) != TOTAL
-    except NotDerivable:
-        return False
+    if _kind(source, step) != EQUAL:
+        return trial.rows_of(slope, step) is None
+    count = tf.cast(tf.size(slope), slope.dtype)
+    weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
+    total = tf.reduce_sum(slope * weights)
+    return trial.statistic_of(total, step) != TOTAL

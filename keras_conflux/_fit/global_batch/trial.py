@@ -51,7 +51,7 @@ _MAX_TRIALS = 12
 def shown(tensor: tf.Tensor, step: Step) -> Kind:
     """Returns what a tensor is, as a trial has it if no rule has."""
     kind = step.kinds.of(tensor)
-    if kind.role is not Role.OPAQUE or step.kinds.is_blind:
+    if kind.role is not Role.OPAQUE or step.kinds.was_tried(tensor):
         return kind
     _show_rows_behind(tensor, step)
     kind = step.kinds.of(tensor)
@@ -60,6 +60,7 @@ def shown(tensor: tf.Tensor, step: Step) -> Kind:
             kind = statistic_of(tensor, step) or kind
         if kind.role is not Role.OPAQUE:
             step.kinds.mark(tensor, kind)
+    step.kinds.note_tried(tensor)
     return kind
 
 

@@ -75,7 +75,7 @@ class TrialProgram:
         self._graph = tf.Graph()
         with self._graph.as_default():
             definition = self._definition(output.graph)
-            self._output = _imported(definition, output.name)
+            self._output = _imported(definition, self._name(output))
 
     def _follow(self, output: tf.Tensor, step: Step) -> None:
         waiting = [output]
@@ -84,7 +84,8 @@ class TrialProgram:
             if tensor.name in self._sources:
                 continue
             kind = self._kind(tensor, step)
-            if tensor is not output and self._is_source(tensor, kind, step):
+            may_be_source = tensor is not output or tensor.op.type in _READS
+            if may_be_source and self._is_source(tensor, kind, step):
                 self._sources[tensor.name] = tensor, kind
                 continue
             operation = tensor.op
@@ -154,17 +155,23 @@ class TrialProgram:
             definition.library.CopyFrom(library)
         return definition
 
+    def _name(self, output: tf.Tensor) -> str:
+        """Returns the name that the output has in the program."""
+        source = self._names.get(output.name)
+        return output.name if source is None else f"{source}:0"
+
     def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
         """Makes a node a variable like the one that a handle is of."""
         found = tensorflow_graphs.variable_behind(handle)
         if found is None:
             raise NotDerivable(handle.name)
         shape, dtype = found
+        sizes = _sizes(shape, handle.name)
         node.op = "VarHandleOp"
         node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+        node.attr["shape"].shape.CopyFrom(shape.as_proto())
         node.attr["shared_name"].s = node.name.encode()
-        self._variables[node.name] = found
+        self._variables[node.name] = sizes, dtype
 
     def results(self, sizes: tuple[int, int], values: RandomValues) -> Results:
         """Runs it on random samples.
@@ -242,7 +249,8 @@ class _Samples:
             if kind.role is Role.ROWS:
                 found[name] = values.rows(tensor, kind.axis, count)
             else:
-                found[name] = values.shared(_sizes(tensor), tensor.dtype)
+                sizes = _sizes(tensor.shape, tensor.name)
+                found[name] = values.shared(sizes, tensor.dtype)
         return found
 
     def taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
@@ -259,10 +267,10 @@ class _Samples:
         return found
 
 
-def _sizes(tensor: tf.Tensor) -> list[int]:
-    if not tensor.shape.is_fully_defined():
-        raise NotDerivable(tensor.name)
-    return [size for size in tensor.shape.as_list() if size is not None]
+def _sizes(shape: tf.TensorShape, name: str) -> list[int]:
+    if not shape.is_fully_defined():
+        raise NotDerivable(name)
+    return [size for size in shape.as_list() if size is not None]
 
 
 def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:

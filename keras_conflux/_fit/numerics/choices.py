@@ -5,7 +5,8 @@ this does not matter, as what a branch returns is read like the rest of the
 graph. Where a branch changes weights, replicas that choose different ones come
 apart. So where a branch writes something, its condition becomes that of the
 global batch, while the branch is traced. Conditions of other branches stay
-what they are.
+what they are. A `tf.function` is traced for the place that calls it, so all who
+come there come into it.
 
 `RaggedTensor.to_tensor` and `tf.sequence_mask` choose the length of the longest
 sample that they are given, if they are told none. Replicas tell each other how
@@ -80,7 +81,7 @@ class Choices(Exit):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._traced: list[_Choice] = []
+        self._traced: list[_Choice | _Call] = []
         self._updates: list[tuple[str, Any]] = []
 
     def end(self, output: Tree) -> Tree:
@@ -94,29 +95,35 @@ class Choices(Exit):
         return output
 
     @contextlib.contextmanager
-    def tracing(self, choice: "_Choice") -> Iterator[None]:
-        """Says that a branch of a choice is being traced."""
-        self._traced.append(choice)
+    def tracing(self, way: "_Choice | _Call") -> Iterator[None]:
+        """Says that a branch, or a function that is called, is being traced."""
+        self._traced.append(way)
         try:
             yield
         finally:
             self._traced.pop()
 
+    def calling(self) -> contextlib.AbstractContextManager[None]:
+        """Says that a function, traced for this place alone, is called here."""
+        return self.tracing(_Call(tf.compat.v1.get_default_graph()))
+
     def come_together(self) -> bool:
         """Makes the conditions common of the branches that are being traced.
 
         To be called where a step writes something. Nothing can be exchanged in
-        loops, nor in functions, which may be called in other places as well.
+        loops.
 
         Returns:
             Whether all replicas come to what is being traced, or none.
         """
-        reached = self.step.graph
-        for choice in self._traced:
-            if choice.graph is not reached or not choice.is_common():
-                return False
-            reached = choice.branch
-        return reached is tf.compat.v1.get_default_graph()
+        here = tf.compat.v1.get_default_graph()
+        begin, *graphs = [*(each.graph for each in self._traced), here]
+        if begin is not self.step.graph:
+            return False
+        return all(
+            each.is_common() and each.leads_to(graph)
+            for each, graph in zip(self._traced, graphs, strict=True)
+        )
 
     def note_update(self, optimizer: Any) -> None:
         """Notes where in a step an optimizer changes weights."""
@@ -172,23 +179,27 @@ class _Choice:
         given = tf.convert_to_tensor(given)
         if given.shape.rank != 0:
             given = tf.reshape(given, [])
+        self._given = given
         self.condition = tf.identity(given)
         """What the graph chooses by."""
         self.graph = tf.compat.v1.get_default_graph()
         """Where it chooses."""
-        self.branch: Any = None
-        """The branch that is being traced."""
+        self._branch: Any = None
         self._step = step
 
     def noting(self, branch: Callable) -> Callable:
         """Returns a branch that tells that it is being traced."""
 
         def traced() -> Any:
-            self.branch = tf.compat.v1.get_default_graph()
+            self._branch = tf.compat.v1.get_default_graph()
             with Choices.of(self._step).tracing(self):
                 return branch()
 
         return traced
+
+    def leads_to(self, graph: Any) -> bool:
+        """Whether a graph is the branch that is being traced."""
+        return graph is self._branch
 
     def is_common(self) -> bool:
         """Whether all replicas choose alike; sees to it if it can.
@@ -199,11 +210,31 @@ class _Choice:
             return True
         with self.graph.as_default():
             try:
-                (found,) = global_values([self.condition], self._step)
+                # What is replaced may not depend on itself.
+                (found,) = global_values([self._given], self._step)
             except NotDerivable:
                 return False
             tensorflow_graphs.replace_input(self.condition.op, found)
         self._step.kinds.mark_equal([self.condition])
+        return True
+
+
+class _Call:
+    """Where a step calls a function.
+
+    Args:
+        graph: That of the caller.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def leads_to(self, graph: Any) -> bool:
+        """Whether a graph is the function's."""
+        return getattr(graph, "outer_graph", None) is self.graph
+
+    def is_common(self) -> bool:
+        """Whether all replicas that come to the caller come into it."""
         return True
 
 

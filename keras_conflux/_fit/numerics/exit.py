@@ -55,8 +55,7 @@ class TraceFindings:
     number of a replica's samples, if that is known while tracing. Nobody can
     tell it from a constant of the program, which is the same on all replicas.
     Twice as many rows as samples may be drawn for two rows of each sample, or
-    for two batches, which shows where they are used. And a graph inside of the
-    step's, such as a branch, may write what replicas have to exchange there.
+    for two batches, which shows where they are used.
     """
 
     untracked: dict[int, keras.Variable] = dataclasses.field(
@@ -65,15 +64,12 @@ class TraceFindings:
     """By id, the variables with a single copy that the step writes."""
     counted: str | None = None
     """What it does with a number that may be that of its samples."""
-    to_exchange: set[int] = dataclasses.field(default_factory=set)
-    """The ids of variables that replicas have to exchange when written."""
     by_sample: set[int] = dataclasses.field(default_factory=set)
     """Which multiples of the samples' number are several rows of each."""
 
     def raise_if_any(self) -> None:
         """Raises `TraceAgain` if there is something."""
-        found = (self.untracked, self.counted, self.to_exchange, self.by_sample)
-        if any(found):
+        if self.untracked or self.counted or self.by_sample:
             raise TraceAgain([*self.untracked.values()], self.counted)
 
 

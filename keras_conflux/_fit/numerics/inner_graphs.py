@@ -15,6 +15,7 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
@@ -107,18 +108,20 @@ class _Loop:
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a `tf.function`, and notes the kinds of its arguments.
+    """Calls a `tf.function`, and notes what its arguments are.
 
     What it writes is noted while it is traced. So each step traces it anew,
-    once for each way in which its arguments are made of the samples.
+    once for each place from which it is called, and for each way in which its
+    arguments, and what the step has written to variables, are made of the
+    samples.
     """
     step = steps.current_fit_step()
     if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    kinds = [step.kinds.of(leaf) for leaf in leaves if _is_argument(leaf)]
-    own = _Functions.of(step).own(function, kinds)
-    with step.kinds.calling(kinds):
+    given = [leaf for leaf in leaves if _is_argument(leaf)]
+    own = _Functions.of(step).own(function, given)
+    with Choices.of(step).calling(), step.kinds.calling(given):
         return original(own, *args, **kwargs)
 
 
@@ -127,15 +130,34 @@ class _Functions(Part):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._own: dict[Any, tuple[Any, Any]] = {}
+        self._own: dict[Any, Any] = {}
+        self._known: list[Any] = []
 
-    def own(self, function: Any, kinds: list[Kind]) -> Any:
-        """Returns the one for a function whose arguments are of some kinds."""
-        key = id(function), tuple(kinds)
-        if key not in self._own:  # the id is that of no other one
-            own = tensorflow_tracing.untraced(function)
-            self._own[key] = function, own
-        return self._own[key][1]
+    def own(self, function: Any, given: list[Any]) -> Any:
+        """Returns the one for a function that is called here.
+
+        Args:
+            function: The program's.
+            given: Its arguments.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        held = frozenset(self.step.kinds.held(graph).items())
+        arguments = tuple(map(self._identity, given))
+        key = id(function), id(graph), arguments, held
+        if key not in self._own:
+            self._own[key] = tensorflow_tracing.untraced(function)
+            self._known.append((function, graph, given))  # ids stay theirs
+        return self._own[key]
+
+    def _identity(self, leaf: Any) -> Any:
+        """Returns by what traces for an argument are told apart.
+
+        What follows from several samples is computed once more from what it
+        was made of, which the next call may have made of something else.
+        """
+        kind = self.step.kinds.of(leaf)
+        follows = kind.role is Role.DERIVED or kind.depends_on_other_samples
+        return (kind, id(leaf)) if follows else kind
 
 
 def _is_argument(leaf: Any) -> bool:

@@ -99,8 +99,11 @@ class Layers(Part):
                 self._tried.add(id(operation))
                 if not _is_of_users(layer):
                     continue
-                if own_gradients.mixes(operation, self.step):
-                    _warn_of_gradient(layer, self.step)
+                try:
+                    if own_gradients.mixes(operation, self.step):
+                        _warn_of_gradient(layer, operation, self.step)
+                except NotDerivable:
+                    _warn_of_untried_gradient(layer, operation, self.step)
 
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
         """Returns the ids of tensors whose gradients depend on the whole batch.
@@ -209,7 +212,7 @@ def _warn_of_mixing(layer: Any, step: Step) -> None:
     )
 
 
-def _warn_of_gradient(layer: Any, step: Step) -> None:
+def _warn_of_gradient(layer: Any, operation: tf.Operation, step: Step) -> None:
     place = Layers.of(step).place(layer)
     step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
@@ -218,6 +221,23 @@ def _warn_of_gradient(layer: Any, step: Step) -> None:
         "those of its own part. One device would use the whole batch. Compute "
         "what it mixes from what all replicas have, with "
         "`keras_conflux.allreduce`.",
+        operation,
+    )
+
+
+def _warn_of_untried_gradient(
+    layer: Any, operation: tf.Operation, step: Step
+) -> None:
+    place = Layers.of(step).place(layer)
+    step.warn_once(
+        f"gradient of layer {place}: {type(layer).__name__}",
+        f"the gradient that the layer {layer.name!r} defines, as by "
+        "`tf.custom_gradient`, cannot be tried out on samples that are drawn, "
+        "as of Python code, or of a value that is no row of samples. If it "
+        "mixes samples, a replica mixes those of its own part. Compute it with "
+        "operations of TensorFlow from rows of samples, and what it mixes from "
+        "what all replicas have, with `keras_conflux.allreduce`.",
+        operation,
     )
 
 
@@ -366,11 +386,12 @@ def call_batch_norm(
     Without `synchronized=True` each row depends on the other samples of the
     replica's shard. That is what the user has chosen.
     """
-    outputs = original(layer, *args, **kwargs)
     step = steps.current_fit_step()
+    if step is not None:
+        statistics = layer.non_trainable_variables
+        Writes.of(step).keep_own_statistics(statistics)
+    outputs = original(layer, *args, **kwargs)
     if step is not None:
         kind = step.kinds.of(args[0] if args else kwargs["inputs"])
         step.kinds.mark(outputs, kind)
-        statistics = layer.non_trainable_variables
-        Writes.of(step).keep_own_statistics(statistics)
     return outputs

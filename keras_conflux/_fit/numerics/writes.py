@@ -1,8 +1,9 @@
 """What a step writes to variables becomes what one device would write.
 
-The end of the step makes it so, where that is right. Where it is not, as in
-some branches, replicas exchange what they need at the place of the write, if
-all of them come there: the step is traced once more for that.
+A branch of `tf.cond` and a `tf.function` that the step calls have graphs of
+their own, whose tensors cannot be used at the end of the step. So replicas
+exchange what they need at the place of the write, if all of them come there.
+What is averaged at the end anyway, as moving averages are, waits until then.
 """
 
 import contextlib
@@ -19,9 +20,10 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
+from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import counters
-from keras_conflux._fit.numerics import inner_writes
+from keras_conflux._fit.numerics import moving_averages
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.counters import is_counter
 from keras_conflux._fit.numerics.exit import Exit
@@ -83,24 +85,13 @@ class Writes(Exit):
         self._before: dict[int, Any] = {}
         self._moving_averages: list[keras.Variable] = []
         self._own_statistics: set[int] = set()
-        self._exchanged: frozenset[int] = frozenset()
-        self._to_exchange: set[int] = set()
         self._untracked: dict[int, keras.Variable] = {}
         self._counted: str | None = None
-
-    def exchange(self, found: frozenset[int]) -> None:
-        """Says what earlier traces have shown that is exchanged when written.
-
-        Args:
-            found: The ids of the variables.
-        """
-        self._exchanged = found
 
     def report(self, findings: TraceFindings) -> None:
         """See `Exit`."""
         findings.untracked.update(self._untracked)
         findings.counted = findings.counted or self._counted
-        findings.to_exchange.update(self._to_exchange)
 
     @contextlib.contextmanager
     def by_the_package(self) -> Iterator[None]:
@@ -122,21 +113,28 @@ class Writes(Exit):
     def to_write(self, variable: keras.Variable, value: Any) -> Any:
         """Notes that a variable is written, and returns what to write.
 
-        What a stand-in for samples would add to a metric is left out. What is
-        written is exchanged at once where the end of the step does not make it
-        right, and where a replica may have too few samples to fill the
-        variable.
+        What a stand-in for samples would add to a metric is left out.
         """
         comes_together = Choices.of(self.step).come_together()
         self._note(variable, value)
         self.step.kinds.notice(tf.compat.v1.get_default_graph())
         if is_counter(variable):
             return counters.own_share(variable, value, self.step)
-        if id(variable) in self._exchanged or (
-            comes_together and _may_not_fit(value)
-        ):
-            return _exchanged(variable, value, self.step)
-        return value
+        if not comes_together or self._needs_no_exchange(variable):
+            return value
+        return _exchanged(variable, value, self.step)
+
+    def _needs_no_exchange(self, variable: keras.Variable) -> bool:
+        """Whether a variable is set to a replica's own value, whatever that is.
+
+        It is a statistic of the replica's own samples then, or the package sets
+        it, or there is no other replica.
+        """
+        return (
+            self._is_of_package
+            or replica_collectives().count == 1
+            or id(variable) in self._own_statistics
+        )
 
     def _note(self, variable: keras.Variable, value: Any) -> None:
         self._all.setdefault(id(variable), variable)
@@ -169,7 +167,7 @@ class Writes(Exit):
         if id(variable) in self._all or self._is_traced_here():
             return value
         value = _read(value)
-        moves = variable.trainable or inner_writes.is_computed_from(
+        moves = variable.trainable or moving_averages.is_computed_from(
             value, variable
         )
         if not moves and not _is_constant(value):
@@ -223,17 +221,15 @@ class Writes(Exit):
         unclear: list[keras.Variable] = []
         for weight in itertools.filterfalse(is_counter, replicated):
             values, traced_here = self._values(weight)
-            if self._is_read_inside(weight, values):
-                continue  # as it is traced once more
             if self._are_equal(values, traced_here):
                 continue
             own = id(weight) in self._own_statistics
-            if inner_writes.is_moving_average(weight, self.step, own):
+            if moving_averages.is_moving_average(weight, self.step, own):
                 self._moving_averages.append(weight)
             elif values and traced_here:
                 exact.append((weight, values[-1]))
             else:
-                if values and not self._suffices_end(weight, values):
+                if values and not self._are_averaged_well(weight, values):
                     _warn_of_inner_write(self.step, weight)
                 unclear.append(weight)
         for weight, value in exact:
@@ -248,7 +244,7 @@ class Writes(Exit):
         """Returns what was written to this replica's copy of a weight."""
         if self.step.kinds.is_blind:
             return [], False
-        return self.step.kinds.written(inner_writes.handle_of_copy(weight))
+        return self.step.kinds.written(moving_averages.handle_of_copy(weight))
 
     def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
         """Warns of what metrics count where replicas may not come together."""
@@ -272,46 +268,26 @@ class Writes(Exit):
             for value in values
         )
 
-    def _is_read_inside(self, weight: keras.Variable, values: _Values) -> bool:
-        """Whether graphs inside of the step's read what it has written.
+    def _are_averaged_well(
+        self, weight: keras.Variable, values: _Values
+    ) -> bool:
+        """Whether a mean over replicas is what one device would have written.
 
-        They take it for what all replicas have. If they do not, yet, an
-        exchange where it is written is noted.
-        """
-        if id(weight) in self._exchanged:
-            return False
-        step = self.step
-        here = [value for value in values if value.graph is step.graph]
-        if all(step.kinds.of(value) == EQUAL for value in here):
-            return False
-        choices = Choices.of(step)
-        if not all(choices.is_everywhere(x.graph) for x in values):
-            return False
-        if not inner_writes.is_read_inside(weight, step):
-            return False
-        self._to_exchange.add(id(weight))
-        return True
-
-    def _suffices_end(self, weight: keras.Variable, values: _Values) -> bool:
-        """Whether the end of the step makes a variable right.
-
-        If not, but an exchange at the place of the write may, that is noted.
+        Args:
+            weight: Of which graphs inside of the step's write something.
+            values: What is written to this replica's copy.
         """
         if id(weight) in self._own_statistics:
             return True
+        is_float = keras.backend.is_float_dtype(weight.dtype)
+        if id(weight) in self._before or not is_float:
+            return False
         choices = Choices.of(self.step)
-        everywhere = all(choices.is_everywhere(x.graph) for x in values)
-        adds = id(weight) in self._before
-        if (
-            everywhere
-            and inner_writes.are_reduced_well(weight, values, self.step, adds)
-            and not inner_writes.is_read_later(weight, values, self.step)
-        ):
-            return True
-        if everywhere and id(weight) not in self._exchanged:
-            self._to_exchange.add(id(weight))
-            return True  # by the next trace
-        return False
+        return all(
+            self.step.kinds.of(value).role in (Role.EQUAL, Role.MEAN)
+            and choices.is_everywhere(value.graph)
+            for value in values
+        )
 
     def _reduce_by_change(self, weights: list[keras.Variable]) -> None:
         """Sums what was added, averages what was set.
@@ -346,9 +322,15 @@ class Writes(Exit):
 
 
 def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
-    """Returns what one device would write, if it can be computed."""
+    """Returns what one device would write.
+
+    It is the value itself if that is averaged at the end of the step, or if
+    the graph does not show how it is computed.
+    """
     value = keras_variables.as_tensor(value, variable.dtype)
     if step.kinds.of(value) == EQUAL:
+        return value
+    if moving_averages.averages(value, variable, step):
         return value
     try:
         found = global_values([value], step)[0]
@@ -359,11 +341,6 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     found = tf.ensure_shape(found, value.shape)
     step.kinds.mark_equal([found])
     return found
-
-
-def _may_not_fit(value: Any) -> bool:
-    """Whether a value has a size that is known only when a step runs."""
-    return isinstance(value, tf.Tensor) and not value.shape.is_fully_defined()
 
 
 def _read(value: Any) -> Any:
