@@ -70,6 +70,7 @@ class TrialProgram:
         self._sources: dict[str, tuple[tf.Tensor, Kind]] = {}
         self._operations: dict[str, tf.Operation] = {}
         self._names: dict[str, str] = {}
+        self._handed_on: dict[str, tf.Tensor] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
         self._follow(output, step)
         self._graph = tf.Graph()
@@ -89,6 +90,11 @@ class TrialProgram:
                 self._sources[tensor.name] = tensor, kind
                 continue
             operation = tensor.op
+            if operation.type == "IdentityN":  # needs one of its inputs alone
+                given = operation.inputs[tensor.value_index]
+                self._handed_on[tensor.name] = given
+                waiting.append(given)
+                continue
             if operation.name in self._operations:
                 continue
             if operation.type in _READS or not tensorflow_graphs.only_reads(
@@ -147,18 +153,18 @@ class TrialProgram:
             node.device = ""
             node.attr.pop("_class", None)
             del node.input[:]
-            node.input.extend(
-                self._names.get(x.name, x.name) for x in operation.inputs
-            )
+            node.input.extend(map(self._name, operation.inputs))
         if any(map(tensorflow_graphs.graphs_of, self._operations.values())):
             library = graph.as_graph_def().library
             definition.library.CopyFrom(library)
         return definition
 
-    def _name(self, output: tf.Tensor) -> str:
-        """Returns the name that the output has in the program."""
-        source = self._names.get(output.name)
-        return output.name if source is None else f"{source}:0"
+    def _name(self, tensor: tf.Tensor) -> str:
+        """Returns the name that a tensor has in the program."""
+        while tensor.name in self._handed_on:
+            tensor = self._handed_on[tensor.name]
+        source = self._names.get(tensor.name)
+        return tensor.name if source is None else f"{source}:0"
 
     def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
         """Makes a node a variable like the one that a handle is of."""
