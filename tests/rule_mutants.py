@@ -68,11 +68,13 @@ def _more_regular(entries):
 def class_of(kind):
     """Returns what is claimed, without the axis."""
     words = [kind.role.name, kind.entries.name if _has_entries(kind) else ""]
-    words += [
-        name
-        for name in ("mixed", "divided", "places", "counted")
-        if getattr(kind, name)
-    ]
+    claims = {
+        "mixed": kind.mixed,
+        "divided": kind.divided,
+        "places": kind.are_positions,
+        "counted": kind.counted,
+    }
+    words += [name for name, holds in claims.items() if holds]
     return " ".join([*filter(None, words), *["joined"] * (kind.blocks > 1)])
 
 
