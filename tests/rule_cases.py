@@ -1372,6 +1372,14 @@ class Made:
     forms: tuple = ("made",)
 
 
+def _places_apart(operands, _):
+    """Makes places in the batch, each number of which is on its own."""
+    with operands.graph.as_default():
+        places = tf.where(operands("rows", "bool", (N, 1)))
+        return tf.expand_dims(places, 2)
+
+
+of("GatherNd", [case(V("real", (N, 3), ("rows",)), Made(_places_apart))])
 _CHOSEN = Made(lambda operands, _: operands.chosen_draws())
 of("Shape Size", [case(_CHOSEN)])
 of("ShapeN", [case(L(_CHOSEN, V("real", (N, 3))))])

@@ -323,12 +323,32 @@ def _copied_as_it_is(
     definition = operation.node_def
     copy = tf.compat.v1.get_default_graph().create_op(
         operation.type,
-        inputs,
+        [_constant_if_known(each) for each in inputs],
         [output.dtype for output in operation.outputs],
         attrs={k: v for k, v in definition.attr.items() if k != "_class"},
         op_def=operation.op_def,
     )
     return list(copy.outputs)
+
+
+def _constant_if_known(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a constant of the current graph for one of a graph around it.
+
+    Shapes that are captured are unknown to TensorFlow's shape functions.
+    """
+    if not tensor.dtype.is_integer:
+        return tensor
+    known = outermost(tensor, getattr(tensor, "graph", None))
+    is_here = known is tensor and not _is_outside(tensor)
+    value = None if is_here else tf.get_static_value(known)
+    return tensor if value is None else tf.constant(value, tensor.dtype)
+
+
+def _is_outside(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is not of the graph that is being traced."""
+    return is_eager(tensor) or (
+        tensor.graph is not tf.compat.v1.get_default_graph()
+    )
 
 
 def _called(

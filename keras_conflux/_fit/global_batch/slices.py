@@ -274,6 +274,8 @@ def _samples_at_places(
     values, places = inputs
     if values.entries is not Entries.ONE or values.axis != 0:
         return None
+    if operation.inputs[1].shape.rank != 2 or places.axis != 0:
+        return None  # as other numbers than the first may be taken for one
     return dataclasses.replace(places, are_positions=False)
 
 
