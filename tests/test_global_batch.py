@@ -1306,12 +1306,14 @@ class Cautious(OwnStep):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize(
-    "where", [_by_a_hidden_condition, _in_a_loop, _in_a_branch_of_a_function]
-)
+@pytest.mark.parametrize("where", [_by_a_hidden_condition, _in_a_loop])
 def test_an_update_that_replicas_may_not_share_warns(where):
     with pytest.warns(kc.ConfluxWarning, match="applies the optimizer 'sgd"):
         train(lambda: Cautious(where), MANY)
+
+
+def test_an_update_in_a_branch_of_a_function():
+    assert_equal(lambda: Cautious(_in_a_branch_of_a_function), MANY)
 
 
 class OfRagged(keras.Model):

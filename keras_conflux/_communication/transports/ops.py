@@ -10,6 +10,7 @@ from typing import Any
 from typing import Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -86,8 +87,10 @@ class _Sum(Op):
     is_linear = True
 
     def neutral(self, dtype: tf.DType) -> tf.Tensor:
-        # -0.0 leaves every float as it is when it is added, -0.0 included.
-        return tf.constant(-0.0 if dtype.is_floating else 0, dtype)
+        # -0.0 leaves every float as it is when it is added, -0.0 included. It is
+        # an array, as TensorFlow keeps numbers and takes 0.0 for the same.
+        zero = -0.0 if dtype.is_floating else 0
+        return tf.constant(np.full([], zero, dtype.as_numpy_dtype), dtype)
 
     def gradient(
         self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers

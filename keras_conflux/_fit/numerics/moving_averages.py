@@ -96,8 +96,9 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
 
 
 def handle_of_copy(variable: keras.Variable) -> Any:
-    """Returns the handle of this replica's copy of a variable."""
-    copy = state.copies(variable)[replica_index()]
+    """Returns the handle of this replica's copy of a variable, or the only."""
+    copies = state.copies(variable)
+    copy = copies[replica_index() if len(copies) > 1 else 0]
     return tensorflow_internals.handle_of(copy)
 
 
