@@ -275,7 +275,7 @@ def test_the_neutral_number_changes_nothing(op, dtype):
     if dtype.is_floating:
         values = [*map(float, values), -0.0, float("inf"), float("-inf")]
     x = tf.constant(values, dtype)
-    tf.constant(0.0)  # which TensorFlow keeps
+    tf.constant(0.0 if dtype.is_floating else 0, dtype)  # TensorFlow keeps it
     found = ops.OPS[op]
     reduced = found.of_two(x, found.neutral(dtype))
     assert reduced.numpy().tobytes() == x.numpy().tobytes()

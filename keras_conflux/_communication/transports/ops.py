@@ -87,8 +87,8 @@ class _Sum(Op):
     is_linear = True
 
     def neutral(self, dtype: tf.DType) -> tf.Tensor:
-        # -0.0 leaves every float as it is when it is added, -0.0 included. It is
-        # an array, as TensorFlow keeps numbers and takes 0.0 for the same.
+        # -0.0 leaves every float as it is when it is added, -0.0 included. It
+        # is an array, as TensorFlow keeps numbers and takes 0.0 for the same.
         zero = -0.0 if dtype.is_floating else 0
         return tf.constant(np.full([], zero, dtype.as_numpy_dtype), dtype)
 
