@@ -75,6 +75,9 @@ def modules() -> dict[str, set[str]]:
     }
 
 
+MODULES = modules()
+
+
 def test_tests_of_public_behaviour_know_no_private_module():
     for path in (PACKAGE.parent / "tests").glob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -89,6 +92,27 @@ def test_all_modules_can_be_imported():
     for name in modules():
         if not name.endswith(".__main__"):  # which runs when it is imported
             importlib.import_module(name)
+
+
+def test_what_modules_are_asked_for_exists():
+    """Type checkers are not asked: TensorFlow makes its modules as it runs."""
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        known = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for each in node.names:
+                    full = f"{node.module}.{each.name}"
+                    if full in MODULES:
+                        known[each.asname or each.name] = full
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(
+                node.value, ast.Name
+            ):
+                module = known.get(node.value.id)
+                if module is not None:
+                    found = importlib.import_module(module)
+                    assert hasattr(found, node.attr), (path, node.lineno)
 
 
 def test_imports_point_downwards():
