@@ -336,19 +336,12 @@ def _constant_if_known(tensor: tf.Tensor) -> tf.Tensor:
 
     Shapes that are captured are unknown to TensorFlow's shape functions.
     """
-    if not tensor.dtype.is_integer:
-        return tensor
     known = outermost(tensor, getattr(tensor, "graph", None))
-    is_here = known is tensor and not _is_outside(tensor)
-    value = None if is_here else tf.get_static_value(known)
+    is_here = getattr(known, "graph", None) is tf.compat.v1.get_default_graph()
+    if is_here or not tensor.dtype.is_integer:
+        return tensor
+    value = tf.get_static_value(known)
     return tensor if value is None else tf.constant(value, tensor.dtype)
-
-
-def _is_outside(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is not of the graph that is being traced."""
-    return is_eager(tensor) or (
-        tensor.graph is not tf.compat.v1.get_default_graph()
-    )
 
 
 def _called(

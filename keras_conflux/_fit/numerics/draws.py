@@ -30,6 +30,7 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
 from keras_conflux._fit.numerics import uses_of_rows
+from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
 from keras_conflux._fit.numerics.drawn_rows import WrittenPlace
@@ -186,14 +187,8 @@ def normal(
 ) -> Any:
     """Draws the rows of `keras.random.normal`."""
     sampler = counted_draws.normal(dtype or keras.config.floatx())
-    return _draw(
-        "normal",
-        shape,
-        seed,
-        lambda: original(shape, mean, stddev, dtype, seed),
-        lambda rows: _deviating(rows.drawn(sampler, seed), mean, stddev),
-        (mean, stddev),
-    )
+    given = shape, mean, stddev, dtype, seed
+    return _draw_around("normal", sampler, original, *given)
 
 
 def truncated_normal(
@@ -206,19 +201,37 @@ def truncated_normal(
 ) -> Any:
     """Draws the rows of `keras.random.truncated_normal`."""
     sampler = counted_draws.truncated_normal(dtype or keras.config.floatx())
+    given = shape, mean, stddev, dtype, seed
+    return _draw_around("truncated_normal", sampler, original, *given)
+
+
+def _draw_around(
+    name: str,
+    sampler: Sampler,
+    original: Callable,
+    shape: Any,
+    mean: Any,
+    stddev: Any,
+    dtype: Any,
+    seed: Any,
+) -> Any:
+    """Draws rows of numbers that lie around a mean."""
+
+    def of_rows(rows: DrawnRows) -> tf.Tensor:
+        drawn = rows.drawn(sampler, seed)
+        scale, center = (
+            tf.convert_to_tensor(x, drawn.dtype) for x in (stddev, mean)
+        )
+        return drawn * scale + center
+
     return _draw(
-        "truncated_normal",
+        name,
         shape,
         seed,
         lambda: original(shape, mean, stddev, dtype, seed),
-        lambda rows: _deviating(rows.drawn(sampler, seed), mean, stddev),
+        of_rows,
         (mean, stddev),
     )
-
-
-def _deviating(drawn: tf.Tensor, mean: Any, stddev: Any) -> tf.Tensor:
-    stddev = tf.convert_to_tensor(stddev, drawn.dtype)
-    return drawn * stddev + tf.convert_to_tensor(mean, drawn.dtype)
 
 
 def uniform(
