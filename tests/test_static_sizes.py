@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import ON_GPU
 from models import assert_same_training
 
 import keras_conflux as kc
@@ -126,6 +127,20 @@ def test_a_batch_that_does_not_divide_says_what_to_write():
     with pytest.raises(TypeError) as caught:
         kc.replicate(model, 3).train_on_batch(X[:7], Y[:7])
     assert "3, 2, 2 of 7 samples" in caught.value.__notes__[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*depends on other samples")
+@pytest.mark.skipif(ON_GPU, reason="GPUs give zeros for places out of bounds")
+def test_samples_that_a_replica_lacks_say_what_to_write():
+    class Picks(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.gather(x, [4])
+
+    model = keras.Sequential([Picks(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        kc.replicate(model, 3).train_on_batch(X[:5], Y[:5])
+    assert "`keras_conflux.allgather(x)`" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

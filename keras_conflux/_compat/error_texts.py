@@ -69,8 +69,8 @@ def is_of_sizes(error: Exception) -> bool:
     if not isinstance(error, kinds):
         return False
     words = (
-        r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|values|"
-        r"NoneType)\b"
+        r"(?i)\b(shapes?|dimensions?|sizes?|elements|bounds|index|indices|"
+        r"values|NoneType)\b"
     )
     return re.search(words, str(error)) is not None
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from keras import ops
+from models import COMPILED
 
 import keras_conflux as kc
 from keras_conflux._fit.numerics import choices
@@ -364,6 +365,7 @@ def _averages_what_nobody_knows(model, x, loss):
 
 
 @pytest.mark.skipif(MANY == 1, reason="warns of what replicas do otherwise")
+@pytest.mark.skipif(COMPILED, reason="XLA compiles no Python, and says so")
 def test_an_average_of_what_nobody_knows_warns():
     message = r"how steps\S*/a, which the step sets, is computed"
     with pytest.warns(kc.ConfluxWarning, match=message):

@@ -160,7 +160,9 @@ class StepExecutor:
                 f"{self._model.name}: a replica's step sees its part of the "
                 f"batch: {', '.join(map(str, sizes))} of {sum(sizes)} samples "
                 f"on {len(sizes)} replicas. Where the program has the size of "
-                "the batch, write `keras.ops.shape(x)[0]`."
+                "the batch, write `keras.ops.shape(x)[0]`; where it picks "
+                "samples by their place in the batch, pick them from "
+                "`keras_conflux.allgather(x)`."
             )
 
     def _run(self, batch: Batch | StackedBatch, limit: int) -> Tree:
