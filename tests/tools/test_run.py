@@ -262,13 +262,13 @@ def test_a_long_progress_bar_is_in_a_file_from_time_to_time():
     written = []
 
     class Screen(output.Screen):
-        def write_line(self, descriptor, line):
-            written.append((descriptor, line))
+        def write(self, output, text, is_end):
+            written.append((output.descriptor, output.prefix + text))
 
         def is_terminal(self, descriptor):
             return False
 
-    stream = output.Output(Screen(), 2, b"[0] ")
+    stream = output.Output(Screen(written.append), 2, b"[0] ")
     stream.feed(b"\rstep 1")
     stream._next_redrawn = 0.0
     stream.feed(b"\rstep 2")
@@ -415,14 +415,14 @@ def test_a_signal_to_save_has_all_its_time(launch, tmp_path):
     """As Slurm sends it, long before it ends the program."""
     script = """
 def told(number, _):
-    time.sleep(1.0 + task)
+    time.sleep(1.0 + 0.2 * task)
     print(f"saved after {number}")
     sys.exit(128 + number)
 signal.signal(signal.SIGUSR1, told)
 ready()
 time.sleep(60)
 """
-    options = ("--processes", "2", "--restarts", "3", "--grace", "0.3")
+    options = ("--processes", "2", "--restarts", "3", "--grace", "0.9")
     process = launch(script, *options)
     wait_until(lambda: len(pids(tmp_path)) == 2)
     process.send_signal(signal.SIGUSR1)

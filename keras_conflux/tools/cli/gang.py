@@ -1,8 +1,10 @@
 """Processes that run together, and end together."""
 
 import dataclasses
+import math
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -13,8 +15,12 @@ from types import TracebackType
 from typing import Any
 from typing import BinaryIO
 
+from keras_conflux.tools.cli import reasons
+from keras_conflux.tools.cli import sink
 from keras_conflux.tools.cli.output import Output
 from keras_conflux.tools.cli.output import Screen
+from keras_conflux.tools.cli.reasons import Ended
+from keras_conflux.tools.cli.reasons import LastError
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -27,16 +33,11 @@ TOLD = tuple(
 
 _LAST_OUTPUT_SECONDS = 1.0
 """How long to wait for output of what the processes leave behind."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """A process has ended."""
-
-    index: int
-    """Which one."""
-    status: int
-    """Its exit status, or 128 and the number of the signal that ended it."""
+_UNTIL_SIGTERM_SECONDS = 1.0
+"""How long after nobody reads any more. What has ended the reader may be a
+signal for all, which then arrives."""
+_MOST = 1 << 20
+"""How many bytes a pipe holds at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,15 @@ class Signal:
     """The signal that does so."""
 
 
-Event = Ended | Signal
+@dataclasses.dataclass(frozen=True)
+class ReaderGone:
+    """Nobody reads any more what the processes print."""
+
+    name: str
+    """Where, such as `"standard output"`."""
+
+
+Event = Ended | Signal | ReaderGone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +66,13 @@ class Outcome:
     status: int
     """The exit status of the process that failed first, or 0."""
     failed: int | None
-    """Which process that was, or `None`."""
+    """Which process that was; `None` if none failed before all were to end."""
+    error: str
+    """What it has raised, or nothing."""
     is_interrupted: bool
-    """Whether a signal has asked for the end."""
+    """Whether someone has asked for the end."""
+    heard: int
+    """How many signals of the user's have done so."""
 
 
 class Gang:
@@ -74,6 +87,7 @@ class Gang:
         grace_seconds: How long the others may run after a failure or a
             signal, and how long again after SIGTERM. Then SIGKILL ends them.
         events: Where signals arrive.
+        screen: What the processes print goes there.
     """
 
     def __init__(
@@ -82,17 +96,25 @@ class Gang:
         environments: list[dict[str, str]],
         grace_seconds: float,
         events: "queue.SimpleQueue[Event]",
+        screen: Screen,
     ) -> None:
         self._command = command
         self._environments = environments
         self._grace_seconds = grace_seconds
         self._events = events
-        self._screen = Screen()
+        self._screen = screen
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._running: set[int] = set()
-        self._first_failure: Ended | None = None
+        self._errors = [LastError() for _ in environments]
+        self._failed: list[Ended] = []
+        self._status = 0
+        self._is_closed = False
+        # The readers are told to leave when its other end is closed.
+        self._leave, self._leave_end = os.pipe()
         self._is_interrupted = False
+        self._is_asked_to_end = False
+        self._heard = 0
         self._told: set[int] = set()
         # What comes next if processes go on beyond the deadline.
         self._deadline: float | None = None
@@ -118,7 +140,7 @@ class Gang:
         self._close()
 
     def wait(self) -> Outcome:
-        """Waits until all processes have ended.
+        """Waits until all processes have ended, and takes what they print.
 
         Returns:
             How they have ended.
@@ -128,14 +150,19 @@ class Gang:
             if event is None:
                 self._use_harsher_signal()
             elif isinstance(event, Signal):
-                self._hand_on(event.number)
+                self._hear(event.number)
+            elif isinstance(event, ReaderGone):
+                self._end_without_reader(event.name)
             else:
                 self._take_note(event)
-        failure = self._first_failure
+        self._close()
+        failure = reasons.first(self._failed, self._errors)
         return Outcome(
-            failure.status if failure else 0,
+            failure.status if failure else self._status,
             failure.index if failure else None,
+            self._errors[failure.index].text if failure else "",
             self._is_interrupted,
+            self._heard,
         )
 
     def _next_event(self) -> Event | None:
@@ -150,40 +177,64 @@ class Gang:
 
     def _take_note(self, ended: Ended) -> None:
         self._running.discard(ended.index)
-        if ended.status != 0 and self._first_failure is None:
-            self._first_failure = ended
-            if ended.status - 128 in self._told:
-                self._is_interrupted = True
-            elif self._deadline is None:
-                self._set_deadline()
+        if ended.status == 0:
+            return
+        if not self._failed and ended.status - 128 in self._told:
+            self._is_interrupted = True
+        elif not self._is_asked_to_end:
+            self._failed.append(ended)
+        self._status = self._status or ended.status
+        if self._deadline is None and not self._is_asked_to_end:
+            self._set_deadline(self._grace_seconds)
 
-    def _hand_on(self, number: int) -> None:
+    def _hear(self, number: int) -> None:
         """Hands a signal on, or does not wait any longer at the second one."""
         if number in TOLD:
             self._told.add(number)
             self._send(number)
             return
-        if self._is_interrupted:
+        self._is_interrupted = True
+        if number == signal.SIGHUP:
+            # A terminal that closes may say so more than once, and also to
+            # processes that already save. None of this may cut that short.
+            if self._deadline is None:
+                self._ask_to_end(signal.SIGTERM)
+            return
+        self._heard += 1
+        if self._heard > 1:
             self._harsher = [signal.SIGKILL]
             self._use_harsher_signal()
-            return
+        elif not self._is_asked_to_end:
+            self._ask_to_end(number)
+
+    def _end_without_reader(self, name: str) -> None:
         self._is_interrupted = True
+        if self._deadline is None and not self._is_asked_to_end:
+            self._screen.say(
+                f"nobody reads {name} any more, so all processes shall end"
+            )
+            self._set_deadline(min(_UNTIL_SIGTERM_SECONDS, self._grace_seconds))
+
+    def _ask_to_end(self, number: int) -> None:
+        self._is_asked_to_end = True
         self._send(number)
-        self._set_deadline()
+        self._set_deadline(self._grace_seconds)
 
     def _send(self, number: int) -> None:
         for index in self._running:
             # It has not been reaped, so the number is still its own.
             os.kill(self._processes[index].pid, number)
 
-    def _set_deadline(self) -> None:
-        self._deadline = time.monotonic() + self._grace_seconds
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._screen.keep_up_to(sink.ENDING)
 
     def _use_harsher_signal(self) -> None:
-        self._send(self._harsher.pop(0))
+        number = self._harsher.pop(0)
         if self._harsher:
-            self._set_deadline()
+            self._ask_to_end(number)
         else:
+            self._send(number)
             self._deadline = None
             self._harsher = [signal.SIGKILL]
 
@@ -204,24 +255,40 @@ class Gang:
         self._running.add(index)
         width = len(str(len(self._environments) - 1))
         prefix = f"[{index:>{width}}] ".encode()
-        for stream, descriptor in ((process.stdout, 1), (process.stderr, 2)):
-            output = Output(self._screen, descriptor, prefix)
-            self._readers.append(_thread(_read, stream, output))
+        hear = self._errors[index].hear
+        outputs = (
+            (process.stdout, Output(self._screen, 1, prefix)),
+            (process.stderr, Output(self._screen, 2, prefix, hear)),
+        )
+        for stream, output in outputs:
+            reader = _thread(_read, stream, output, self._leave)
+            self._readers.append(reader)
         _thread(_await, index, process.pid, self._events)
 
     def _close(self) -> None:
+        """Ends what the processes leave behind, and takes the last output."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # What is still in their pipes is little, and all that is left to take.
+        self._screen.keep_up_to(math.inf)
         deadline = time.monotonic() + _LAST_OUTPUT_SECONDS
         if not self._running:
-            for reader in self._readers:
-                reader.join(max(0.0, deadline - time.monotonic()))
+            self._join_readers(deadline)
         for process in self._processes:
             # Not reaped, so the number is still that of its group.
             os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
+        self._join_readers(deadline)
+        os.close(self._leave_end)
+        self._join_readers(math.inf)
+        os.close(self._leave)
+
+    def _join_readers(self, deadline: float) -> None:
         for reader in self._readers:
-            reader.join(max(0.0, deadline - time.monotonic()))
-        self._screen.close()
+            left = max(0.0, deadline - time.monotonic())
+            reader.join(None if left == math.inf else left)
 
 
 def _thread(function: Any, *arguments: Any) -> threading.Thread:
@@ -239,8 +306,20 @@ def _await(index: int, pid: int, events: "queue.SimpleQueue[Event]") -> None:
     events.put(Ended(index, status))
 
 
-def _read(stream: BinaryIO, output: Output) -> None:
+def _read(stream: BinaryIO, output: Output, leave: int) -> None:
+    """Takes what a process prints, until it ends or `leave` is closed."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    poll.register(leave, select.POLLIN)
     with stream:
-        while chunk := stream.read(65536):
-            output.feed(chunk)
+        is_told = False
+        while not is_told:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            # Whoever was left behind may write without an end.
+            is_told = leave in ready
+            if stream.fileno() in ready:
+                chunk = stream.read(_MOST if is_told else 1 << 16)
+                if not chunk:
+                    break
+                output.feed(chunk)
     output.close()

@@ -5,67 +5,151 @@ line is drawn again in place. In a file only its last state is a line, and from
 time to time one in between.
 """
 
+import dataclasses
 import os
 import re
-import signal
 import threading
 import time
+from collections.abc import Callable
+
+from keras_conflux.tools.cli.sink import Sink
 
 _REDRAWN_SECONDS = 10.0
 """How often a line that is drawn again and again is written to a file."""
+_LONG = 1 << 16
+"""From how many bytes on a line is written in parts, before it has an end."""
 
+_NAMES = {1: "standard output", 2: "standard error"}
 _CLEAR = b"\r\x1b[K"
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
+_DRAWN = object()
+
+
+@dataclasses.dataclass(eq=False)
+class _File:
+    """One file, to which standard output or standard error goes, or both."""
+
+    descriptor: int
+    sink: Sink
+    open: object = None
+    """Whose line has no end yet: that of an `Output`, or a drawn one."""
+
+    def begun(self, line: object) -> bytes:
+        """Returns what is written before a new line."""
+        before, self.open = self.open, line
+        if before is None:
+            return b""
+        return _CLEAR if before is _DRAWN else b"\n"
 
 
 class Screen:
-    """What the processes write to: standard output and standard error."""
+    """What the processes write to: standard output and standard error.
 
-    def __init__(self) -> None:
+    Args:
+        on_gone: Called with the name of one that nobody reads any more.
+    """
+
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._lock = threading.Lock()
-        self._terminals = {fd for fd in (1, 2) if os.isatty(fd)}
-        self._is_drawn = False
-        self._is_broken = False
+        self._on_gone = on_gone
+        self._terminals = {fd for fd in _NAMES if os.isatty(fd)}
+        self._files: dict[int, _File] = {}
+        for descriptor in _NAMES:
+            self._files[descriptor] = self._same(descriptor) or _File(
+                descriptor, self._sink(descriptor)
+            )
 
     def is_terminal(self, descriptor: int) -> bool:
         """Returns whether a line can be drawn again."""
         return descriptor in self._terminals
 
-    def write_line(self, descriptor: int, line: bytes) -> None:
-        """Writes a line that does not change any more."""
-        with self._lock:
-            self._clear()
-            self._write(descriptor, line + b"\n")
+    def write(self, output: "Output", text: bytes, is_end: bool) -> None:
+        """Writes a line, or a part of a long one.
 
-    def draw(self, descriptor: int, line: bytes) -> None:
-        """Draws a line on a terminal, in place of one that was drawn."""
-        width = os.get_terminal_size(descriptor).columns or 80
-        # A line that the terminal breaks could not be cleared.
-        text = _CONTROL.sub(b"", line).decode(errors="replace")[: width - 1]
+        Args:
+            output: Whose line it is.
+            text: The line, or what follows a part that was written before.
+            is_end: Whether the line ends with this.
+        """
+        file = self._files[output.descriptor]
+        file.sink.wait_for_room()
         with self._lock:
-            self._write(descriptor, _CLEAR + text.encode())
-            self._is_drawn = True
+            if file.open is not output:
+                text = file.begun(output) + output.prefix + text
+            file.sink.put(text + b"\n" * is_end)
+            file.open = None if is_end else output
+
+    def end(self, output: "Output") -> None:
+        """Ends the line of which parts were written, if there is one."""
+        file = self._files[output.descriptor]
+        with self._lock:
+            if file.open is output:
+                file.sink.put(file.begun(None))
+
+    def draw(self, output: "Output", text: bytes) -> None:
+        """Draws a line on a terminal, in place of one that was drawn."""
+        file = self._files[output.descriptor]
+        # A line that the terminal breaks could not be cleared.
+        width = _width(output.descriptor) - 1
+        shown = _CONTROL.sub(b"", output.prefix + text).decode(errors="replace")
+        with self._lock:
+            if file.open in (None, _DRAWN) and not file.sink.is_behind:
+                file.open = _DRAWN
+                file.sink.put(_CLEAR + shown[:width].encode())
+
+    def say(self, text: str, descriptor: int = 2) -> None:
+        """Writes a line of the launcher's own. This does not wait."""
+        file = self._files[descriptor]
+        with self._lock:
+            line = f"conflux run: {text}\n".encode(errors="replace")
+            file.sink.put(file.begun(None) + line)
+
+    def keep_up_to(self, limit: float) -> None:
+        """Sets how many bytes are kept for a reader that pauses."""
+        for file in self._files.values():
+            file.sink.keep_up_to(limit)
 
     def close(self) -> None:
-        """Clears what was drawn."""
-        with self._lock:
-            self._clear()
+        """Clears what was drawn. Nothing is written afterwards."""
+        for file in self._files.values():
+            with self._lock:
+                file.sink.put(file.begun(None))
+            file.sink.close()
 
-    def _clear(self) -> None:
-        if self._is_drawn:
-            self._write(min(self._terminals), _CLEAR)
-            self._is_drawn = False
+    def join(self, seconds: float) -> bool:
+        """Waits until all is written or nobody reads; returns whether it is."""
+        end = time.monotonic() + seconds
+        return all(
+            file.sink.join(max(0.0, end - time.monotonic()))
+            for file in self._files.values()
+        )
 
-    def _write(self, descriptor: int, text: bytes) -> None:
-        if self._is_broken:
-            return
-        try:
-            while text:
-                text = text[os.write(descriptor, text) :]
-        except OSError:
-            # Nobody reads any more, as in `conflux run ... | head`.
-            self._is_broken = True
-            os.kill(os.getpid(), signal.SIGTERM)
+    def _same(self, descriptor: int) -> _File | None:
+        """Returns the file to which an earlier descriptor goes as well."""
+        for other, file in self._files.items():
+            try:
+                if os.path.sameopenfile(descriptor, other):
+                    return file
+            except OSError:  # one is closed
+                continue
+        return None
+
+    def _sink(self, descriptor: int) -> Sink:
+        name = _NAMES[descriptor]
+        return Sink(
+            descriptor,
+            lambda: self._on_gone(name),
+            lambda error: self._tell_of_failure(descriptor, error),
+        )
+
+    def _tell_of_failure(self, descriptor: int, error: OSError) -> None:
+        (other,) = _NAMES.keys() - {descriptor}
+        if self._files[other] is not self._files[descriptor]:
+            self.say(
+                f"{_NAMES[descriptor]} cannot be written: {error}; the "
+                "processes go on, and what they print is dropped until it can",
+                other,
+            )
 
 
 class Output:
@@ -75,12 +159,20 @@ class Output:
         screen: Where to write.
         descriptor: 1 for standard output, 2 for standard error.
         prefix: What stands before each line.
+        hear: Called with each line that has ended, if it is not long.
     """
 
-    def __init__(self, screen: Screen, descriptor: int, prefix: bytes) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        descriptor: int,
+        prefix: bytes,
+        hear: Callable[[bytes], None] = lambda line: None,
+    ) -> None:
+        self.descriptor = descriptor
+        self.prefix = prefix
         self._screen = screen
-        self._descriptor = descriptor
-        self._prefix = prefix
+        self._hear = hear
         self._rest = b""
         self._next_redrawn = time.monotonic() + _REDRAWN_SECONDS
 
@@ -90,24 +182,33 @@ class Output:
         for line in lines:
             self._write(line)
         self._rest = _last_state(rest)
-        if not self._rest:
-            return
-        if self._screen.is_terminal(self._descriptor):
-            text = self._prefix + _visible(self._rest)
-            self._screen.draw(self._descriptor, text)
+        if len(self._rest) > _LONG:
+            self._screen.write(self, _visible(self._rest), is_end=False)
+            self._rest = b""
+        elif self._rest and self._screen.is_terminal(self.descriptor):
+            self._screen.draw(self, _visible(self._rest))
         elif b"\r" in self._rest and time.monotonic() > self._next_redrawn:
             self._write(self._rest)
 
     def close(self) -> None:
-        """Writes a last line that has no end."""
+        """Ends a last line that has no end."""
         if self._rest:
             self._write(self._rest)
         self._rest = b""
+        self._screen.end(self)
 
     def _write(self, line: bytes) -> None:
-        text = self._prefix + _visible(line)
-        self._screen.write_line(self._descriptor, text)
+        text = _visible(line)
+        self._screen.write(self, text, is_end=True)
+        self._hear(text)
         self._next_redrawn = time.monotonic() + _REDRAWN_SECONDS
+
+
+def _width(descriptor: int) -> int:
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:  # it was closed
+        return 80
 
 
 def _last_state(line: bytes) -> bytes:

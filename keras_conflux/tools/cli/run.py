@@ -15,15 +15,20 @@ from typing import Any
 
 from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import slurm
+from keras_conflux.tools.cli import sink
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
 from keras_conflux.tools.cli.gang import Outcome
+from keras_conflux.tools.cli.gang import ReaderGone
 from keras_conflux.tools.cli.gang import Signal
 from keras_conflux.tools.cli.gpus import deal
 from keras_conflux.tools.cli.gpus import visible_gpus
 from keras_conflux.tools.cli.options import at_least
+from keras_conflux.tools.cli.output import Screen
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals of which a second one does not wait."""
 _EXAMPLES = """examples:
   conflux run --processes 4 train.py --epochs 10
   conflux run --processes 4 --restarts 3 -m project.train --epochs 10
@@ -120,14 +125,40 @@ def main(options: argparse.Namespace) -> int:
     except ValueError as error:
         options.error(str(error))
     with _signals_as_events() as events:
+        screen = Screen(lambda name: events.put(ReaderGone(name)))
         for attempt in range(options.restarts + 1):
             environments = _environments(shares, attempt)
-            with Gang(command, environments, options.grace, events) as gang:
+            screen.keep_up_to(sink.RUNNING)
+            with Gang(
+                command, environments, options.grace, events, screen
+            ) as gang:
                 outcome = gang.wait()
-            if outcome.status == 0 or outcome.is_interrupted:
+            is_last = outcome.status == 0 or outcome.is_interrupted
+            if outcome.failed is not None:
+                left = 0 if is_last else options.restarts
+                screen.say(_told(outcome, attempt, left))
+            if is_last:
                 break
-            _say(_told(outcome, attempt, options.restarts))
+        _wait_for_reader(screen, events, outcome.heard)
     return outcome.status
+
+
+def _wait_for_reader(
+    screen: Screen, events: "queue.SimpleQueue[Event]", heard: int
+) -> None:
+    """Waits until all is read, or the user does not want to wait any more.
+
+    Args:
+        screen: Where the output goes.
+        events: Where signals arrive.
+        heard: How many signals of the user's have come before.
+    """
+    screen.close()
+    while not screen.join(0.05 if heard < 2 else 1.0) and heard < 2:
+        while not events.empty():
+            event = events.get()
+            if isinstance(event, Signal) and event.number in _ENDING:
+                heard += 1
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -222,13 +253,11 @@ def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
     if outcome.status > 128:
         number = outcome.status - 128
         text += f" ({signal.strsignal(number) or f'signal {number}'})"
+    if outcome.error:
+        text += f": {outcome.error}"
     if attempt < restarts:
         return f"{text}; restart {attempt + 1} of {restarts}"
     return f"{text}; no restarts are left" if restarts else text
-
-
-def _say(text: str) -> None:
-    print(f"conflux run: {text}", file=sys.stderr, flush=True)
 
 
 def _seconds(text: str) -> float:

@@ -1,0 +1,67 @@
+"""Which of several failed processes failed first, by what they print."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+_TRACEBACK = b"Traceback (most recent call last):"
+_ERROR = re.compile(rb"(?:[\w.<>]+\.)?(\w+(?:: .*)?)$", re.DOTALL)
+_NAMED = re.compile(r"ProcessError: .*, because process (\d+) ")
+_LENGTH = 500
+
+
+class LastError:
+    """The error of the last traceback that one process prints."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """Its type and first line, such as `"ValueError: no"`, or nothing."""
+        self._is_in_traceback = False
+
+    def hear(self, line: bytes) -> None:
+        """Takes a line of standard error."""
+        if line == _TRACEBACK:
+            self._is_in_traceback = True
+        elif self._is_in_traceback and line and not line.startswith(b" "):
+            self._is_in_traceback = False
+            found = _ERROR.match(line)
+            shown = found[1][:_LENGTH].decode(errors="replace") if found else ""
+            self.text = " ".join(shown.split())
+
+    @property
+    def named(self) -> int | None:
+        """Which process has caused it, if it is a `ProcessError` that says so.
+
+        What one process raises, `_cluster/failures.py` tells the others.
+        """
+        found = _NAMED.match(self.text)
+        return int(found[1]) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A process has ended."""
+
+    index: int
+    """Which one."""
+    status: int
+    """Its exit status, or 128 and the number of the signal that ended it."""
+
+
+def first(failed: Sequence[Ended], errors: Sequence[LastError]) -> Ended | None:
+    """Returns the process that failed first, as far as anybody knows.
+
+    A process that fails because of another one may have ended before that one.
+
+    Args:
+        failed: Those that ended by themselves, and not well, in this order.
+        errors: What each process has printed.
+    """
+    named = [errors[each.index].named for each in failed]
+    causes = [
+        each
+        for each in failed
+        if each.index in named and errors[each.index].named is None
+    ]
+    causes.sort(key=lambda each: -named.count(each.index))
+    return next(iter(causes or failed), None)

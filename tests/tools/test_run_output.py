@@ -1,0 +1,456 @@
+"""`conflux run`, however its output waits or fails, and however a run ends."""
+
+import itertools
+import os
+import pathlib
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import keras_conflux
+from keras_conflux.tools.cli import output
+from keras_conflux.tools.cli import reasons
+
+COMMAND = pathlib.Path(keras_conflux.__file__).parents[1] / "conflux_command.py"
+LONG = 100_000
+"""More than a pipe holds, and a line that is written in parts."""
+
+BEGIN = """
+import atexit, json, os, pathlib, signal, subprocess, sys, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+here = pathlib.Path(__file__).parent
+class ProcessError(Exception): pass
+def tell(name, text=""):
+    (here / f".{name}{task}").write_text(str(text))
+    (here / f".{name}{task}").rename(here / f"{name}{task}")
+def wait_for(name, count=1):
+    while len(list(here.glob(f"{name}*"))) < count:
+        time.sleep(0.01)
+"""
+SAVE = f"""
+def save(number=0, _=None):
+    for part in range(10):
+        print("saves", part)
+        print("part", part, file=sys.stderr)
+        time.sleep(0.03)
+    print("x" * {LONG})
+    print("saved")
+    tell("saved", int(number))
+    if number:
+        sys.exit(128 + number)
+for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(each, save)
+tell("ready")
+while not (here / "go").exists():
+    os.write(1, b"trains\\n")
+    time.sleep(0.02)
+"""
+FAIL = """
+if task == 1:
+    atexit.register(time.sleep, 0.5)  # it ends after its victim
+    atexit.register(save)
+    raise ValueError("broken")
+save()
+raise ProcessError("fit has ended in process 0, because process 1 has raised "
+                   "ValueError in fit: broken")
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns a function that starts the launcher, and ends it afterwards."""
+    started = []
+
+    def launch(script, *options, count=2, **more):
+        (tmp_path / "script.py").write_text(BEGIN + script)
+        options = ["--processes", str(count), *options, "script.py"]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, COMMAND, "run", *options],
+                cwd=tmp_path,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                **{"preexec_fn": hear_signals} | more,
+            )
+        )
+        return started[-1]
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def hear_signals():
+    # What a shell has started in the background hears no interrupt.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def are_there(folder, name, count=2):
+    return lambda: len(list(folder.glob(f"{name}*"))) == count
+
+
+# --- the product ---------------------------------------------------------
+
+
+class Pipe:
+    """Standard output is a pipe, of which a reader reads."""
+
+    is_read = True
+    blocks = True
+
+    def __init__(self, folder):
+        self.own, self.given = os.pipe()
+        os.set_blocking(self.given, self.blocks)
+
+    def begun(self):
+        """Called when the processes are about to end."""
+
+    def read(self):
+        """Returns all that comes, once the processes have saved."""
+        read = b""
+        while chunk := self._chunk():
+            read += chunk
+        os.close(self.own)
+        return read
+
+    def _chunk(self):
+        return os.read(self.own, 1 << 16)
+
+
+class ThatDoesNotBlock(Pipe):
+    """Nor does it wait for its reader."""
+
+    blocks = False
+
+
+class Gone(Pipe):
+    """Its reader is gone."""
+
+    is_read = False
+
+    def begun(self):
+        os.close(self.own)
+
+    def read(self):
+        return b""
+
+
+class Terminal(Pipe):
+    """A terminal that pauses."""
+
+    def __init__(self, folder):
+        self.own, self.given = pty.openpty()
+
+    def _chunk(self):
+        try:
+            return super()._chunk()
+        except OSError:  # nobody writes any more
+            return b""
+
+
+class ClosedTerminal(Gone):
+    """A terminal whose window is closed."""
+
+    def __init__(self, folder):
+        self.own, self.given = pty.openpty()
+
+
+class Full(Gone):
+    """A disk that is full."""
+
+    def __init__(self, folder):
+        self.given = os.open("/dev/full", os.O_WRONLY)
+
+    def begun(self):
+        pass
+
+
+ENDS = {
+    "well": [],
+    "failure": [],
+    "Ctrl-C": [signal.SIGINT],
+    "SIGTERM": [signal.SIGTERM],
+    # The kernel and the shell say it, and `loginctl` after SIGTERM.
+    "SIGHUP": [signal.SIGHUP, signal.SIGHUP, signal.SIGHUP],
+    "SIGTERM, SIGHUP": [signal.SIGTERM, signal.SIGHUP],
+    "SIGUSR1": [signal.SIGUSR1],
+    "no reader": [],
+}
+NUMBERS = dict.fromkeys(("SIGHUP", "no reader"), signal.SIGTERM)
+"""What the processes get, if it is not what the launcher gets."""
+DRAWN = re.compile(r"\r\x1b\[K[^\r\n]*(?=\r\x1b\[K)")
+"""What a terminal shows for a moment."""
+
+
+KINDS = [Pipe, ThatDoesNotBlock, Gone, Terminal, ClosedTerminal, Full]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        pytest.param(kind, end, id=f"{kind.__name__}, {end}")
+        for kind, end in itertools.product(KINDS, ENDS)
+        if end != "no reader" or kind in (Gone, ClosedTerminal)
+    ],
+)
+def test_every_output_with_every_end(start, tmp_path, kind, end):
+    """No save is cut short, and what a living reader gets is complete."""
+    is_gone = kind in (Gone, ClosedTerminal)
+    out = kind(tmp_path)
+    script = SAVE + (FAIL if end == "failure" else "save()")
+    with (tmp_path / "err").open("wb") as err:
+        process = start(script, "--grace", "10", stdout=out.given, stderr=err)
+    os.close(out.given)
+    wait_until(are_there(tmp_path, "ready"))
+    out.begun()
+    for number in ENDS[end]:
+        process.send_signal(number)
+        time.sleep(0.02)
+    if end in ("well", "failure"):
+        (tmp_path / "go").touch()
+    # The reader pauses until all have saved.
+    wait_until(are_there(tmp_path, "saved"))
+    read = out.read().decode()
+    status = process.wait(20)
+    told = (tmp_path / "err").read_text()
+    numbers = {int(path.read_text()) for path in tmp_path.glob("saved*")}
+    if is_gone and end in ("well", "failure"):
+        assert numbers <= {0, signal.SIGTERM}  # whichever comes first
+    else:
+        number = NUMBERS.get(end, (ENDS[end] or [0])[0])
+        assert numbers == {number}
+        assert status == (1 if end == "failure" else number and 128 + number)
+    if end == "failure" and numbers == {0}:
+        last = "process 1 ended with exit status 1: ValueError: broken"
+        assert told.endswith(f"conflux run: {last}\n")
+    for index, part in itertools.product(range(2), range(10)):
+        assert f"[{index}] part {part}\n" in told
+        assert not out.is_read or f"[{index}] saves {part}" in read
+    if out.is_read:
+        assert DRAWN.sub("", read).count("x") == 2 * LONG
+        assert read.count("saved") == 2
+    if kind is Full:
+        assert "standard output cannot be written: [Errno 28]" in told
+
+
+# --- one by one ----------------------------------------------------------
+
+
+def test_a_terminal_that_is_closed_for_real(start, tmp_path):
+    """The kernel tells the launcher, and both of its outputs are gone."""
+    own, given = pty.openpty()
+    process = start(
+        SAVE,
+        stdout=given,
+        stderr=given,
+        preexec_fn=lambda: os.login_tty(os.dup(given)),
+    )
+    os.close(given)
+    wait_until(are_there(tmp_path, "ready"))
+    os.close(own)
+    wait_until(are_there(tmp_path, "saved"))
+    assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_what_is_missing_is_said_where_it_is_missing(start, tmp_path):
+    """A disk is full, and then has room again."""
+    script = """
+print("before " + 1000 * "a")
+print("dropped " + 3000 * "b")
+tell("dropped")
+wait_for("room")
+print("after")
+"""
+    log = tmp_path / "log"
+    with log.open("ab") as out:
+        process = start(
+            script,
+            count=1,
+            stdout=out,
+            stderr=out,
+            preexec_fn=lambda: resource.setrlimit(
+                resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY)
+            ),
+        )
+    wait_until(are_there(tmp_path, "dropped", 1))
+    wait_until(lambda: log.stat().st_size == 2000)
+    before = log.read_bytes()
+    os.truncate(log, 0)
+    (tmp_path / "room").touch()
+    assert process.wait(20) == 0
+    assert before.startswith(b"[0] before aaa")
+    missing = len("[0] before [0] dropped ") + 4000 + 2 - 2000
+    told = f"conflux run: {missing} bytes are missing here, as they could not"
+    assert told in log.read_text()
+    assert log.read_text().endswith("[0] after\n")
+
+
+def test_a_reader_that_pauses_for_ever(start, tmp_path):
+    """The launcher waits for it, until the second signal."""
+    own, given = os.pipe()
+    script = f"print('x' * {LONG})\ntell('ready')"
+    process = start(script, stdout=given)
+    os.close(given)
+    wait_until(are_there(tmp_path, "ready"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    os.close(own)
+
+
+def test_a_pause_of_one_reader_does_not_hold_up_the_other(start, tmp_path):
+    own, given = os.pipe()
+    script = f"""
+print("x" * {LONG})
+print("there", file=sys.stderr)
+wait_for("go")
+"""
+    process = start(script, stdout=given, stderr=subprocess.PIPE, count=1)
+    os.close(given)
+    assert process.stderr.readline() == b"[0] there\n"
+    (tmp_path / "go").touch()
+    with open(own, "rb") as read:
+        assert read.read() == b"[0] " + b"x" * LONG + b"\n"
+    assert process.wait(20) == 0
+
+
+def test_a_daemon_that_holds_the_output(start, tmp_path):
+    """It is not waited for, and the last line without an end is there."""
+    script = """
+sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
+tell("sleeper", sleeper.pid)
+print("no end", end="")
+"""
+    process = start(script, count=1, stdout=subprocess.PIPE)
+    out, _ = process.communicate(timeout=20)
+    os.kill(int((tmp_path / "sleeper0").read_text()), signal.SIGKILL)
+    assert (process.returncode, out) == (0, b"[0] no end\n")
+
+
+def test_parts_of_a_long_line_do_not_mix_with_other_lines(start):
+    script = f"""
+if task == 0:
+    print("a" * {LONG}, end="")
+    tell("first")
+    wait_for("second")
+    time.sleep(0.2)
+    print("end")
+else:
+    wait_for("first")
+    time.sleep(0.2)
+    print("b")
+    tell("second")
+"""
+    out, _ = start(script, stdout=subprocess.PIPE).communicate(timeout=20)
+    *parts, middle, last = out.decode().splitlines()
+    assert middle == "[1] b"
+    assert "".join(parts) + last == f"[0] {'a' * (LONG - len(last) + 7)}[0] end"
+
+
+class Parts:
+    """A screen that keeps what is written."""
+
+    def __init__(self):
+        self.written = []
+
+    def write(self, stream, text, is_end):
+        self.written.append(text + b"\n" * is_end)
+
+    def end(self, stream):
+        pass
+
+    def is_terminal(self, descriptor):
+        return False
+
+
+@pytest.mark.parametrize("chunk", [1000, 1 << 16])
+def test_a_very_long_line_is_not_copied_again_and_again(chunk):
+    """Each byte is looked at a few times, however long its line is."""
+    screen = Parts()
+    stream = output.Output(screen, 1, b"")
+    chunks = (1 << 20) // chunk
+    for _ in range(chunks):
+        stream.feed(b"x" * chunk)
+        assert len(stream._rest) <= 1 << 16
+    stream.feed(b"end\n")
+    assert all(len(part) <= 1 << 17 for part in screen.written)
+    assert b"".join(screen.written) == b"x" * (chunks * chunk) + b"end\n"
+
+
+def test_a_signal_that_one_process_ignores(start, tmp_path):
+    """After the first process has ended by it, the others have the grace."""
+    script = """
+if task == 0:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell("ready")
+time.sleep(60)
+"""
+    process = start(script, "--grace", "0.3", "--restarts", "2")
+    wait_until(are_there(tmp_path, "ready"))
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(10) == 128 + signal.SIGUSR1
+
+
+# --- who failed first ----------------------------------------------------
+
+
+def victim(of):
+    return (
+        "Traceback (most recent call last):\n  File 'x'\n"
+        "keras_conflux._common.errors.ProcessError: fit has ended in process "
+        f"9, because process {of} has raised ValueError in fit: no\nmore"
+    )
+
+
+CAUSE = "Traceback (most recent call last):\n  File 'x'\nValueError: no\nmore"
+
+
+@pytest.mark.parametrize(
+    ("printed", "ended", "expected"),
+    [
+        (["", ""], [1, 0], (1, "")),
+        ([victim(1), CAUSE], [0, 1], (1, "ValueError: no")),
+        ([victim(1), CAUSE], [1, 0], (1, "ValueError: no")),
+        ([victim(2), victim(0), CAUSE], [1, 0, 2], (2, "ValueError: no")),
+        # It was killed, and says nothing.
+        ([victim(1), ""], [0, 1], (1, "")),
+        # It goes on, or has ended well: what its victim says names it.
+        ([victim(1), ""], [0], (0, "ProcessError: fit has ended in .*1 has")),
+        # They blame each other.
+        ([victim(1), victim(0)], [1, 0], (1, "ProcessError: .* 0 has raised")),
+        # What most blame.
+        (["", "", victim(0), victim(1), victim(1)], [2, 3, 4, 0, 1], (1, "")),
+        # The last error of a process is the one that has ended it.
+        ([f"{CAUSE}\n{victim(1)}", CAUSE], [0, 1], (1, "ValueError: no")),
+        ([f"x\n{CAUSE}\n2026-11-25 W tensorflow"], [0], (0, "ValueError: no")),
+    ],
+)
+def test_who_failed_first(printed, ended, expected):
+    errors = [reasons.LastError() for _ in printed]
+    for error, text in zip(errors, printed, strict=True):
+        for line in text.encode().splitlines():
+            error.hear(line)
+    found = reasons.first([reasons.Ended(index, 1) for index in ended], errors)
+    assert found.index == expected[0]
+    assert re.match(expected[1], errors[found.index].text)
+    assert bool(expected[1]) == bool(errors[found.index].text)
