@@ -485,13 +485,28 @@ def trainings_are_resumed(directory):
         history = model.fit(X, Y, epochs=epochs, callbacks=callbacks, **options)
         return outcome(model, history)
 
+    def slow(descriptor, fsync=os.fsync):
+        time.sleep(0.1)
+        fsync(descriptor)
+
+    def saved():
+        found = kc.checkpoints(directory / "resumed-0")
+        return [(each.epoch, each.step) for each in found]
+
     for stops_at in (1, 3, 99):  # the last one is after all steps
         try:
-            trained(3, stops_at)
+            with mock.patch("os.fsync", slow):
+                trained(3, stops_at)
         except SystemExit as stopped:
             assert stopped.code == 143  # noqa: PT017
         else:
             raise AssertionError
+        # No process ends before all is written: a launcher would end others.
+        seen = saved()
+        kc.barrier()
+        time.sleep(0.2)
+        assert seen == saved()
+        kc.barrier()
     got = trained(3)
     alone = dense(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3))
     history = alone.fit(X, Y, epochs=3, batch_size=16, shuffle=False, verbose=0)

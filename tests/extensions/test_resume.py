@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import os
 import pathlib
+import pty
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume import own_files
+from keras_conflux._extensions.resume import signals
 from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume import storage
 from keras_conflux._extensions.resume.checkpoint_files import Saved
@@ -898,7 +900,9 @@ def test_plain_keras_reads_the_weights(tmp_path):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]
+)
 @pytest.mark.parametrize(
     ("where", "epoch", "step"),
     [
@@ -933,6 +937,29 @@ def test_a_signal_that_nobody_has_obeyed_comes_again():
         assert not received
     signal.signal(signal.SIGUSR1, before)
     assert received
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Preemption(("SIGHUP",)).noted():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_goes_to_a_closed_terminal_does_not_fail():
+    """A progress bar would end the training before its last checkpoint."""
+    own, terminal = pty.openpty()
+    signals.silence_closed([terminal])
+    os.write(terminal, b"there")
+    assert os.read(own, 10) == b"there"
+    os.close(own)
+    with pytest.raises(OSError, match="Input/output"):
+        os.write(terminal, b"lost")
+    signals.silence_closed([terminal])
+    os.write(terminal, b"lost")
+    os.close(terminal)
 
 
 KILLED = """

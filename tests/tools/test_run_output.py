@@ -317,6 +317,37 @@ def test_a_reader_that_pauses_for_ever(start, tmp_path):
     os.close(own)
 
 
+def test_a_save_that_prints_much_does_not_wait_for_a_reader(start, tmp_path):
+    """While they train, the processes wait for it."""
+    script = """
+def save(number, _):
+    print("saves", "x" * 3_000_000)
+    tell("saved")
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+tell("ready")
+while True:
+    print("y" * 1000)
+    tell("trains", time.monotonic())
+"""
+    own, given = os.pipe()
+    process = start(script, "--grace", "10", stdout=given)
+    os.close(given)
+    wait_until(are_there(tmp_path, "ready"))
+    trains = tmp_path / "trains0"
+    wait_until(
+        lambda: (
+            trains.exists()
+            and time.monotonic() - float(trains.read_text()) > 0.5
+        )
+    )
+    process.send_signal(signal.SIGTERM)
+    wait_until(are_there(tmp_path, "saved"))
+    with open(own, "rb") as read:
+        assert read.read().count(b"x") == 6_000_000
+    assert process.wait(20) == 0
+
+
 def test_a_pause_of_one_reader_does_not_hold_up_the_other(start, tmp_path):
     own, given = os.pipe()
     script = f"""

@@ -301,10 +301,12 @@ class ResumableFit:
         if taken.write is not None:
             taken.write()
         if taken.signal:
-            self._writer.wait()
             self._exit(taken.signal)
 
     def _exit(self, signal: int) -> None:
+        self._writer.wait()
+        # Launchers end all processes soon after the first one has ended.
+        all_gather_json("the end of the last checkpoint", None)
         _log.warning(
             "Training stops after %d steps, on signal %d.",
             self._done + self._ended,

@@ -23,8 +23,9 @@ class Resume(keras.callbacks.Callback):
     drawn again from the beginning of its epoch when a training is resumed.
 
     On `SIGTERM` and `SIGUSR1`, by which machines say that they are about to
-    stop, training writes a checkpoint after the current step and ends with the
-    exit code 143 or 138.
+    stop, and on `SIGHUP`, by which a terminal says that it is closed, training
+    writes a checkpoint after the current step and ends with the exit code 143,
+    138 or 129. `SIGHUP` is not heard under `nohup`.
 
     Args:
         directory: Where the checkpoints are, of this training alone: a path,
@@ -60,7 +61,7 @@ class Resume(keras.callbacks.Callback):
         *,
         every: int | str = "10m",
         keep: int = 2,
-        signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1"),
+        signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGHUP"),
         strict: bool = False,
     ) -> None:
         super().__init__()

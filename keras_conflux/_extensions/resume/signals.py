@@ -1,6 +1,7 @@
 """Signals by which a machine says that it is about to be taken away."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ class Preemption:
                 f'such as "SIGTERM". Received: {unknown}'
             )
         self._numbers = [signal.Signals[name] for name in names]
+        self._terminals: list[int] = []
         self.received: int | None = None
         """The number of the signal that came."""
 
@@ -48,9 +50,11 @@ class Preemption:
             )
             yield
             return
+        self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
         before = {
             number: signal.signal(number, self._note)
             for number in self._numbers
+            if not _is_of_nohup(number)
         }
         try:
             yield
@@ -63,3 +67,25 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
+        silence_closed(self._terminals)
+
+
+def silence_closed(terminals: list[int]) -> None:
+    """Has what goes to terminals that were closed go nowhere.
+
+    A progress bar would raise an error, before the last checkpoint is written.
+
+    Args:
+        terminals: Descriptors that were terminals.
+    """
+    for descriptor in terminals:
+        if not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
+def _is_of_nohup(number: signal.Signals) -> bool:
+    """Whether `nohup` has said that this signal shall not be heard."""
+    is_hangup = number.name == "SIGHUP"
+    return is_hangup and signal.getsignal(number) is signal.SIG_IGN
