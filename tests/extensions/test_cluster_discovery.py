@@ -3,10 +3,13 @@
 No process is started and nothing connects.
 """
 
+import contextlib
 import json
 import socket
 import sys
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
@@ -15,9 +18,10 @@ import keras_conflux as kc
 from keras_conflux._cluster import launchers
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.discovery import find_cluster
-from keras_conflux._extensions.launchers import slurm
+from keras_conflux._extensions.launchers import meeting
 from keras_conflux._extensions.launchers.node_lists import expand_counts
 from keras_conflux._extensions.launchers.node_lists import expand_nodes
+from keras_conflux._extensions.launchers.ports import first_port
 
 TWO = ["10.0.0.1:2222", "10.0.0.2:2222"]
 KERAS = {
@@ -58,6 +62,28 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_UNIVERSE_SIZE": "2",
     "PMIX_RANK": "1",
+}
+# `torchrun --nnodes=2 --nproc-per-node=2`, the last process.
+TORCHRUN = {
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "RANK": "3",
+    "ROLE_RANK": "3",
+    "ROLE_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none",
+    "WORLD_SIZE": "4",
+}
+# A worker of a PyTorchJob.
+PYTORCHJOB = {
+    "MASTER_ADDR": "train-master-0",
+    "MASTER_PORT": "23456",
+    "PET_MASTER_ADDR": "train-master-0",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
 }
 VERTEX_AI = tf_config(
     {
@@ -310,7 +336,7 @@ def test_malformed_tf_config(config, message):
 
 def test_slurm():
     found = of(SLURM)
-    port = slurm.default_port(1234, 0)
+    port = first_port({}, 1234)
     assert found.addresses == (
         f"gpu01:{port}",
         f"gpu01:{port + 1}",
@@ -381,8 +407,12 @@ def test_incomplete_slurm(changed, message):
 
 
 def test_ports_of_steps_that_run_at_a_time_differ():
-    jobs = {slurm.default_port(job, 0) for job in range(900, 900 + 256)}
-    steps = {slurm.default_port(900, step) for step in range(256)}
+    def port(job, step):
+        ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
+        return int(of(SLURM | ids).addresses[0].rpartition(":")[2])
+
+    jobs = {port(job, 0) for job in range(900, 900 + 256)}
+    steps = {port(900, step) for step in range(256)}
     assert len(jobs) == len(steps) == 256
     assert min(jobs) >= 1024
     assert max(jobs) + 63 < 32768
@@ -494,6 +524,166 @@ def test_incomplete_mpi(name):
         of({name: "1"})
 
 
+# --- torchrun ------------------------------------------------------------
+
+
+def test_torchrun_on_one_host():
+    one_host = {"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "3"}
+    port = first_port({}, 29500)
+    assert of(TORCHRUN | one_host) == Cluster(
+        tuple(f"localhost:{port + rank}" for rank in range(4)), 3, "torchrun"
+    )
+
+
+def test_ports_of_torchrun():
+    """Its agent has MASTER_PORT, and others may have the next ones."""
+    for given in range(1, 65536):
+        first = first_port({}, given, taken=given)
+        assert given not in range(first, first + 64)
+        assert 1024 <= first <= 32768 - 64
+    used = {first_port({}, 29500 + k, taken=29500 + k) for k in range(128)}
+    assert len(used) == 128
+    assert first_port({"CONFLUX_PORT": "7000"}, 29500) == 7000
+
+
+def free_port():
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        return bound.getsockname()[1]
+
+
+def meet(ranks, environ):
+    """Returns what each rank finds; an error is one of its results."""
+
+    def found(rank):
+        try:
+            return of(environ | {"RANK": str(rank)})
+        except kc.ClusterError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(found, ranks))
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        b"",
+        b"x",
+        b"GET / HTTP/1.1\r\n\r\n",
+        999 * b"[" + b"\n",
+        5000 * b"x",
+        b"1" * 500 + b"\n",
+        b'["other 1", 3, 1]\n',
+    ],
+    ids=range(7),
+)
+def test_processes_of_torchrun_meet(unknown):
+    """Also where strangers come, who say nothing or something else."""
+    port = free_port()
+    environ = TORCHRUN | {"WORLD_SIZE": "3", "CONFLUX_PORT": str(port)}
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        first = pool.submit(meet, [0], environ)
+        for _ in range(8):
+            stranger = stack.enter_context(socket.socket())
+            while stranger.connect_ex(("127.0.0.1", port)):
+                time.sleep(0.01)
+            stranger.sendall(unknown)
+        found = [*meet([1, 2], environ), *first.result(timeout=20)]
+    addresses = tuple(f"127.0.0.1:{port + place}" for place in range(3))
+    assert found == [Cluster(addresses, rank, "torchrun") for rank in (1, 2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "expected"),
+    [
+        ("10.0.0.2", "10.0.0.1", "10.0.0.2"),
+        ("::ffff:10.0.0.2", "::ffff:10.0.0.1", "10.0.0.2"),
+        ("fd00::2", "fd00::1", "fd00::2"),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1", "first"),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", "first"),
+        ("127.0.0.1", "127.0.1.1", "first"),
+        ("fe80::2%eth0", "fe80::1%eth0", "fe80::2"),
+    ],
+)
+def test_where_a_process_of_torchrun_comes_from(there, here, expected):
+    caller = types.SimpleNamespace(
+        getpeername=lambda: (there, 1), getsockname=lambda: (here, 2)
+    )
+    assert meeting._host(caller, "first") == expected
+
+
+def test_addresses_over_hosts(monkeypatch):
+    """Each host has the same ports, however ranks are dealt out."""
+    hosts = ["first", "fd00::2", "first", "fd00::2"]
+    monkeypatch.setattr(meeting, "hosts_of_all", lambda *_: hosts)
+    found = of(TORCHRUN | {"CONFLUX_PORT": "7000"})
+    assert found.addresses == (
+        "first:7000",
+        "[fd00::2]:7000",
+        "first:7001",
+        "[fd00::2]:7001",
+    )
+
+
+def test_processes_of_torchrun_that_do_not_meet(monkeypatch):
+    monkeypatch.setattr(meeting, "SECONDS", 0.5)
+    environ = TORCHRUN | {"CONFLUX_PORT": str(free_port())}
+    (last,) = meet([3], environ)
+    assert "Process 3 has not reached process 0 at 127.0.0.1:" in str(last)
+    first, _ = meet([0, 2], environ)
+    assert "for the processes 1, 3. Each must be started" in str(first)
+    with socket.socket() as taken:
+        taken.bind(("", int(environ["CONFLUX_PORT"])))
+        taken.listen()
+        (first,) = meet([0], environ)
+    assert "Set CONFLUX_PORT to another port" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [(8, [4, 5, 6, 7]), (3, [1]), (2, [1]), (1, None), (0, None)],
+)
+def test_processes_of_torchrun_share_the_gpus(monkeypatch, seen, expected):
+    taken = []
+    config = types.SimpleNamespace(
+        get_visible_devices=lambda kind: list(range(seen)),
+        set_visible_devices=lambda gpus, kind: taken.append(gpus),
+    )
+    monkeypatch.setattr(tf, "config", config)
+    of(TORCHRUN | {"WORLD_SIZE": "2", "RANK": "1"})
+    assert taken == ([] if expected is None else [expected])
+
+
+def test_torchrun_with_one_process():
+    assert of({"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"RANK": ""}, "WORLD_SIZE is set, but RANK is not"),
+        ({"WORLD_SIZE": ""}, "RANK is set, but WORLD_SIZE is not"),
+        ({"RANK": "4"}, "RANK=4 and WORLD_SIZE=4"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR and MASTER_PORT are not both"),
+        ({"MASTER_PORT": ""}, "MASTER_ADDR and MASTER_PORT are not both"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT to be a number"),
+    ],
+)
+def test_incomplete_torchrun(changed, message):
+    with pytest.raises(kc.ClusterError, match=message):
+        of(TORCHRUN | changed)
+
+
+def test_a_torchrun_in_each_task_of_another():
+    """`srun torchrun --nproc-per-node=4` is usual."""
+    environ = TORCHRUN | {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    assert of(SLURM | OPEN_MPI | environ).source == "torchrun"
+    del environ["TORCHELASTIC_RUN_ID"]
+    with pytest.raises(kc.ClusterError, match=r"of 4 processes, but .* of 8"):
+        of(SLURM | environ)
+
+
 # --- several at a time ---------------------------------------------------
 
 
@@ -524,6 +714,7 @@ def test_order_of_precedence():
         ),
         (tf_config({"worker": ["a:1"]}) | SLURM, "TF_CONFIG tells of 1"),
         (TFJOB | OPEN_MPI, "TF_CONFIG .* OMPI_COMM_WORLD_SIZE of 2"),
+        (TFJOB | PYTORCHJOB, "TF_CONFIG .* of 3 .* WORLD_SIZE of 2"),
     ],
 )
 def test_contradictions(environ, message):

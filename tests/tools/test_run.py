@@ -14,6 +14,7 @@ import tomllib
 import pytest
 
 import keras_conflux
+from keras_conflux._extensions.launchers import order
 from keras_conflux.tools.cli import gpus
 from keras_conflux.tools.cli import output
 from keras_conflux.tools.cli.__main__ import main
@@ -173,11 +174,44 @@ def test_wrong_options(run, options, message):
     assert re.search(message, err)
 
 
-def test_a_launcher_in_each_task_of_another(run):
-    environ = {"PMI_RANK": "0", "PMI_SIZE": "4"}
+@pytest.mark.parametrize(
+    ("rank", "size", "who"),
+    [("PMI_RANK", "PMI_SIZE", "MPI"), ("RANK", "WORLD_SIZE", "torchrun")],
+)
+def test_a_launcher_in_each_task_of_another(run, rank, size, who):
+    environ = {rank: "0", size: "4"}
     status, _, err = run("", "--processes", "2", environ=environ)
     assert status == 2
-    assert "MPI has started this command 4 times (PMI_SIZE)" in err
+    assert f"{who} has started this command 4 times ({size})" in err
+    assert f"unset {rank} {size}" in " ".join(err.split())
+
+
+def test_leftovers_of_launchers(run):
+    """Of all that there are, also of those that do not fit together."""
+    left = {
+        name + "X" * (name[-1] == "_"): "0"
+        for launcher in order.LAUNCHERS
+        for name in launcher.variables
+    }
+    kept = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "RANKING": "1"}
+    script = f"print([each for each in {sorted(left)} if each in os.environ])"
+    script += f"\nprint([each in os.environ for each in {sorted(kept)}])"
+    options = ["--processes", "1"]
+    status, out, err = run(script, *options, environ=left | kept)
+    assert (status, err) == (0, "")
+    assert out == "[0] ['TF_CONFIG']\n[0] [True, True, True]\n"
+
+
+def test_leftovers_that_tell_of_others_are_named(run):
+    left = {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1,b:1",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "1",
+    }
+    script = "print([each for each in os.environ if 'DISTRIBUTION' in each])"
+    status, out, err = run(script, "--processes", "1", environ=left)
+    assert (status, out) == (0, "[0] []\n")
+    assert "tells of 2 processes" in err
+    assert all(name in err for name in left)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.keras_variables import ADDRESSES
 from keras_conflux._extensions.launchers.keras_variables import INDEX
 from keras_conflux._extensions.launchers.variables import rank_and_count
@@ -31,11 +32,14 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
         environ: The environment variables.
 
     Returns:
-        An announcement, or `None` outside of MPI.
+        An announcement, or `None` outside of MPI, and where its processes
+        have started `torchrun`.
 
     Raises:
         ClusterError: If only one of rank and size is set.
     """
+    if torchrun.is_inner(environ):
+        return None
     for rank_name, count_name in _VARIABLES:
         task = rank_and_count(environ, rank_name, count_name)
         if task is not None:

@@ -1,13 +1,78 @@
-"""The order in which launchers are asked."""
+"""The launchers that there are, in the order in which they are asked."""
+
+import dataclasses
+from collections.abc import Mapping
 
 from keras_conflux._cluster import launchers
 from keras_conflux._extensions.launchers import keras_variables
 from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import slurm
 from keras_conflux._extensions.launchers import tf_config
+from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.resolver import resolve
 
-LAUNCHERS = (keras_variables, tf_config, slurm, mpi)
+
+@dataclasses.dataclass(frozen=True)
+class Launcher:
+    """A launcher, or another way to name processes."""
+
+    name: str
+    """How a sentence names what it sets."""
+    announced: launchers.Launcher
+    """Returns what it tells."""
+    variables: tuple[str, ...]
+    """The variables by which it does, or what they begin with, up to a `_`."""
+    starts_commands: bool
+    """Whether it starts the command itself in each process."""
+
+    def variables_in(self, environ: Mapping[str, str]) -> list[str]:
+        """Returns the names of its variables that are set."""
+        beginnings = tuple(each for each in self.variables if each[-1] == "_")
+        return sorted(
+            each
+            for each in environ
+            if each in self.variables or each.startswith(beginnings)
+        )
+
+
+LAUNCHERS = (
+    Launcher(
+        "KERAS_DISTRIBUTION_*",
+        keras_variables.announced,
+        ("KERAS_DISTRIBUTION_",),
+        starts_commands=False,
+    ),
+    Launcher(
+        "TF_CONFIG",
+        tf_config.announced,
+        ("TF_CONFIG",),
+        starts_commands=False,
+    ),
+    Launcher(
+        "the variables of Slurm",
+        slurm.announced,
+        # Not those of the whole job, which scripts read.
+        ("SLURM_STEP_", "SLURM_STEPID", "SLURM_PROCID", "SLURM_LOCALID"),
+        starts_commands=True,
+    ),
+    Launcher(
+        "the variables of MPI",
+        mpi.announced,
+        ("OMPI_COMM_WORLD_", "PMI_", "PMIX_"),
+        starts_commands=True,
+    ),
+    Launcher(
+        "the variables of torchrun",
+        torchrun.announced,
+        (
+            *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+            *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+            *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
+            *("ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_", "PET_"),
+        ),
+        starts_commands=True,
+    ),
+)
 
 
 def install() -> None:

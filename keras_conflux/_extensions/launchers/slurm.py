@@ -13,17 +13,12 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import mpi
+from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.node_lists import expand_counts
 from keras_conflux._extensions.launchers.node_lists import expand_nodes
+from keras_conflux._extensions.launchers.ports import first_port
 from keras_conflux._extensions.launchers.variables import integer
 from keras_conflux._extensions.launchers.variables import rank_and_count
-
-PORT = "CONFLUX_PORT"
-
-# Ports that the system gives to outgoing connections begin at 32768.
-_FIRST_PORT = 16384
-_PORTS_PER_STEP = 64
-_STEPS = (32768 - _FIRST_PORT) // _PORTS_PER_STEP
 
 # What Slurm itself runs has numbers from here on: the batch script, and the
 # shell of `salloc`.
@@ -48,7 +43,8 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
 
     Returns:
         An announcement, or `None` outside of `srun`, as in a batch script,
-        in a step with one task, and in one that `mpirun` has made.
+        in a step with one task, in one that `mpirun` has made, and where a
+        task has started `torchrun`.
 
     Raises:
         ClusterError: If only some of the variables are set.
@@ -60,7 +56,9 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if not environ.get(count_name):
         count_name = "SLURM_NTASKS"
     task = rank_and_count(environ, "SLURM_PROCID", count_name)
-    if task is None or task[1] == 1 or _is_of_mpirun(environ, task[1]):
+    if task is None or task[1] == 1 or torchrun.is_inner(environ):
+        return None
+    if _is_of_mpirun(environ, task[1]):
         return None
     return Announcement(
         source="Slurm",
@@ -82,24 +80,6 @@ def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
         return False
     is_by_slurm = inner.count_from == mpi.PMI_SIZE
     return not (is_by_slurm and inner.count == count)
-
-
-def default_port(job: int, step: int) -> int:
-    """Returns the first port of a step's tasks on each node.
-
-    Steps that share a node get other ports, unless as many as 256 jobs lie
-    between them.
-
-    Args:
-        job: The number of the job.
-        step: The number of the step in its job.
-
-    Returns:
-        The first of 64 ports.
-    """
-    # 37 is odd, so that all steps of a job differ.
-    slot = (job + 37 * step) % _STEPS
-    return _FIRST_PORT + slot * _PORTS_PER_STEP
 
 
 def _find(environ: Mapping[str, str], rank: int, count: int) -> Cluster:
@@ -166,11 +146,10 @@ def _check_own_place(environ: Mapping[str, str], place: _Place) -> None:
 
 def _port(environ: Mapping[str, str]) -> int:
     """Returns the port of the first task of each node."""
-    given = integer(environ, PORT)
-    if given is not None:
-        return given
     job = integer(environ, "SLURM_JOB_ID") or 0
-    return default_port(job, integer(environ, "SLURM_STEP_ID") or 0)
+    step = integer(environ, "SLURM_STEP_ID") or 0
+    # 37 is odd, so that all steps of a job differ.
+    return first_port(environ, job + 37 * step)
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

@@ -14,10 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_conflux._common.errors import ClusterError
-from keras_conflux._extensions.launchers import keras_variables
-from keras_conflux._extensions.launchers import mpi
-from keras_conflux._extensions.launchers import slurm
-from keras_conflux._extensions.launchers import tf_config
+from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.cli.options import add_json
 
@@ -49,21 +46,6 @@ _SETTINGS = (
 )
 """Beginnings of variables whose values are shown. Not those of `TF_`, which
 other programs use as well, also for secrets."""
-_OF_CLUSTERS = (
-    "KERAS_DISTRIBUTION_",
-    "TF_CONFIG",
-    "SLURM_",
-    "OMPI_COMM_",
-    "PMI_",
-    "PMIX_",
-)
-"""Beginnings of variables that are named only: they hold names of hosts."""
-_OF_SOURCES = {
-    keras_variables: "KERAS_DISTRIBUTION_*",
-    tf_config: "TF_CONFIG",
-    slurm: "the variables of Slurm",
-    mpi: "the variables of MPI",
-}
 
 
 def add_to(subcommands: Any) -> None:
@@ -120,8 +102,7 @@ def facts(environ: Mapping[str, str]) -> dict[str, str]:
         **_gpus(),
         **_tensorflow(),
         "settings": _settings(environ),
-        "cluster variables": ", ".join(_starting(environ, _OF_CLUSTERS))
-        or "none",
+        "cluster variables": ", ".join(_of_launchers(environ)) or "none",
         "kc.initialize() would": would_initialize(environ),
     }
 
@@ -129,11 +110,11 @@ def facts(environ: Mapping[str, str]) -> dict[str, str]:
 def would_initialize(environ: Mapping[str, str]) -> str:
     """Returns what `kc.initialize()` would do. Nothing connects."""
     told = []
-    for source, name in _OF_SOURCES.items():
+    for launcher in LAUNCHERS:
         try:
-            found = source.announced(environ)
+            found = launcher.announced(environ)
         except ClusterError:  # whose text may name hosts
-            return f"raise a ClusterError about {name}"
+            return f"raise a ClusterError about {launcher.name}"
         if found is not None:
             told.append(f"{found.count} processes ({found.count_from})")
     if not told:
@@ -207,6 +188,13 @@ def _run_the_package() -> None:
 def _settings(environ: Mapping[str, str]) -> str:
     names = _starting(environ, _SETTINGS)
     return ", ".join(f"{name}={environ[name]}" for name in names) or "none"
+
+
+def _of_launchers(environ: Mapping[str, str]) -> list[str]:
+    """Returns names of variables only, as their values name hosts."""
+    return sorted(
+        name for each in LAUNCHERS for name in each.variables_in(environ)
+    )
 
 
 def _starting(

@@ -9,12 +9,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from keras_conflux._extensions.launchers import mpi
-from keras_conflux._extensions.launchers import slurm
+from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux.tools.cli import sink
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
@@ -115,7 +116,7 @@ def main(options: argparse.Namespace) -> int:
             "expected Linux, or macOS with Python 3.13 or newer: elsewhere, "
             "Python cannot wait for processes and keep their numbers"
         )
-    _refuse_several_launchers(options)
+    inherited = _without_launchers(options)
     try:
         shares = deal(
             visible_gpus(os.environ),
@@ -127,7 +128,7 @@ def main(options: argparse.Namespace) -> int:
     with _signals_as_events() as events:
         screen = Screen(lambda name: events.put(ReaderGone(name)))
         for attempt in range(options.restarts + 1):
-            environments = _environments(shares, attempt)
+            environments = _environments(inherited, shares, attempt)
             screen.keep_up_to(sink.RUNNING)
             with Gang(
                 command, environments, options.grace, events, screen
@@ -171,24 +172,46 @@ def _command(options: argparse.Namespace) -> list[str]:
     return [sys.executable, *options.script]
 
 
-def _refuse_several_launchers(options: argparse.Namespace) -> None:
-    """Refuses to start processes once in each task of Slurm or MPI."""
-    for source in (slurm, mpi):
-        outer = source.announced(os.environ)
-        if outer is not None and outer.count > 1:
+def _without_launchers(options: argparse.Namespace) -> dict[str, str]:
+    """Returns the environment variables without those of other launchers.
+
+    Processes would ask them as well. One that has started this command more
+    than once is refused, as processes would be started in each of its tasks.
+    """
+    others: set[str] = set()
+    for launcher in LAUNCHERS:
+        names = launcher.variables_in(os.environ)
+        others.update(names)
+        try:
+            outer = launcher.announced(os.environ)
+        except ClusterError:  # what is left of one
+            continue
+        if outer is None or outer.count == 1:
+            continue
+        if launcher.starts_commands:
             options.error(
                 f"{outer.source} has started this command {outer.count} "
                 f"times ({outer.count_from}): start the script itself in "
-                "place of it, or start it once"
+                "place of it, or start it once. If that is not so, type "
+                f"unset {' '.join(names)}"
             )
+        _say(
+            f"{outer.count_from} tells of {outer.count} processes, which "
+            "those started here do not belong to: they do not get "
+            f"{', '.join(names)}"
+        )
+    return {
+        name: value for name, value in os.environ.items() if name not in others
+    }
 
 
 def _environments(
-    shares: list[str | None], attempt: int
+    inherited: dict[str, str], shares: list[str | None], attempt: int
 ) -> list[dict[str, str]]:
     """Returns the environment variables of each process.
 
     Args:
+        inherited: What all get.
         shares: What each gets as CUDA_VISIBLE_DEVICES; `None` sets nothing.
         attempt: How often all have been started before.
     """
@@ -198,7 +221,7 @@ def _environments(
     environments = []
     for index, gpus in enumerate(shares):
         environment = {
-            **os.environ,
+            **inherited,
             "TF_CONFIG": json.dumps(
                 {
                     "cluster": {"worker": addresses},
@@ -258,6 +281,11 @@ def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
     if attempt < restarts:
         return f"{text}; restart {attempt + 1} of {restarts}"
     return f"{text}; no restarts are left" if restarts else text
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads it
+        print(f"conflux run: {text}", file=sys.stderr, flush=True)
 
 
 def _seconds(text: str) -> float:
