@@ -156,7 +156,11 @@ def _silent(addresses: Iterable[str], seconds: float) -> list[str]:
     end = time.monotonic() + seconds
     silent = list(addresses)
     while silent and time.monotonic() < end:
-        silent = [address for address in silent if not _answers(address)]
+        silent = [
+            address
+            for address in silent
+            if time.monotonic() >= end or not _answers(address)
+        ]
         time.sleep(0.1 if silent else 0)
     return silent
 

@@ -5,24 +5,40 @@ it. If one of them could not start, for example because another program has its
 port, nobody would ever say so. So each process first says to process 0, at the
 address of that one, which it is. Process 0 answers when all have come, or with
 what is wrong, and all go on or raise alike.
+
+Anybody can call. So process 0 listens to all callers at once, until one
+deadline, and to a few bytes of each. A message is one line: a text, and a
+digest of it by which those know each other who have the same token.
 """
 
 import contextlib
-import json
+import hmac
+import os
+import re
 import select
+import selectors
 import socket
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence
 
 from keras_conflux._cluster.cluster import split_address
+
+TOKEN = "CONFLUX_TOKEN"
+"""The variable that the processes of a training have, and strangers do not."""
 
 _START = "start"
 _ATTEMPT_SECONDS = 2.0
 """How long one attempt to reach somebody takes at most."""
 _LATE_SECONDS = 5.0
 """How much longer than process 0 the others wait for its answer."""
-_LONGEST = 1000
-"""How many characters a message has at most."""
+_INTRODUCTION = re.compile(rb"\w{64} ([1-9]\d{0,5}) ([1-9]\d{0,5})\n")
+_INTRODUCTION_BYTES = 100
+"""What a caller says at most: a digest and two numbers."""
+_ANSWER_BYTES = 100_000
+"""What process 0 answers at most. It may name many processes."""
+_UNKNOWN_CALLERS = 100
+"""How many callers may be silent. Then the first of them has to go."""
 
 
 def call_roll(
@@ -43,9 +59,12 @@ def call_roll(
     except OSError as error:
         return f"Its port cannot be used: {error}."
     with server:
-        if index == 0:
-            return _answered(server, addresses, seconds)
-    return _reported(addresses, index, seconds + _LATE_SECONDS)
+        if index > 0:
+            return _reported(addresses, index, seconds + _LATE_SECONDS)
+        with _Callers(server) as callers:
+            wrong = _wait(callers, addresses, seconds)
+            callers.answer(wrong or _START)
+            return wrong
 
 
 def _listening_at(address: str) -> socket.socket:
@@ -58,60 +77,135 @@ def _listening_at(address: str) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _answered(
-    server: socket.socket, addresses: Sequence[str], seconds: float
-) -> str | None:
-    """Waits for the others, and answers all of them with what is wrong."""
-    callers: list[socket.socket] = []
-    with contextlib.ExitStack() as stack:
-        wrong = _wait(server, addresses, seconds, callers, stack)
-        for each in callers:
-            _send(each, wrong or _START)
-        # They hang up first, so that the port is free at once.
-        for each in callers:
-            _receive(each)
-    return wrong
-
-
 def _wait(
-    server: socket.socket,
-    addresses: Sequence[str],
-    seconds: float,
-    callers: list[socket.socket],
-    stack: contextlib.ExitStack,
+    callers: "_Callers", addresses: Sequence[str], seconds: float
 ) -> str | None:
-    """Waits for the others, collects callers, and returns what is wrong."""
+    """Waits for the others, and returns what is wrong."""
+    end = time.monotonic() + seconds
     count = len(addresses)
     come: dict[int, socket.socket] = {}
-    end = time.monotonic() + seconds
     while len(come) < count - 1:
-        server.settimeout(max(end - time.monotonic(), 0.001))
-        try:
-            caller = stack.enter_context(server.accept()[0])
-        except TimeoutError:
+        if time.monotonic() > end:
             missing = [
                 f"process {index} at {address}"
                 for index, address in enumerate(addresses)
                 if index and index not in come
             ]
-            return f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
-        caller.settimeout(_ATTEMPT_SECONDS)
-        introduced = _caller_of(_receive(caller))
-        if introduced is None:
-            continue  # somebody else, such as a check whether the port is open
-        callers.append(caller)
-        index, known = introduced
-        if known != count:
             return (
-                f"Process {index} was told of {known} processes, and process 0 "
-                f"of {count}."
+                f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
+                f"{callers.others()}"
             )
-        for gone in [each for each in come if _has_hung_up(come[each])]:
-            del come[gone]
-        if index in come:
-            return f"Two processes were told that they are process {index}."
-        come[index] = caller
+        for caller, index, known in callers.introduced(end):
+            if known != count:
+                return (
+                    f"Process {index} was told of {known} processes, and "
+                    f"process 0 of {count}."
+                )
+            come = {i: s for i, s in come.items() if not _has_hung_up(s)}
+            if index in come:
+                return f"Two processes were told that they are process {index}."
+            come[index] = caller
     return None
+
+
+class _Callers:
+    """Those who call process 0.
+
+    Args:
+        server: Where they call.
+    """
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._selector = selectors.DefaultSelector()
+        self._unknown: dict[socket.socket, bytes] = {}
+        """What they have said so far."""
+        self._known: list[socket.socket] = []
+        self._has_other_tokens = False
+
+    def __enter__(self) -> "_Callers":
+        """Begins to listen."""
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Hangs up."""
+        self._selector.close()
+        for each in (*self._unknown, *self._known):
+            each.close()
+
+    def introduced(
+        self, end: float
+    ) -> Iterable[tuple[socket.socket, int, int]]:
+        """Yields who introduces itself next, until a time.
+
+        Each is a caller, its index, and how many processes it knows of.
+        """
+        left = max(0.0, end - time.monotonic())
+        for key, _ in self._selector.select(left):
+            if key.fileobj is self._server:
+                self._accept()
+            elif key.fileobj in self._unknown:
+                found = self._listen(key.fileobj)
+                if found is not None:
+                    yield key.fileobj, *found
+
+    def answer(self, text: str) -> None:
+        """Answers all who are known."""
+        for each in self._known:
+            each.settimeout(_ATTEMPT_SECONDS)
+            with contextlib.suppress(OSError):
+                each.sendall(_message(text))
+        # They hang up first, so that the port is free at once.
+        end = time.monotonic() + _ATTEMPT_SECONDS
+        for each in self._known:
+            with contextlib.suppress(OSError):
+                _line(each, end)
+
+    def others(self) -> str:
+        """Returns what there is to say of those who are not known."""
+        if self._has_other_tokens:
+            return (
+                f" Somebody has come with another {TOKEN}, which must be the "
+                "same in all processes."
+            )
+        return ""
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # who has gone again
+            caller = self._server.accept()[0]
+            caller.setblocking(False)
+            self._unknown[caller] = b""
+            self._selector.register(caller, selectors.EVENT_READ)
+            if len(self._unknown) > _UNKNOWN_CALLERS:
+                first = next(iter(self._unknown))
+                self._selector.unregister(first)
+                del self._unknown[first]
+                first.close()
+
+    def _listen(self, caller: socket.socket) -> tuple[int, int] | None:
+        """Returns what a caller says of itself, when it has said it."""
+        said = self._unknown[caller]
+        more = b""
+        with contextlib.suppress(OSError):
+            more = caller.recv(_INTRODUCTION_BYTES - len(said))
+        said += more
+        if more and b"\n" not in said and len(said) < _INTRODUCTION_BYTES:
+            self._unknown[caller] = said
+            return None
+        self._selector.unregister(caller)
+        del self._unknown[caller]
+        found = _INTRODUCTION.fullmatch(said)
+        if found is None or not int(found[1]) < int(found[2]):
+            caller.close()  # somebody else, such as a check of the port
+            return None
+        if _text(said) is None:
+            self._has_other_tokens = True
+            caller.close()
+            return None
+        self._known.append(caller)
+        return int(found[1]), int(found[2])
 
 
 def _reported(
@@ -119,7 +213,9 @@ def _reported(
 ) -> str | None:
     """Introduces this process to process 0, and returns what is wrong."""
     host, port = split_address(addresses[0], "the address of process 0")
+    introduction = _message(f"{index} {len(addresses)}")
     end = time.monotonic() + seconds
+    refused = ""
     while (left := end - time.monotonic()) > 0:
         try:
             first = socket.create_connection(
@@ -128,36 +224,49 @@ def _reported(
         except OSError:
             time.sleep(0.1)
             continue
-        with first:
-            first.settimeout(max(end - time.monotonic(), 0.1))
-            _send(first, [index, len(addresses)])
-            answer = _receive(first)
-        if isinstance(answer, str):
-            return None if answer == _START else answer
+        with first, contextlib.suppress(OSError):
+            first.sendall(introduction)
+            answer = _text(_line(first, end))
+            if answer is not None:
+                return None if answer == _START else answer
+        refused = (
+            " Somebody there hangs up, as process 0 does on those who have "
+            f"another {TOKEN}."
+        )
         time.sleep(0.1)
-    return f"Process 0 does not answer at {addresses[0]}, in {seconds:g} s."
+    return (
+        f"Process 0 does not answer at {addresses[0]}, in {seconds:g} s."
+        f"{refused}"
+    )
 
 
-def _send(to: socket.socket, message: object) -> None:
-    with contextlib.suppress(OSError):
-        to.sendall(json.dumps(message).encode() + b"\n")
+def _line(other: socket.socket, end: float) -> bytes:
+    """Returns a line that somebody says before a time."""
+    line = b""
+    while len(line) < _ANSWER_BYTES and not line.endswith(b"\n"):
+        other.settimeout(max(0.001, end - time.monotonic()))
+        more = other.recv(_ANSWER_BYTES - len(line))
+        if not more:
+            break
+        line += more
+    return line
 
 
-def _receive(other: socket.socket) -> object:
-    """Returns a message; `None` if the other side is not a process of ours."""
-    try:
-        with other.makefile("rb") as file:
-            return json.loads(file.readline(_LONGEST))
-    except (OSError, ValueError):
-        return None
+def _message(text: str) -> bytes:
+    return f"{_digest(text)} {text}\n".encode()
 
 
-def _caller_of(message: object) -> tuple[int, int] | None:
-    """Returns the index of a caller, and the count that it knows, if any."""
-    match message:
-        case [int(index), int(count)] if 0 < index < count:
-            return index, count
-    return None
+def _text(message: bytes) -> str | None:
+    """Returns the text of a message by somebody who has the same token."""
+    digest, _, text = message.decode(errors="replace").partition(" ")
+    text = text.removesuffix("\n")
+    is_ours = hmac.compare_digest(digest.encode(), _digest(text).encode())
+    return text if is_ours else None
+
+
+def _digest(text: str) -> str:
+    token = os.fsencode(os.environ.get(TOKEN, ""))
+    return hmac.new(token, text.encode(), "sha256").hexdigest()
 
 
 def _has_hung_up(other: socket.socket) -> bool:

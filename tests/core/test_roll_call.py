@@ -1,7 +1,9 @@
 """Processes that cannot join each other say why, all of them, and in time."""
 
 import concurrent.futures
+import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -79,16 +81,93 @@ def test_two_that_are_told_to_be_the_same():
     assert found == ["Two processes were told that they are process 1."] * 3
 
 
-def test_strangers_and_those_who_have_left_do_not_count():
+def _dawdle(other):
+    with contextlib.suppress(OSError):
+        while True:
+            other.sendall(b"x")
+            time.sleep(0.05)
+
+
+STRANGERS = {
+    "who is silent": lambda other: None,
+    "who is gone": lambda other: other.close(),
+    "who asks for a page": lambda other: other.sendall(b"GET / HTTP/1.1\r\n"),
+    "who dawdles": _dawdle,
+    "who opens brackets": lambda other: other.sendall(b"[" * 999 + b"\n"),
+    "who has digits": lambda other: other.sendall(b"9" * 500 + b" 3\n"),
+    "who has no end": lambda other: other.sendall(b"\xff" * 10**6),
+    "who guesses": lambda other: other.sendall(b"0" * 64 + b" 1 3\n"),
+    "who lies": lambda other: other.sendall(b"0" * 64 + b" 1 2\n"),
+    "who is of a former version": lambda other: other.sendall(b"[1, 3]\n"),
+}
+
+
+@contextlib.contextmanager
+def strangers(port):
+    """Has all kinds of strangers at a port, many of each."""
+    with contextlib.ExitStack() as stack:
+        for act in 5 * [*STRANGERS.values()]:
+            other = stack.enter_context(connected(port))
+            threading.Thread(target=_tried, args=(act, other)).start()
+        yield
+
+
+def _tried(act, other):
+    with contextlib.suppress(OSError):
+        act(other)
+
+
+@pytest.mark.parametrize("token", ["", "of the training"])
+@pytest.mark.parametrize("come", [(1, 2), (1,)])
+def test_strangers_change_nothing(come, token, monkeypatch):
+    monkeypatch.setenv(roll_call.TOKEN, token)
+    monkeypatch.setattr(roll_call, "_UNKNOWN_CALLERS", 40)
+    addresses = free_addresses(3)
+    port = int(addresses[0].partition(":")[2])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        begun = time.monotonic()
+        first = pool.submit(roll_call.call_roll, addresses, 0, 3)
+        with strangers(port):
+            found = told(*((addresses, index) for index in come), seconds=3)
+            found.append(first.result())
+        if len(come) == 2:
+            assert found == [None] * 3
+        else:
+            (text,) = {*found}
+            assert "Nobody has come in 3 s as process 2 at" in text
+            assert "another CONFLUX_TOKEN" in text  # of those who guess
+            assert time.monotonic() - begun < 5
+
+
+def test_another_token_is_named(monkeypatch):
+    addresses = free_addresses(2)
+    digest = roll_call._digest
+    has_other = threading.local()
+    monkeypatch.setattr(
+        roll_call,
+        "_digest",
+        lambda text: digest(f"{text}{getattr(has_other, 'token', '')}"),
+    )
+
+    def other():
+        has_other.token = "another"
+        return roll_call.call_roll(addresses, 1, 1)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(roll_call.call_roll, addresses, 0, 1)
+        second = pool.submit(other)
+        for each in (first.result(), second.result()):
+            assert "another CONFLUX_TOKEN" in each
+
+
+def test_those_who_have_left_do_not_count():
     addresses = free_addresses(3)
     port = int(addresses[0].partition(":")[2])
     with concurrent.futures.ThreadPoolExecutor() as pool:
         first = pool.submit(roll_call.call_roll, addresses, 0, 5)
-        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"[1, 3]\n"):
-            with connected(port) as other:
-                other.sendall(said)
-        with connected(port):  # says nothing
-            assert told((addresses, 2), (addresses, 1), seconds=5) == [None] * 2
+        with connected(port) as other:
+            other.sendall(roll_call._message("1 3"))
+        assert told((addresses, 2), (addresses, 1), seconds=5) == [None] * 2
         assert first.result() is None
 
 

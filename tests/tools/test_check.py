@@ -504,6 +504,7 @@ def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
 def test_env(capsys, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": "secret"')
     monkeypatch.setenv("TF_VAR_password", "secret")
+    monkeypatch.setenv("CONFLUX_TOKEN", "secret")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     assert main(["env"]) == 0
     shown = capsys.readouterr().out
@@ -512,7 +513,9 @@ def test_env(capsys, monkeypatch):
     )
     assert "NCCL_P2P_DISABLE=1" in shown
     assert "| compiled programs on disk" in shown
-    assert re.search(r"\| cluster variables +\| TF_CONFIG +\|", shown)
+    assert re.search(
+        r"\| cluster variables +\| CONFLUX_TOKEN, TF_CONFIG +\|", shown
+    )
     assert "secret" not in shown
     assert main(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["keras"] == keras.__version__

@@ -115,13 +115,16 @@ def test_environment(run):
     script = """
 print(json.dumps({name: os.environ.get(name) for name in (
     "TF_CONFIG", "CONFLUX_ATTEMPT", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES",
-    "MINE")}))
+    "CONFLUX_TOKEN", "MINE")}))
 """
     visible = {"CUDA_VISIBLE_DEVICES": "4,5,6,7,8", "MINE": "1"}
+    visible["CONFLUX_TOKEN"] = "of another training"
     status, out, err = run(script, "--processes", "2", environ=visible)
     assert (status, err) == (0, "")
     told = [json.loads(line[4:]) for line in sorted(out.splitlines())]
     configs = [json.loads(each.pop("TF_CONFIG")) for each in told]
+    (token,) = {each.pop("CONFLUX_TOKEN") for each in told}
+    assert re.fullmatch("[0-9a-f]{64}", token)
     same = {"CONFLUX_ATTEMPT": "0", "PYTHONUNBUFFERED": "1", "MINE": "1"}
     assert told == [
         same | {"CUDA_VISIBLE_DEVICES": "4,5"},

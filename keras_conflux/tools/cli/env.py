@@ -13,6 +13,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux.tools.checks import nvidia
@@ -186,18 +187,15 @@ def _run_the_package() -> None:
 
 
 def _settings(environ: Mapping[str, str]) -> str:
-    names = _starting(environ, _SETTINGS)
+    names = sorted(
+        each
+        for each in environ
+        if each.startswith(_SETTINGS) and each != roll_call.TOKEN
+    )
     return ", ".join(f"{name}={environ[name]}" for name in names) or "none"
 
 
 def _of_launchers(environ: Mapping[str, str]) -> list[str]:
-    """Returns names of variables only, as their values name hosts."""
-    return sorted(
-        name for each in LAUNCHERS for name in each.variables_in(environ)
-    )
-
-
-def _starting(
-    environ: Mapping[str, str], beginnings: tuple[str, ...]
-) -> list[str]:
-    return sorted(name for name in environ if name.startswith(beginnings))
+    """Returns names of variables only: their values name hosts or are secret."""
+    told = {name for each in LAUNCHERS for name in each.variables_in(environ)}
+    return sorted(told | {roll_call.TOKEN} & environ.keys())

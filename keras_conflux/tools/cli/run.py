@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import queue
+import secrets
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux.tools.cli import sink
@@ -218,6 +220,7 @@ def _environments(
     # Ports are new in each attempt: the system may still hold the old ones,
     # and nothing of an earlier attempt can connect.
     addresses = [f"localhost:{port}" for port in _free_ports(len(shares))]
+    token = secrets.token_hex()
     environments = []
     for index, gpus in enumerate(shares):
         environment = {
@@ -229,6 +232,7 @@ def _environments(
                 }
             ),
             "CONFLUX_ATTEMPT": str(attempt),
+            roll_call.TOKEN: token,
             "PYTHONUNBUFFERED": "1",
         }
         if gpus is not None:
