@@ -14,6 +14,17 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
+def address_outside() -> str | None:
+    """Returns the address of this host for others, if it has any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        try:
+            nobody.connect(("192.0.2.99", 9))  # sends nothing
+        except OSError:
+            return None
+        address = nobody.getsockname()[0]
+    return None if address.startswith("127.") else address
+
+
 def tf_config(addresses: list[str], index: int) -> str:
     """Returns the variable by which a process finds the others."""
     cluster, task = {"worker": addresses}, {"type": "worker", "index": index}

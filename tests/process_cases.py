@@ -4,17 +4,21 @@ Each returns arrays. `replicate` is given models, and gives them back.
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import re
 import signal
+import socket
 import time
 import warnings
 from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from addresses import address_outside
 from keras import layers
 from models import COMPILED
 from models import assert_same_outcome
@@ -641,6 +645,17 @@ def sigterm_ends_them(directory):
     assert not caught & 1 << (signal.SIGTERM - 1)
 
 
+def ports_are_closed_to_other_hosts(directory):
+    address = address_outside()
+    task = json.loads(os.environ["TF_CONFIG"])
+    index = kc.process_index()
+    port = int(task["cluster"]["worker"][index].rpartition(":")[2])
+    socket.create_connection(("localhost", port), 10).close()
+    if address is not None:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((address, port), 10)
+
+
 class Adds(keras.layers.Layer):
     """Adds one, or its samples, to a `tf.Variable`."""
 
@@ -670,6 +685,7 @@ CHECKS = {
         parts_are_resumed,
         plain_variables_are_warned_of,
         sigterm_ends_them,
+        ports_are_closed_to_other_hosts,
         weights_travel_in_parts,
     )
 }

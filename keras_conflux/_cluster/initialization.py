@@ -40,8 +40,9 @@ def initialize(
     Args:
         addresses: `"host:port"` of each process, the same list in all, or a
             string of them with commas between. Every process must be reachable
-            at its address from all others. The ports have no authentication:
-            use a private network.
+            at its address from all others. Whoever reaches the port of a
+            process can read and write your files, and run programs as you:
+            see "Ports" in the guide *Several processes and hosts*.
         index: Which of the addresses is that of this process, from 0.
         resolver: A `tf.distribute.cluster_resolver.ClusterResolver` to ask
             instead.

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster import loopback
 from keras_conflux._cluster.roll_call import call_roll
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._compat import keras_variables
@@ -127,6 +128,8 @@ def _connected(
     try:
         with _ending_after(timeout + _LATE_SECONDS, index == 0):
             tensorflow_processes.connect(addresses, index, heartbeat, timeout)
+        if loopback.are_local(addresses):
+            loopback.close_to_other_hosts(addresses[index])
     except (tf.errors.OpError, RuntimeError) as error:
         return f"TensorFlow says: {getattr(error, 'message', error)}."
     return None

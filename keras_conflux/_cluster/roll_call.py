@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence
 
+from keras_conflux._cluster import loopback
 from keras_conflux._cluster.cluster import split_address
 
 TOKEN = "CONFLUX_TOKEN"
@@ -59,6 +60,8 @@ def call_roll(
     except OSError as error:
         return f"Its port cannot be used: {error}."
     with server:
+        if loopback.are_local(addresses):
+            loopback.bind_to_loopback(server)
         if index > 0:
             return _reported(addresses, index, seconds + _LATE_SECONDS)
         with _Callers(server) as callers:

@@ -7,8 +7,10 @@ import threading
 import time
 
 import pytest
+from addresses import address_outside
 from addresses import free_addresses
 
+from keras_conflux._cluster import loopback
 from keras_conflux._cluster import roll_call
 
 
@@ -169,6 +171,34 @@ def test_those_who_have_left_do_not_count():
             other.sendall(roll_call._message("1 3"))
         assert told((addresses, 2), (addresses, 1), seconds=5) == [None] * 2
         assert first.result() is None
+
+
+def test_who_is_on_another_host_is_no_caller():
+    addresses = free_addresses(2)
+    port = int(addresses[0].partition(":")[2])
+    address = address_outside()
+    if address is None:
+        pytest.skip("this host has no other interface than the loopback")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(roll_call.call_roll, addresses, 0, 5)
+        connected(port).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, port), 5)
+        assert told((addresses, 1), seconds=5) == [None]
+        assert first.result() is None
+
+
+@pytest.mark.parametrize(
+    ("addresses", "are_local"),
+    [
+        (["localhost:1", "127.0.0.1:2", "127.9.9.9:3", "[::1]:4"], True),
+        (["localhost:1", "10.0.0.1:2"], False),
+        (["localhost.example:1"], False),
+        (["0.0.0.0:1"], False),
+    ],
+)
+def test_which_processes_are_on_one_host(addresses, are_local):
+    assert loopback.are_local(addresses) == are_local
 
 
 def connected(port):

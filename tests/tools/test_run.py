@@ -6,6 +6,7 @@ import pathlib
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import keras_conflux
 from keras_conflux._extensions.launchers import order
 from keras_conflux.tools.cli import gpus
 from keras_conflux.tools.cli import output
+from keras_conflux.tools.cli import private_network
 from keras_conflux.tools.cli.__main__ import main
 
 PACKAGE = pathlib.Path(keras_conflux.__file__).parent
@@ -136,6 +138,42 @@ print(json.dumps({name: os.environ.get(name) for name in (
     for index, config in enumerate(configs):
         task = {"type": "worker", "index": index}
         assert config == {"cluster": {"worker": addresses}, "task": task}
+
+
+def test_private_network(launch, tmp_path):
+    script = """
+import socket
+with socket.create_server(("", 0)) as server:
+    port = server.getsockname()[1]
+    socket.create_connection(("localhost", port)).close()
+    print(os.getuid(), sys.argv[1:], socket.if_nameindex(), flush=True)
+    tell("port", port)
+    while not (here / "done").exists():
+        time.sleep(0.01)
+"""
+    options = ["--processes", "1", "--private-network", "script.py"]
+    process = launch(script, *options, "--private-network")
+    wait_until(lambda: (tmp_path / "port0").exists() or process.poll())
+    if process.poll() == 1 and "needs Linux" in (said := process.stderr.read()):
+        pytest.skip(said)
+    (port,) = pids(tmp_path, "port*")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("localhost", port))
+    (tmp_path / "done").touch()
+    out, err = process.communicate(timeout=30)
+    expected = (
+        f"[0] {os.getuid()} ['--private-network', 'script.py'] [(1, 'lo')]\n"
+    )
+    assert (process.returncode, out, err) == (0, expected, "")
+
+
+def test_where_there_is_no_private_network(monkeypatch):
+    def refuse(kinds):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(private_network, "_unshare", refuse)
+    with pytest.raises(SystemExit, match=r"not permitted\. Type `sysctl"):
+        private_network.main()
 
 
 def test_arguments_of_the_script(run):

@@ -37,6 +37,7 @@ CHECKS = (
     Check("faster", 120, _PEER_ACCESS, is_timed=True),
     Check("disk", 60, "choose another directory", is_timed=True),
     Check("resume", 120, "choose another directory"),
+    Check("ports", 60, _BUSY),
     Check(
         "processes",
         120,
@@ -56,6 +57,8 @@ class Passed:
     """Numbers that were measured."""
     slow: str | None = None
     """What to type if it works, but slower than it should."""
+    open_to_others: str | None = None
+    """What to type if it works, but others can use what is one's own."""
 
 
 class Wrong(Exception):

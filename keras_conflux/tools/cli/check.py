@@ -23,7 +23,7 @@ _CPU_DEVICES = 2
 _EPILOG = """exit status:
   0  all is good
   1  something is wrong
-  3  all works, but slower than it should (with --strict: 1)
+  3  all works, but slower than it should, or open to others (with --strict: 1)
 """
 
 
@@ -54,7 +54,8 @@ def add_to(subcommands: Any) -> None:
         "--processes",
         type=at_least(2),
         metavar="N",
-        help="also start so many processes, as `conflux run` does",
+        help="also start so many processes, as `conflux run` does, and tell "
+        "who else can reach them",
     )
     parser.add_argument(
         "--directory",
@@ -70,7 +71,9 @@ def add_to(subcommands: Any) -> None:
         help=f"some of: {', '.join(check.name for check in CHECKS)}",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="what is slow is wrong"
+        "--strict",
+        action="store_true",
+        help="what is slow, or open to others, is wrong",
     )
     add_json(parser)
     parser.add_argument(
@@ -123,6 +126,7 @@ def _chosen(options: argparse.Namespace, several_gpus: bool) -> list[Check]:
     asked = {
         "disk": options.directory,
         "resume": options.directory,
+        "ports": options.processes,
         "processes": options.processes,
         "faster": several_gpus,
     }

@@ -11,8 +11,17 @@ from rich.text import Text
 
 from keras_conflux.tools.cli.check_runner import Result
 
-_STATUS = {"good": 0, "slow": 3, "wrong": 1}
-_MARKS = {"good": ("ok", "green"), "slow": ("slow", "yellow")}
+_STATUS = {"good": 0, "slow": 3, "open": 3, "wrong": 1}
+_MARKS = {
+    "good": ("ok", "green"),
+    "slow": ("slow", "yellow"),
+    "open": ("open", "yellow"),
+}
+_VERBS = {
+    "wrong": "failed",
+    "open": "open to others",
+    "slow": "slower than usual",
+}
 _WRONG = ("wrong", "bold red")
 _WIDTH = 88
 
@@ -20,9 +29,9 @@ _WIDTH = 88
 def exit_status(results: list[Result], strict: bool) -> int:
     """Returns the exit status of `conflux check`."""
     found = {result.status for result in results}
-    if "slow" in found and strict:
+    if strict and found & {"slow", "open"}:
         found.add("wrong")
-    worst = next(s for s in ("wrong", "slow", "good") if s in {*found, "good"})
+    worst = next((each for each in _VERBS if each in found), "good")
     return _STATUS[worst]
 
 
@@ -36,7 +45,7 @@ def sentence(results: list[Result], devices: int, gpus: int) -> str:
     """
     what = f"{devices} {'GPU' if gpus else 'logical CPU device'}"
     what += "s" if devices > 1 else ""
-    for status, verb in (("wrong", "failed"), ("slow", "slower than usual")):
+    for status, verb in _VERBS.items():
         names = [each.name for each in results if each.status == status]
         if names:
             counted = f"{len(names)} of {len(results)} checks"

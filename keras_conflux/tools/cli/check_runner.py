@@ -25,7 +25,7 @@ class Result:
 
     name: str
     status: str
-    """`"good"`, `"slow"` or `"wrong"`."""
+    """`"good"`, `"slow"`, `"open"` or `"wrong"`."""
     text: str
     """What was found."""
     todo: str
@@ -147,12 +147,13 @@ def _result(
             return Result(check.name, "wrong", text, todo, seconds, {})
     passed = next((each for each in said if "text" in each), None)
     if status == 0 and passed:
-        slow = passed["slow"]
+        todo = passed["open_to_others"] or passed["slow"]
+        usable = "open" if passed["open_to_others"] else "slow"
         return Result(
             check.name,
-            "slow" if slow else "good",
+            usable if todo else "good",
             passed["text"],
-            slow or "",
+            todo or "",
             seconds,
             passed["values"],
         )

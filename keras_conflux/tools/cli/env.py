@@ -196,6 +196,6 @@ def _settings(environ: Mapping[str, str]) -> str:
 
 
 def _of_launchers(environ: Mapping[str, str]) -> list[str]:
-    """Returns names of variables only: their values name hosts or are secret."""
+    """Returns names of variables only: values name hosts, or are secret."""
     told = {name for each in LAUNCHERS for name in each.variables_in(environ)}
     return sorted(told | {roll_call.TOKEN} & environ.keys())
