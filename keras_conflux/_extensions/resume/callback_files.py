@@ -19,6 +19,8 @@ from keras.callbacks import CSVLogger
 from keras.callbacks import TensorBoard
 
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import plain_files
+from keras_conflux._extensions.resume.checkpoint_files import MALFORMED
 from keras_conflux._extensions.resume.checkpoint_files import os_errors
 from keras_conflux._extensions.resume.compat import (
     callbacks as private_callbacks,
@@ -115,11 +117,11 @@ class CallbackFiles:
     def _take_back(self, known: list[Written]) -> None:
         self._flush()
         for each in known:
-            if each.callback < len(self._callbacks):
+            if self._is_own(each.callback, each.name):
                 self._cut(each)
         kept = {(each.callback, each.name) for each in known}
         for index, name in self._events - kept:
-            if index < len(self._callbacks):
+            if self._is_own(index, name):
                 path = self._path(index, name)
                 if path.exists():
                     path.rename(free_name(_aside(path)))
@@ -145,6 +147,20 @@ class CallbackFiles:
         if path.stat().st_size > length:
             _keep_rest(path, length)
             os.truncate(path, length)
+
+    def _is_own(self, index: Any, name: Any) -> bool:
+        """Whether a callback may have written what a checkpoint names."""
+        if index not in range(len(self._callbacks)):
+            return False
+        if isinstance(self._callbacks[index], CSVLogger):
+            return name == _path_of_log(self._callbacks[index]).name
+        folder, _, file = str(name).partition("/")
+        return (
+            folder in _FOLDERS_OF_EVENTS
+            and _EVENTS in file
+            and "/" not in file
+            and not self._path(index, name).is_symlink()
+        )
 
     def _path(self, index: int, name: str) -> pathlib.Path:
         callback = self._callbacks[index]
@@ -184,13 +200,15 @@ class CallbackFiles:
     def _read_journal(self) -> None:
         try:
             with os_errors(self._journal):
-                text = self._journal.read_text()
+                text = plain_files.read_text(
+                    self._journal.parent, self._journal.name
+                )
             found = json.loads(text)
             began = [Written(**each) for each in found["began"]]
             events = {(index, name) for index, name in found["events"]}
         except OSError:
             return
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             self._why_no_journal = f"it is a file of others ({error})"
             return
         self._began, self._events = began, events

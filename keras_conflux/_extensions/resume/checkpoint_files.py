@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from keras_conflux._extensions.resume import plain_files
+from keras_conflux._extensions.resume import stored_arrays
+from keras_conflux._extensions.resume.plain_files import is_remote
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.stored_arrays import with_special_dtypes
 
@@ -23,6 +24,16 @@ ARRAYS = "state.npz"
 STATE = "state.json"
 FORMAT = 1
 _URL = re.compile(r"[a-zA-Z][\w+.:-]+:/")
+MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
+"""What is raised by a file that this package has not written in this way."""
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 
 
@@ -104,11 +115,6 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
     return root
 
 
-def is_remote(path: pathlib.Path) -> bool:
-    """Whether a path from `directory_of` is that of a URL."""
-    return not isinstance(path, pathlib.PosixPath)
-
-
 @contextlib.contextmanager
 def os_errors(path: pathlib.Path) -> Iterator[None]:
     """Raises as `OSError` what the file system of a URL raises of its own."""
@@ -181,12 +187,16 @@ def _described(path: pathlib.Path) -> Checkpoint:
     except Damage as error:
         damage = str(error)
     step, epoch = position_of(path)
-    files = [each.stat() for each in entries(path)]
+    files = [_stat(each) for each in entries(path)]
     if not files:  # it has gone
         raise FileNotFoundError(path)
     size = sum(each.st_size for each in files)
     modified = max((each.st_mtime for each in files), default=0)
     return Checkpoint(path, step, epoch, size, modified, damage)
+
+
+def _stat(path: pathlib.Path) -> os.stat_result:
+    return path.stat() if is_remote(path) else path.lstat()
 
 
 class Damage(Exception):
@@ -230,13 +240,15 @@ def read(path: pathlib.Path) -> Saved:
     """
     try:
         with os_errors(path):
-            content = (path / STATE).read_text()
+            content = plain_files.read_text(path, STATE)
         outer = json.loads(content)
         text, digest, files = outer["state"], outer["sha256"], outer["files"]
-        written_in, special = outer["format"], outer["dtypes"]
+        written_in, special = int(outer["format"]), dict(outer["dtypes"])
         weights = outer.get("weights", WEIGHTS)
         stored_as = outer.get("arrays", ARRAYS)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        digests = {name: files[name] for name in (weights, stored_as)}
+        found = hashlib.sha256(text.encode()).hexdigest()
+    except (OSError, *MALFORMED) as error:
         raise _not_read(STATE, error) from error
     if written_in > FORMAT:
         raise ValueError(
@@ -244,25 +256,28 @@ def read(path: pathlib.Path) -> Saved:
             f"keras-conflux; this one reads format {FORMAT}. Install the "
             "newer version."
         )
-    if hashlib.sha256(text.encode()).hexdigest() != digest:
+    if found != digest:
         raise Damage(f"{STATE} has changed since it was written")
-    for name, expected in files.items():
+    for name, expected in digests.items():
         try:
-            found = digest_of(path / name)
-        except OSError as error:
+            found = digest_of(path, name)
+        except (OSError, ValueError) as error:
             raise _not_read(name, error) from error
         if found != expected:
             raise Damage(f"{name} has changed since it was written")
     try:
         with (
             os_errors(path),
-            (path / stored_as).open("rb") as file,
-            np.load(file, allow_pickle=False) as stored,
+            plain_files.open_file(path, stored_as) as file,
         ):
-            arrays = with_special_dtypes(dict(stored), special)
-    except OSError as error:
+            arrays = with_special_dtypes(stored_arrays.read(file), special)
+    except (OSError, *MALFORMED) as error:
         raise _not_read(stored_as, error) from error
-    return Saved(path, json.loads(text), arrays, path / weights)
+    try:
+        state = dict(json.loads(text))
+    except MALFORMED as error:
+        raise _not_read(STATE, error) from error
+    return Saved(path, state, arrays, path / weights)
 
 
 def _not_read(name: str, error: Exception) -> Damage:
@@ -274,7 +289,7 @@ def _not_read(name: str, error: Exception) -> Damage:
     return kind(f"{name} cannot be read ({error})")
 
 
-def digest_of(path: pathlib.Path) -> str:
+def digest_of(folder: pathlib.Path, name: str) -> str:
     """Returns by what a file is known to be as it was written."""
-    with os_errors(path), path.open("rb") as file:
+    with os_errors(folder), plain_files.open_file(folder, name) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -59,7 +59,7 @@ def write(
         np.savez(folder / ARRAYS, **stored)  # pyright: ignore
         text = json.dumps(state)
         digests = {
-            name: checkpoint_files.digest_of(folder / name)
+            name: checkpoint_files.digest_of(folder, name)
             for name in (WEIGHTS, ARRAYS)
         }
         names = storage.names_for(final, digests)
@@ -70,7 +70,7 @@ def write(
             "state": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
             "samples": {
-                names[name]: own_files.sample(folder / names[name])
+                names[name]: own_files.sample(folder, names[name])
                 for name in names
             },
             "files": {names[name]: digests[name] for name in names},

@@ -78,6 +78,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
     if has_files and saved.weights is not None:
         try:
             with storage_of(saved.weights).file(saved.weights) as file:
+                weight_files.assert_fits(file, weight_files.entries_of(model))
                 model.load_weights(file)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
@@ -126,6 +127,7 @@ def _assert_same(saved: Saved, model: keras.Model) -> None:
     here = _described(_beside_weights(model, weight_files.entries_of(model)))
     there = saved.state["variables"]
     if [each[1:] for each in there] == [each[1:] for each in here]:
+        _assert_values(saved, here)
         return
     listed = [
         ", ".join(f"{path} {shape} {dtype}" for path, shape, dtype in each)
@@ -141,6 +143,17 @@ def _assert_same(saved: Saved, model: keras.Model) -> None:
         f"checkpoint has the variables [{listed[0]}], and only the model has "
         f"[{listed[1]}].{unbuilt}"
     )
+
+
+def _assert_values(saved: Saved, described: list[list[Any]]) -> None:
+    for number, (path, shape, _) in enumerate(described):
+        found = getattr(saved.arrays.get(f"variable{number}"), "shape", None)
+        if found != tuple(shape):
+            raise ValueError(
+                f"{saved.path} has a value of the shape {found} for {path}, "
+                f"whose shape is {tuple(shape)}. This package does not write "
+                "such a checkpoint: remove it, or resume in another directory."
+            )
 
 
 HOW_TO_BUILD = (

@@ -6,9 +6,12 @@ has anything else stays as it is.
 
 import hashlib
 import json
+import os
 import pathlib
 import re
 
+from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
@@ -49,14 +52,14 @@ def in_folder(folder: pathlib.Path) -> list[pathlib.Path] | None:
     return [folder / name for name in known if name in found]
 
 
-def sample(path: pathlib.Path) -> str:
+def sample(folder: pathlib.Path, name: str) -> str:
     """Returns a digest of a file's length and of blocks from all of it.
 
     It tells other weights of one model apart, and takes no time for large ones.
     """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
+    with plain_files.open_file(folder, name) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(str(size).encode())
         for start in range(0, size, max(_BLOCK, size // _BLOCKS)):
             file.seek(start)
             digest.update(file.read(_BLOCK))
@@ -66,26 +69,28 @@ def sample(path: pathlib.Path) -> str:
 
 
 def _being_written(folder: pathlib.Path, name: str) -> list[str]:
-    marker = folder / UNFINISHED
     names = [WEIGHTS, ARRAYS, STATE, UNFINISHED]
-    if not _is_file(marker) or marker.read_text() != name:
+    try:
+        if plain_files.read_text(folder, UNFINISHED) != name:
+            return []
+    except (OSError, ValueError):
         return []
     return [each for each in names if _is_file(folder / each)]
 
 
 def _as_written(folder: pathlib.Path) -> list[str]:
     try:
-        outer = json.loads((folder / STATE).read_text())
+        outer = json.loads(plain_files.read_text(folder, STATE))
         digest = hashlib.sha256(outer["state"].encode()).hexdigest()
-        if digest != outer["sha256"] or not _is_file(folder / STATE):
+        if digest != outer["sha256"]:
             return []
         samples = outer["samples"].items()
         known = [
             name
             for name, expected in samples
-            if _is_file(folder / name) and sample(folder / name) == expected
+            if _is_file(folder / name) and sample(folder, name) == expected
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *checkpoint_files.MALFORMED):
         return []
     return [*known, STATE]
 

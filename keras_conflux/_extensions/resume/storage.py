@@ -25,6 +25,7 @@ from typing import Any
 
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import own_files
+from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
 from keras_conflux._extensions.resume.checkpoint_files import STATE
 from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
@@ -121,7 +122,8 @@ class Storage:
     @contextlib.contextmanager
     def file(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
         """Yields where this machine has a file."""
-        yield path
+        with plain_files.open_file(path.parent, path.name):
+            yield path
 
     def put_text(self, path: pathlib.Path, text: str) -> None:
         """Writes a file, or replaces it at once.
@@ -200,10 +202,12 @@ class Storage:
         except OSError as error:
             raise _not_writable(self.root, error) from error
         try:
+            self._assert_regular(lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                other = os.read(lock, 300).decode() or "unknown"
+                other = os.pread(lock, 300, 0).decode("utf-8", "replace")
+                other = other or "unknown"
                 raise RuntimeError(
                     f"Another training, process {other}, writes its "
                     f"checkpoints to {self.root}. End it, or give this one "
@@ -224,13 +228,19 @@ class Storage:
         finally:
             os.close(lock)
 
+    def _assert_regular(self, lock: int) -> None:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise self._not_own_lock()
+
     def _assert_own_lock(self, lock: int) -> None:
-        is_file = stat.S_ISREG(os.fstat(lock).st_mode)
-        content = os.pread(lock, 300, 0) if is_file else None
-        if content is None or (content and not _LOCKED.fullmatch(content)):
-            path = str(self.root / _LOCK)
-            others = FileExistsError(errno.EEXIST, "A file of others", path)
-            raise _not_writable(self.root, others)
+        content = os.pread(lock, 300, 0)
+        if content and not _LOCKED.fullmatch(content):
+            raise self._not_own_lock()
+
+    def _not_own_lock(self) -> OSError:
+        path = str(self.root / _LOCK)
+        others = FileExistsError(errno.EEXIST, "A file of others", path)
+        return _not_writable(self.root, others)
 
 
 class RemoteStorage(Storage):

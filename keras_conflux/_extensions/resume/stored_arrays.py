@@ -2,7 +2,10 @@
 
 import io
 import json
+import struct
+import zipfile
 from typing import Any
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -40,6 +43,32 @@ def with_special_dtypes(arrays: Arrays, special: dict[str, str]) -> Arrays:
     }
 
 
+def read(file: BinaryIO) -> Arrays:
+    """Returns the arrays of a file.
+
+    Raises:
+        ValueError: If it is none of NumPy's, or would unpack to more bytes than
+            it has. What this package writes is not compressed.
+    """
+    size = file.seek(0, io.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as packed:
+            members = packed.infolist()
+        if sum(each.file_size for each in members) > size or any(
+            each.compress_type != zipfile.ZIP_STORED for each in members
+        ):
+            raise ValueError("it would unpack to more than it is")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = dict(stored)
+    except (zipfile.BadZipFile, RuntimeError, EOFError, struct.error) as error:
+        raise ValueError(f"it is not a file of arrays: {error}") from error
+    strange = [k for k, v in arrays.items() if not isinstance(v, np.ndarray)]
+    if strange:
+        raise ValueError(f"{strange} are no arrays")
+    return arrays
+
+
 def to_bytes(document: Any, arrays: Arrays) -> bytes:
     """Returns what JSON can hold and some arrays as one string of bytes."""
     stored, special = without_special_dtypes(arrays)
@@ -51,7 +80,6 @@ def to_bytes(document: Any, arrays: Arrays) -> bytes:
 
 def from_bytes(content: bytes) -> tuple[Any, Arrays]:
     """Undoes `to_bytes`."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        arrays = dict(stored)
+    arrays = read(io.BytesIO(content))
     document, special = json.loads(str(arrays.pop("text")))
     return document, with_special_dtypes(arrays, special)

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from keras.src.saving import saving_lib
@@ -58,6 +59,42 @@ def write(entries: list[Entry], path: pathlib.Path) -> None:
                 group[name] = value
     finally:
         store.close()
+
+
+def assert_fits(path: pathlib.Path, entries: list[Entry]) -> None:
+    """Refuses a file that is larger, once it is unpacked, than what it is for.
+
+    Args:
+        path: The file.
+        entries: From `entries_of`.
+
+    Raises:
+        ValueError: If it is so.
+        OSError: If it is no such file.
+    """
+    sizes: list[int] = []
+
+    def note(name: str, found: Any) -> None:
+        if isinstance(found, h5py.Dataset):
+            sizes.append(found.size)
+
+    with h5py.File(path, "r") as file:
+        file.visititems(note)
+    needed = sum(
+        int(np.prod(value.shape))
+        for entry in entries
+        for value in entry.values.values()
+    )
+    if sum(sizes) > _SLACK * needed + _SMALL:
+        raise ValueError(
+            f"{path.name} would unpack to {sum(sizes)} numbers, and the model "
+            f"has {needed}."
+        )
+
+
+_SLACK = 4
+"""An optimizer that is not built yet may have as many numbers again, thrice."""
+_SMALL = 2**20
 
 
 class _Recorder(saving_lib.H5IOStore):

@@ -1,0 +1,74 @@
+"""Opens the files of a folder that others may have filled.
+
+A file that is read is a regular one that lies in the folder itself: no link,
+no device, no pipe, and nothing elsewhere. All files of checkpoints are opened
+here.
+"""
+
+import errno
+import os
+import pathlib
+import stat
+from typing import BinaryIO
+
+_LARGEST_TEXT = 2**28
+"""How many bytes a file of text has at most. It is read as a whole."""
+_NO_FILES = (errno.ELOOP, errno.ENXIO)
+"""What systems say of links that are not followed, and of sockets."""
+
+
+class StrangeFileError(ValueError):
+    """Something that this package has not written in this way."""
+
+
+def is_remote(path: pathlib.Path) -> bool:
+    """Whether a path from `directory_of` is that of a URL."""
+    return not isinstance(path, pathlib.PosixPath)
+
+
+def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
+    """Opens a file for reading.
+
+    Args:
+        folder: Where it lies.
+        name: What it is called there, as a file may tell that others wrote.
+
+    Raises:
+        OSError: If it cannot be opened.
+        StrangeFileError: If it is no regular file of the folder.
+    """
+    if not isinstance(name, str) or not _is_plain(name):
+        raise StrangeFileError(f"{name!r} is not the name of a file there")
+    path = folder / name
+    if is_remote(path):
+        return path.open("rb")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in _NO_FILES:
+            raise StrangeFileError(f"{path} is a link or a socket") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StrangeFileError(f"{path} is no regular file")
+    return open(descriptor, "rb")
+
+
+def read_text(folder: pathlib.Path, name: str) -> str:
+    """Returns the text of a file.
+
+    Raises:
+        OSError: If it cannot be read.
+        StrangeFileError: If it is no regular file, or too large for a text.
+        UnicodeDecodeError: If it is no text.
+    """
+    with open_file(folder, name) as file:
+        content = file.read(_LARGEST_TEXT + 1)
+    if len(content) > _LARGEST_TEXT:
+        raise StrangeFileError(f"{folder / name} is larger than any text")
+    return content.decode()
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}
