@@ -1,21 +1,33 @@
 """Lists devices, and turns what a user writes into a list of them."""
 
+import numbers
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
+from typing import SupportsIndex
 from typing import TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common.errors import DeviceError
 from keras_conflux._compat import tensorflow_internals
 
-DevicesLike: TypeAlias = "int | str | Sequence[int | str] | None"
+DevicesLike: TypeAlias = (
+    "SupportsIndex | str | Sequence[SupportsIndex | str] | None"
+)
 """What stands for devices: `None` or `"all"`, `"gpu"`, `"cpu"`, a count,
 `"0,2"`, `[0, 2]`, or names such as `["GPU:0", "GPU:1"]`."""
+
+_SPELLINGS = (
+    "Write a count such as 2, indices such as [0, 2] or '0,2', names such as "
+    "'GPU:0' or ['CPU:0', 'CPU:1'], 'gpu' or 'cpu' for all of a kind, or "
+    "'all' or nothing for all."
+)
 
 _NAME = re.compile(r"(?:^|[/:])(CPU|GPU):(\d+)$", re.IGNORECASE)
 
@@ -109,7 +121,8 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
         which: `None` or `"all"` for all GPUs, or all CPU devices where there
             is no GPU; `"gpu"` or `"cpu"` for all of that kind; a count for
             the first so many; indices as `"0,2"` or `[0, 2]`; or names as
-            `"GPU:0"`. `CUDA_VISIBLE_DEVICES` and
+            `"GPU:0"`. A string of one number is refused, as it may mean a
+            count or an index. `CUDA_VISIBLE_DEVICES` and
             `tf.config.set_visible_devices` have already been applied.
 
     Returns:
@@ -117,8 +130,9 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
 
     Raises:
         DeviceError: If a device does not exist, repeats or is of another kind
-            than the others, if there is none, or if TensorFlow has started too
-            early to make logical CPU devices.
+            than the others, if there is none, if `which` is none of these
+            spellings, or if TensorFlow has started too early to make logical
+            CPU devices.
 
     Example:
         ```python
@@ -133,15 +147,28 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
         return _existing(kind)
     if isinstance(which, str) and which.upper() in ("GPU", "CPU"):
         return _all_of(which.upper())
-    if isinstance(which, bool):
-        raise DeviceError(f"`devices` must not be a bool. Received: {which}")
-    if isinstance(which, int):
-        return _first(kind, which)
     if isinstance(which, str):
-        which = [part for part in which.replace(" ", "").split(",") if part]
+        which = _parts(which)
+    elif isinstance(which, bool | np.bool_):
+        raise DeviceError(f"`devices` must not be a bool. Received: {which}")
+    elif isinstance(which, numbers.Integral):
+        return _first(kind, int(which))
+    elif not isinstance(which, Iterable):
+        raise DeviceError(f"{which!r} does not name devices. {_SPELLINGS}")
     chosen = tuple(_parse(item, kind) for item in which)
     _check(chosen)
     return chosen
+
+
+def _parts(which: str) -> list[str]:
+    """Returns what a string names, where there are commas between."""
+    if which.strip().isdigit():
+        raise DeviceError(
+            f"`devices={which!r}` may mean a count or an index. Write "
+            f"{int(which)} for the first {int(which)} devices, or "
+            f"[{int(which)}] for the device with this index."
+        )
+    return [part for part in which.replace(" ", "").split(",") if part]
 
 
 def _existing(kind: str) -> tuple[Device, ...]:
@@ -193,7 +220,7 @@ def _all_of(kind: str) -> tuple[Device, ...]:
 def _first(kind: str, count: int) -> tuple[Device, ...]:
     if count < 1:
         raise DeviceError(
-            f"A count of devices is at least 1. Received: {count}"
+            f"A count of devices is at least 1. Received: {count}. {_SPELLINGS}"
         )
     if kind == "CPU" and count > 1:
         _make_logical_cpus(count)
@@ -237,15 +264,12 @@ def _make_threads_for(count: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(count + 1)
 
 
-def _parse(item: int | str, kind: str) -> Device:
-    if isinstance(item, int) or str(item).isdigit():
+def _parse(item: SupportsIndex | str, kind: str) -> Device:
+    if isinstance(item, numbers.Integral) or str(item).isdigit():
         return Device(f"{kind}:{int(item)}")
     match = _NAME.search(str(item))
     if match is None:
-        raise DeviceError(
-            f"{item!r} is not a device. Write an index such as 0, or a name "
-            "such as 'GPU:0' or 'CPU:1'."
-        )
+        raise DeviceError(f"{item!r} is not a device. {_SPELLINGS}")
     return Device(f"{match[1].upper()}:{int(match[2])}")
 
 

@@ -1,5 +1,7 @@
 """Takes some of the machine's GPUs, and leaves the others alone."""
 
+import numbers
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -25,8 +27,8 @@ def claim(
     until the process ends.
 
     Args:
-        devices: See `keras_conflux.devices`; by default all GPUs. If CPU
-            devices are named, all GPUs are hidden.
+        devices: See `keras_conflux.devices`; by default all GPUs. A number
+            means a GPU, always. If CPU devices are named, all GPUs are hidden.
         grow: Whether to take memory as it is needed, on all of these GPUs,
             and not all at once. `False` leaves the setting as it is. The
             environment variable `TF_FORCE_GPU_ALLOW_GROWTH` beats both.
@@ -35,16 +37,18 @@ def claim(
         The devices by their new names, in the order of `devices`.
 
     Raises:
-        DeviceError: If a device does not exist, if a GPU has been divided
-            into logical ones, or if TensorFlow has started with other
-            settings, as it cannot change them then.
+        DeviceError: If a device does not exist, if GPUs are named by number
+            and TensorFlow sees none, if a GPU has been divided into logical
+            ones, or if TensorFlow has started with other settings, as it
+            cannot change them then.
 
     Example:
         ```python
-        two = kc.claim([1, 3])  # at the start of the program
-        model = kc.replicate(build_model(), devices=two)
+        mine = kc.claim()  # or claim([1, 3]), at the start of the program
+        model = kc.replicate(build_model(), devices=mine)
         ```
     """
+    _check_numbers(devices)
     chosen = find_devices(devices)
     gpus = [physical(device) for device in chosen if device.kind == "GPU"]
     _check_undivided(gpus)
@@ -67,6 +71,21 @@ def claim(
     if not gpus:
         return chosen
     return tuple(Device(f"GPU:{in_order.index(gpu)}") for gpu in gpus)
+
+
+def _check_numbers(devices: DevicesLike) -> None:
+    """Raises where a number, which means a GPU, would mean a CPU device."""
+    if devices is None or tf.config.get_visible_devices("GPU"):
+        return
+    items = devices.split(",") if isinstance(devices, str) else devices
+    listed = [items] if isinstance(items, numbers.Integral) else items
+    if any(not re.search("[A-Za-z]", str(item)) for item in listed):
+        raise DeviceError(
+            f"`claim({devices!r})` names GPUs by number, and TensorFlow sees "
+            "none. Write `claim()` for a program that takes all GPUs, and CPU "
+            "devices where there is none. To use CPU devices, leave out "
+            "`claim`."
+        )
 
 
 def _check_undivided(gpus: list[Any]) -> None:

@@ -64,7 +64,7 @@ for device in kc.list_devices():
     assert device.memory is None or device.kind == "CPU"
 kc.devices()
 kc.devices(1)
-kc.claim(1)
+kc.claim()
 assert not tensorflow_internals.has_started()
 if kc.devices()[0].kind == "CPU":
     kc.devices(2)
@@ -165,6 +165,14 @@ def test_memory_grows_on_the_claimed_gpus_only(machine, wanted, seen, names):
     assert sorted(machine.growing) == seen
     machine.start()
     assert sorted(kc.devices()) == sorted(claimed)
+
+
+@pytest.mark.parametrize("wanted", [1, [0], "0,2", ["1"]])
+def test_a_number_of_claim_is_never_a_cpu_device(machine, wanted):
+    machine.visible = machine.all[:1]
+    with pytest.raises(kc.DeviceError, match="names GPUs by number"):
+        kc.claim(wanted)
+    assert kc.claim() == kc.claim("cpu") == kc.claim(["CPU:0"]) == ("CPU:0",)
 
 
 def test_growth_may_be_left_as_it_is(machine):

@@ -166,6 +166,12 @@ def test_two_strategies_in_one_process():
         (99, "99 .* devices were asked for"),
         ("TPU:0", "not a device"),
         ([0, 98], "no device|98|99"),
+        ("2", r"2 for the first 2 devices, or \[2\]"),
+        (" 0 ", "may mean a count or an index"),
+        ("auto", "'auto' is not a device. Write .*'all'"),
+        (-1, "at least 1. Received: -1. Write .*'all'"),
+        (1.5, "1.5 does not name devices. Write"),
+        (np.True_, "bool"),
         (["CPU:0", "GPU:0"], "one kind"),
     ],
 )
@@ -177,7 +183,9 @@ def test_wrong_devices_are_named(wanted, message):
 def test_spellings_of_devices():
     kind = "GPU" if ON_GPU else "CPU"
     assert kc.devices() == kc.devices("all") == DEVICES
-    assert kc.devices(1) == kc.devices("0") == kc.devices([0])
+    assert kc.devices(1) == kc.devices("0,") == kc.devices([0])
+    assert kc.devices(np.int64(1)) == kc.devices([np.int8(0)]) == DEVICES[:1]
+    assert kc.devices(np.arange(1)) == DEVICES[:1]
     assert kc.devices(f"/{kind.lower()}:0") == DEVICES[:1]
     assert kc.devices([f"/job:localhost/device:{kind}:0"]) == DEVICES[:1]
     if MANY > 1:
