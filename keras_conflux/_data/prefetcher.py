@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_iterators
+from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import move_at_once
 from keras_conflux._devices.device import devices as find_devices
 
@@ -18,13 +19,13 @@ _JOIN_TIMEOUT = 5
 
 def prefetch(
     batches: Iterable[Tree], device: int | str, *, ahead: int = 2
-) -> Iterator[Tree]:
-    """Yields batches, moved to a device before they are asked for.
+) -> Batches[Any]:
+    """Moves batches to a device before they are asked for.
 
     A thread draws and moves them while the program works on those before. It
-    begins with the first `next`, and ends with the batches, with an error or
-    when the iterator is closed or forgotten, as after a `break`; what it had
-    moved is freed then. For the replicas of a model see
+    begins with the first batch of an epoch, and ends with the last one, with an
+    error or when the iterator is closed or forgotten, as after a `break`; what
+    it had moved is freed then. For the replicas of a model see
     `keras_conflux.distribute`.
 
     An error of `batches` is raised where its batch would have come. An
@@ -32,20 +33,23 @@ def prefetch(
     distribution, does not see those of the program.
 
     Args:
-        batches: A `tf.data.Dataset`, a generator or any other iterable of
-            trees, see `keras_conflux.to_device`.
+        batches: A `tf.data.Dataset`, a list or any other iterable of trees,
+            see `keras_conflux.to_device`. A generator, or another iterator, has
+            one epoch.
         device: An index or a name, see `keras_conflux.devices`.
         ahead: How many batches may wait on the device, besides those that the
             program holds; at least 1.
 
     Returns:
-        An iterator; for another epoch, call this again.
+        An iterable over the batches. Iterate over it once per epoch. `len` is
+        the number of batches, where `batches` tells it.
 
     Raises:
         DeviceError: If the device does not exist.
-        TypeError: From the iterator, if a model, optimizer, metric or dataset
-            is in a batch.
-        ValueError: If `ahead` is below 1.
+        TypeError: While it is iterated over, if a model, optimizer, metric or
+            dataset is in a batch.
+        ValueError: If `ahead` is below 1. While it is iterated over, if
+            `batches` is an iterator that has ended.
 
     Example:
         ```python
@@ -55,7 +59,20 @@ def prefetch(
         ```
     """
     (chosen,) = find_devices([device])
-    return run_ahead(batches, lambda batch: move_at_once(batch, chosen), ahead)
+    _check(ahead)
+    return Batches(
+        batches,
+        lambda source: run_ahead(
+            source, lambda batch: move_at_once(batch, chosen), ahead
+        ),
+    )
+
+
+def _check(ahead: int) -> None:
+    if ahead < 1:
+        raise ValueError(
+            f"At least 1 batch is moved ahead of use. Received: ahead={ahead}"
+        )
 
 
 def run_ahead(
@@ -66,21 +83,8 @@ def run_ahead(
     Args:
         source: Drawn from in the thread alone.
         function: Called in the thread.
-        ahead: The number of results that may wait.
-
-    Raises:
-        ValueError: If `ahead` is below 1.
+        ahead: The number of results that may wait, at least 1.
     """
-    if ahead < 1:
-        raise ValueError(
-            f"At least 1 batch is moved ahead of use. Received: ahead={ahead}"
-        )
-    return _results(source, function, ahead)
-
-
-def _results(
-    source: Iterable[Any], function: Callable[[Any], Any], ahead: int
-) -> Iterator[Any]:
     worker = _Worker(source, function, ahead)
     # It holds the worker, not this generator, which can so be forgotten.
     thread = threading.Thread(

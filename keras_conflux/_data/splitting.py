@@ -1,7 +1,6 @@
 """Splits batches of a custom loop over the devices."""
 
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +8,7 @@ import tensorflow as tf
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._data import rows
+from keras_conflux._data.batches import Batches
 from keras_conflux._data.prefetcher import run_ahead
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._data.transfer import place
@@ -54,13 +54,12 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
 
 def distribute(
     dataset: Iterable[Any], devices: DevicesLike = None, *, ahead: int = 0
-) -> Iterator[Any]:
-    """Yields the batches of `dataset`, each split by `split`.
-
-    For another epoch, call this again.
+) -> Batches[Any]:
+    """Splits the batches of `dataset`, each as `split` does.
 
     Args:
-        dataset: A batched `tf.data.Dataset` or any iterable of batches.
+        dataset: A batched `tf.data.Dataset` or any iterable of batches. A
+            generator, or another iterator, has one epoch.
         devices: See `keras_conflux.devices`. By default those of the open
             scope, else of `keras.distribution`, else those last given to
             `replicate`, else all.
@@ -69,20 +68,24 @@ def distribute(
             and each batch is drawn when it is asked for.
 
     Returns:
-        An iterator over what `split` returns, which is a tuple of two
-        `Replicas` for batches `(x, y)`.
+        An iterable over what `split` returns, which is a tuple of two
+        `Replicas` for batches `(x, y)`. Iterate over it once per epoch. `len`
+        is the number of batches, where `dataset` tells it.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
-        ValueError: If `ahead` is negative; from the iterator, if a batch
-            cannot be split, as `split` says.
+        ValueError: If `ahead` is negative. While it is iterated over, if a
+            batch cannot be split, as `split` says, or if `dataset` is an
+            iterator that has ended.
 
     Example:
         ```python
         model = kc.replicate(build_model())
         predict = kc.withdevices(model)
-        for inputs, targets in kc.distribute(dataset, ahead=2):
-            outputs = predict(inputs)
+        batches = kc.distribute(dataset, ahead=2)
+        for epoch in range(2):
+            for inputs, targets in batches:
+                outputs = predict(inputs)
         ```
     """
     if ahead < 0:
@@ -91,11 +94,14 @@ def distribute(
             f"asked for. Received: ahead={ahead}"
         )
     chosen = _devices(devices)
-    if ahead == 0:
-        return map(lambda batch: _split(batch, chosen), dataset)
-    return run_ahead(
-        dataset, lambda batch: _split(batch, chosen, at_once=True), ahead
-    )
+    is_ahead = ahead > 0
+
+    def parts(batch: Tree) -> Any:
+        return _split(batch, chosen, at_once=is_ahead)
+
+    if is_ahead:
+        return Batches(dataset, lambda source: run_ahead(source, parts, ahead))
+    return Batches(dataset, lambda source: map(parts, source))
 
 
 def _devices(devices: DevicesLike) -> tuple[Device, ...]:

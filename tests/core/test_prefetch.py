@@ -105,7 +105,7 @@ def test_any_iterable_of_any_trees():
     assert got[1:3] == ["text", None]
     assert list(kc.prefetch([], LAST)) == []
     there = kc.to_device(np.ones(3), LAST)
-    assert next(kc.prefetch([there], LAST)) is there
+    assert next(iter(kc.prefetch([there], LAST))) is there
 
 
 def test_a_source_may_use_its_buffer_again():
@@ -133,7 +133,7 @@ def test_a_reader_that_is_faster_than_the_thread_gets_all_batches():
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_so_many_are_drawn_and_no_more(ahead):
     source = Source()
-    batches = kc.prefetch(source, LAST, ahead=ahead)
+    batches = iter(kc.prefetch(source, LAST, ahead=ahead))
     assert source.drawn == 0
     for taken in (1, 2, 3):
         next(batches)
@@ -144,17 +144,17 @@ def test_so_many_are_drawn_and_no_more(ahead):
 
 
 def test_errors_come_where_their_batch_would_have():
-    batches = kc.prefetch(Source(9, fails_at=2), LAST, ahead=5)
+    batches = iter(kc.prefetch(Source(9, fails_at=2), LAST, ahead=5))
     assert [float(next(batches)["x"][0]) for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="batch 2 is broken"):
         next(batches)
     assert list(batches) == []
     with pytest.raises(TypeError, match="not iterable"):
-        next(kc.prefetch(3, LAST))  # pyright: ignore
+        next(iter(kc.prefetch(3, LAST)))  # pyright: ignore
 
 
 def test_a_batch_that_cannot_be_moved():
-    batches = kc.prefetch([1.0, tf.data.Dataset.range(2), 3.0], LAST)
+    batches = iter(kc.prefetch([1.0, tf.data.Dataset.range(2), 3.0], LAST))
     next(batches)
     with pytest.raises(TypeError, match="`prefetch` takes trees"):
         next(batches)
@@ -173,7 +173,7 @@ def leave_by_error(batches):
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, next])
 def test_an_iterator_that_is_left_ends_its_thread(leave):
     source = Source()
-    leave(kc.prefetch(source, LAST))
+    leave(iter(kc.prefetch(source, LAST)))
     assert soon(lambda: source.drawn and not threads())
     gc.collect()  # the error's traceback
     assert not source.markers
@@ -188,7 +188,7 @@ def test_closing_does_not_wait_for_a_source_for_ever(monkeypatch):
         blocked.wait()
         yield 2.0
 
-    iterator = kc.prefetch(batches(), LAST)
+    iterator = iter(kc.prefetch(batches(), LAST))
     next(iterator)
     iterator.close()
     assert threads()
@@ -249,3 +249,43 @@ def test_a_scope_that_was_open_at_the_call_counts():
         batches = kc.distribute([np.ones(4)] * 2, ahead=1)
     kc.replicate(devices=MANY)
     assert [batch.devices for batch in batches] == [DEVICES[:1]] * 2
+
+
+MAKERS = {
+    "prefetch": lambda source: kc.prefetch(source, LAST),
+    "distribute": lambda source: kc.distribute(source, MANY),
+    "ahead": lambda source: kc.distribute(source, MANY, ahead=2),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_epoch_is_an_iteration(make):
+    dataset = tf.data.Dataset.range(10).batch(4)
+    for source in (dataset, [*dataset]):
+        batches = make(source)
+        assert batches
+        assert len(batches) == 3
+        assert [len([*batches]) for _ in range(3)] == [3, 3, 3]
+        for _ in batches:
+            break
+        assert len([*batches]) == 3
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_iterator_has_one_epoch_and_no_length(make):
+    for source in (iter([np.ones(4)] * 2), (np.ones(4) for _ in range(2))):
+        batches = make(source)
+        assert batches
+        with pytest.raises(TypeError, match="how many batches"):
+            len(batches)
+        assert len([*batches]) == 2
+        with pytest.raises(ValueError, match="iterated over once"):
+            iter(batches)
+    with pytest.raises(TypeError, match=r"[Ii]nfinite|unknown"):
+        len(make(tf.data.Dataset.range(3).repeat().batch(2)))
+
+
+def test_an_iterator_goes_on_where_it_was_left():
+    batches = kc.distribute(iter([np.zeros(4), np.ones(4), np.ones(4)]), MANY)
+    assert float(next(iter(batches))[0][0]) == 0
+    assert len([*batches]) == 2
