@@ -75,7 +75,7 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
         ValueError: If the op is unknown or does not work on
             `tf.IndexedSlices`, if the tree has no leaves or a model no
             floating-point variables, if `weight` is given for another op than
-            `"mean"`, or if a replica gives several trees.
+            `"mean"` or is not one number, or if a replica gives several trees.
 
     Example:
         ```python

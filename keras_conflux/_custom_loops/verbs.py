@@ -9,6 +9,7 @@ behind theirs: its program is to find them.
 import functools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common import trees
@@ -33,6 +34,7 @@ def has_samples() -> tf.Tensor | None:
 
 def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     """Reduces what the replicas with samples give."""
+    _check_weight(weight)
     this, present = _this_replica(), has_samples()
     if present is None:
         return this.all_reduce(op, tree, weight)
@@ -105,6 +107,22 @@ def _this_replica() -> ReplicaCollectives:
     if whole_batch_strategy() is not None:
         return ReplicaCollectives(OneReplica(), 0)
     return replica_collectives()
+
+
+def _check_weight(weight: Any) -> None:
+    """Raises for a weight that would change the shape of what is reduced."""
+    if weight is None:
+        return
+    shape = getattr(weight, "shape", None)
+    rank = tf.TensorShape(np.shape(weight) if shape is None else shape).rank
+    if rank:
+        raise ValueError(
+            "allreduce('mean'): `weight` is one number per replica, such as "
+            "its number of samples, `len(x)`. Received: "
+            f"{trees.describe(tf.convert_to_tensor(weight))}. For weights of "
+            "samples, reduce the weighted mean of this replica, with their "
+            "sum as its `weight`."
+        )
 
 
 def _check_root(call: str, root: int, count: int) -> None:

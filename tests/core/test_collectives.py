@@ -186,6 +186,29 @@ def test_indexed_slices_of_integers(op, dtype, count):
         np.testing.assert_array_equal(value, expected)
 
 
+WEIGHTS = {
+    "of samples": np.ones(2, "float32"),
+    "with an axis": tf.ones([1]),
+    "a list": [1.0],
+}
+
+
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_weight_is_one_number(weight):
+    @kc.withdevices(devices=MANY)
+    def inside():
+        return kc.allreduce("mean", tf.constant(1.0), weight=weight)
+
+    with pytest.raises(ValueError, match="`weight` is one number per replica"):
+        inside()
+    with pytest.raises(ValueError, match="`weight` is one number per replica"):
+        kc.allreduce(
+            "mean",
+            kc.Replicas([1.0] * MANY, MANY),
+            weight=kc.Replicas([np.asarray(weight)] * MANY, MANY),
+        )
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_weighted_mean_ignores_nan_of_weight_zero(count, inside):
     def mean(value, weight):
