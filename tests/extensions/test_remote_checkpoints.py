@@ -148,10 +148,10 @@ def test_what_is_replaced_stays_until_the_new_one_is_there(url, monkeypatch):
         model.set_weights([weight + 1 for weight in model.get_weights()])
         with pytest.raises(OSError, match="NoRoute"):
             kc.save(model, url, step=3, state=2)
-    assert kc.load(linear(), url) == 1
+    assert kc.load(linear(), url).state == 1
     kc.save(model, url, step=3, state=2)
     other = linear()
-    assert kc.load(other, url) == 2
+    assert kc.load(other, url).state == 2
     assert_equal(other.get_weights(), model.get_weights())
     (found,) = kc.checkpoints(url)
     assert len([*found.path.iterdir()]) == 3
@@ -232,7 +232,7 @@ def test_a_loop_of_ones_own(url):
     expected = model.get_weights()
     other = linear()
     other.set_weights([weight + 1 for weight in expected])
-    assert kc.load(other, url) == {"best": 0.25}
+    assert kc.load(other, url).state == {"best": 0.25}
     assert_equal(other.get_weights(), expected)
 
 

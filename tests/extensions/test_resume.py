@@ -820,7 +820,7 @@ def test_files_of_others_stay_where_a_step_is_saved_once_more(tmp_path):
     model = linear()
     for state in range(3):
         kc.save(model, tmp_path, step=1, state=state)
-        assert kc.load(model, tmp_path) == state
+        assert kc.load(model, tmp_path).state == state
         (first,) = (each.path for each in kc.checkpoints(tmp_path))
         (first / "notes.txt").write_text(f"mine {state}")
     assert sorted(p.read_text() for p in tmp_path.rglob("notes.txt")) == [
@@ -853,14 +853,14 @@ def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
     kc.save(model, tmp_path, step=5, state=1)
     (final,) = checkpoint_files.folders(tmp_path)
     final.rename(tmp_path / f".{final.name}.former")  # and then killed
-    assert kc.load(model, tmp_path) == 1
+    assert kc.load(model, tmp_path).state == 1
 
     def busy(path):
         raise OSError("busy") if path.exists() else FileNotFoundError(path)
 
     monkeypatch.setattr(storage, "_remove_own", busy)
     kc.save(model, tmp_path, step=5, state=2)
-    assert kc.load(model, tmp_path) == 2
+    assert kc.load(model, tmp_path).state == 2
     monkeypatch.undo()
 
     def full(self, other):
@@ -873,9 +873,9 @@ def test_a_step_that_is_saved_once_more(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         kc.save(model, tmp_path, step=5, state=3)
     monkeypatch.undo()
-    assert kc.load(model, tmp_path) == 2
+    assert kc.load(model, tmp_path).state == 2
     kc.save(model, tmp_path, step=5, state=4)
-    assert kc.load(model, tmp_path) == 4
+    assert kc.load(model, tmp_path).state == 4
     assert [each.name for each in tmp_path.iterdir()] == [final.name]
 
 
@@ -997,7 +997,14 @@ def test_a_program_that_has_never_set_a_seed(tmp_path, monkeypatch):
     model = linear()
     monkeypatch.delattr(context.context(), "_rng")
     kc.save(model, tmp_path, step=1, state="whole")
-    assert kc.load(model, tmp_path) == "whole"
+    assert kc.load(model, tmp_path).state == "whole"
+
+
+def test_no_checkpoint_is_told_from_one_without_a_state(tmp_path):
+    model = linear()
+    assert kc.load(model, tmp_path) is None
+    kc.save(model, tmp_path, step=3)
+    assert kc.load(model, tmp_path) == (3, None)
 
 
 @pytest.mark.parametrize("devices", [None, 2])
@@ -1012,7 +1019,8 @@ def test_a_loop_of_ones_own(tmp_path, devices):
             kc.replicate(model, devices)
         model.compile("adam", "mse", jit_compile=False)
         model.optimizer.build(model.trainable_variables)
-        state = kc.load(model, tmp_path) or {"step": 0, "drawn": []}
+        loaded = kc.load(model, tmp_path)
+        state = loaded.state if loaded else {"step": 0, "drawn": []}
         for step in range(state["step"], stop):
             rows = np.random.permutation(SAMPLES)[:BATCH]
             state["drawn"].append(rows)
@@ -1068,6 +1076,6 @@ def test_models_that_are_saved_as_one(tmp_path):
         optimizer.apply([tf.ones(v.shape) for v in part.trainable_variables])
     kc.save(saved, tmp_path, step=1, state="both")
     loaded = Both()
-    assert kc.load(loaded, tmp_path) == "both"
+    assert kc.load(loaded, tmp_path).state == "both"
     for one, other in zip(loaded.values(), saved.values(), strict=True):
         np.testing.assert_array_equal(one, other)

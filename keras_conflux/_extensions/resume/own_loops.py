@@ -2,6 +2,7 @@
 
 import os
 from typing import Any
+from typing import NamedTuple
 
 import keras
 
@@ -108,7 +109,18 @@ def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
             )
 
 
-def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
+class Loaded(NamedTuple):
+    """What `load` has given to a model, and what else was saved."""
+
+    step: int
+    """How many steps had been done."""
+    state: Any
+    """The `state` that was saved, `None` if none was."""
+
+
+def load(
+    model: keras.Model, directory: str | os.PathLike[str]
+) -> Loaded | None:
     """Gives a model what the newest whole checkpoint of `save` has.
 
     Of several processes, the first one reads, and all call this.
@@ -119,7 +131,8 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         directory: Where the checkpoints are.
 
     Returns:
-        The `state` that was saved; `None` if there is no checkpoint.
+        The `step` and the `state` that were saved, by these names; `None` if
+        there is no checkpoint.
 
     Raises:
         ImportError: If the directory is a URL that needs another package.
@@ -131,7 +144,8 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         model = kc.replicate(build_model())
         model.compile("sgd", "mse")
         model.optimizer.build(model.trainable_variables)
-        state = kc.load(model, "runs/loop") or {"best": 1.0}
+        loaded = kc.load(model, "runs/loop")
+        state = loaded.state if loaded else {"best": 1.0}
         ```
     """
     saved = from_first_process.read_newest(directory)
@@ -150,7 +164,8 @@ def load(model: keras.Model, directory: str | os.PathLike[str]) -> Any:
         model_state.restore(model, saved, process_index() == 0)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))
-    return plain_values.decode(saved.state["loop"], saved.arrays)
+    step, _ = checkpoint_files.position_of(saved.path)
+    return Loaded(step, plain_values.decode(saved.state["loop"], saved.arrays))
 
 
 def _own(generators: Any) -> dict[str, Any]:
