@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import DEVICES
 from conftest import MANY
 from models import assert_same_training
 from models import dense
@@ -290,12 +291,17 @@ def test_a_plain_loop_over_a_replicated_model():
     kc.assert_in_sync(many)
 
 
-def test_helpers_do_not_choose_the_devices():
-    kc.replicate(devices=MANY)
+def test_no_call_chooses_the_devices_of_later_ones():
+    kc.replicate(dense(), devices=1)
+    kc.replicate(devices=1)
     kc.split(X, devices=1)
     kc.allreduce("sum", kc.Replicas([1.0], 1))
     model = kc.replicate(dense())
-    assert model.distribute_strategy.num_replicas_in_sync == MANY
+    assert model.distribute_strategy.devices == kc.devices()
+    assert kc.split(X).devices == kc.devices()
+    assert kc.withdevices(lambda: 1)().devices == kc.devices()
+    with kc.replicate(devices=1):
+        assert kc.split(X).devices == DEVICES[:1]
 
 
 @pytest.mark.parametrize("aggregation", ["none", "sum"])

@@ -443,3 +443,24 @@ def test_a_whole_step_runs_eagerly():
 
 def test_nothing_is_in_sync():
     assert kc.in_sync([])
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@pytest.mark.parametrize("other", ["model", "optimizer", "batch"])
+def test_parts_of_a_step_on_other_devices_are_named(other):
+    def devices(part):
+        return 1 if part == other else MANY
+
+    model = kc.replicate(dense(), devices("model"))
+    optimizer = kc.replicate(keras.optimizers.SGD(), devices("optimizer"))
+
+    @kc.withdevices
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients = kc.allreduce("mean", gradients)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    with pytest.raises(kc.StrategyError, match="have the same devices"):
+        step(*kc.split(regression(), devices("batch")))

@@ -41,11 +41,15 @@ OVERRIDDEN = (
         f"{_EXTENDED}._call_for_each_replica", "self, fn, args, kwargs"
     ),
     PrivateName(
+        f"{_DISTRIBUTE}.values:DistributedVariable._get_replica",
+        "self, replica_id",
+    ),
+    PrivateName(
         f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase._merge_call",
         "self, merge_fn, args, kwargs",
     ),
 )
-"""The methods that `ReplicatedExtended` and `_ReplicaHere` override."""
+"""The methods that our classes override."""
 
 TAPE_GRADIENT = PrivateName(
     "tensorflow:GradientTape.gradient",

@@ -18,11 +18,19 @@ from tensorflow.python.distribute import values
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import variable_scope
 
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat.replicas_in_turn import run_in_turn
 
 
-class _Converts:
-    """What a `tf.Variable` can be made, and one with copies cannot."""
+class _OfReplicas:
+    """What a `tf.Variable` can be made, and one with copies cannot.
+
+    It has a copy for the replicas of one strategy, and for no others.
+    """
+
+    def _get_replica(self: Any, replica_id: int) -> Any:
+        assert_of_running(self)
+        return super()._get_replica(replica_id)  # pyright: ignore
 
     def __bool__(self: Any) -> bool:
         return bool(self.read_value())
@@ -41,11 +49,11 @@ class _Converts:
         return np.array(self.read_value().numpy(), dtype)
 
 
-class _OurMirroredVariable(_Converts, values.MirroredVariable):
+class _OurMirroredVariable(_OfReplicas, values.MirroredVariable):
     """A variable whose copies are equal."""
 
 
-class _OurSyncOnReadVariable(_Converts, values.SyncOnReadVariable):
+class _OurSyncOnReadVariable(_OfReplicas, values.SyncOnReadVariable):
     """A variable whose copies are reduced when it is read."""
 
 
@@ -53,6 +61,29 @@ _CONVERTIBLE = {
     values.MirroredVariable: _OurMirroredVariable,
     values.SyncOnReadVariable: _OurSyncOnReadVariable,
 }
+
+
+def assert_of_running(variable: Any) -> None:
+    """Raises if the replica that runs is on other devices than the copies."""
+    running = tf.distribute.get_strategy()
+    if not isinstance(running.extended, ReplicatedExtended):
+        return
+    ours, theirs = (
+        each.extended.worker_devices
+        for each in (variable.distribute_strategy, running)
+    )
+    if ours != theirs:
+        raise StrategyError(
+            f"The variable {variable.name!r} is replicated on {_short(ours)}, "
+            f"and the step runs on {_short(theirs)}. Models, optimizers and "
+            "batches of a step have the same devices: write "
+            f"`with keras_conflux.replicate(devices={len(ours)}):` around all "
+            "of them, or give each call the same `devices`."
+        )
+
+
+def _short(names: Sequence[str]) -> str:
+    return ", ".join(":".join(name.split(":")[-2:]) for name in names)
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):

@@ -129,8 +129,7 @@ def withdevices(
         fn: What to run. `None` makes a decorator with options.
         devices: See `keras_conflux.devices`. By default those of the
             `Replicas` among the arguments, else of the open scope, else of
-            `keras.distribution`, else those last given to `replicate`, else
-            all.
+            `keras.distribution`, else all.
         jit_compile: Whether XLA compiles what each device runs, collectives
             included. TensorFlow's XLA has none for CPU devices, so on several
             of these `fn` runs as a plain graph.

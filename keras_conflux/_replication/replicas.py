@@ -83,11 +83,12 @@ class Replicas(Sequence[T_co]):
             print(list(kc.Replicas.from_distributed(losses)))
             ```
         """
-        strategy = getattr(value, "distribute_strategy", current_strategy())
+        of_variable = getattr(value, "distribute_strategy", None)
+        strategy = of_variable or current_strategy()
         local = strategy.experimental_local_results(value)
-        return cls(
-            local, [short_name(d) for d in strategy.extended.worker_devices]
-        )
+        found = None if of_variable else _devices_of(local)
+        names = found or map(short_name, strategy.extended.worker_devices)
+        return cls(local, list(names))
 
     def to_distributed(self) -> Any:
         """Returns the `tf.distribute` per-replica value, for `strategy.run`.
@@ -134,6 +135,13 @@ class Replicas(Sequence[T_co]):
             _short(leaves[0]) if len(leaves) == 1 else f"{len(leaves)} leaves"
         )
         return f"Replicas of {what} on {', '.join(self.devices)}"
+
+
+def _devices_of(values: Sequence[Any]) -> list[Device] | None:
+    """Returns the device of each value, if they are on as many devices."""
+    names = [getattr(value, "device", None) for value in values]
+    found = [short_name(name) for name in names if name]
+    return found if len(set(found)) == len(names) else None
 
 
 def as_replicas(leaf: Any) -> Any:

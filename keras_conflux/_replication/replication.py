@@ -21,7 +21,6 @@ from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_for
-from keras_conflux._replication.strategy import use
 
 Replicable: TypeAlias = (
     keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
@@ -82,8 +81,7 @@ def replicate(
         target: See above.
         devices: See `keras_conflux.devices`. By default all for a strategy;
             for all else the devices of the open scope, else of
-            `keras.distribution`, else those last given to `replicate`, else
-            all.
+            `keras.distribution`, else all.
         data: For a model, or a tree of models, what each of several processes
             reads. `"global"`: all read the same batches, and each computes
             its rows of them. `"local"`: each brings its own part of every
@@ -129,7 +127,6 @@ def replicate(
         strategy = strategy_for(None) if target is None else current_strategy()
     else:
         strategy = strategy_for(devices)
-    use(strategy)
     if target is None:
         return strategy
     _check_target(target)

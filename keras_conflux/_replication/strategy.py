@@ -144,7 +144,6 @@ def _nothing_set() -> tuple[Device, ...] | None:
 
 _distributions: list[Callable[[], tuple[Device, ...] | None]] = [_nothing_set]
 _strategies: dict[tuple[Device, ...], ReplicatedStrategy] = {}
-_latest: list[ReplicatedStrategy] = []
 
 
 def strategy_for(which: DevicesLike) -> ReplicatedStrategy:
@@ -156,11 +155,6 @@ def strategy_for(which: DevicesLike) -> ReplicatedStrategy:
 def has_strategies() -> bool:
     """Whether anything can be replicated: a strategy has been made."""
     return bool(_strategies)
-
-
-def use(strategy: ReplicatedStrategy) -> None:
-    """Makes a strategy the current one where nothing else names one."""
-    _latest[:] = [strategy]
 
 
 def ask_for_distribution(
@@ -183,15 +177,12 @@ def distribution_strategy() -> ReplicatedStrategy | None:
 def current_strategy() -> ReplicatedStrategy:
     """Returns the strategy of the open scope, else of Keras' distribution.
 
-    Without either it is the last one `use`d, else the one over all devices.
+    Without either it is the one over all devices.
     """
     active = tf.distribute.get_strategy()
     if isinstance(active, ReplicatedStrategy):
         return active
-    distributed = distribution_strategy()
-    if distributed is not None:
-        return distributed
-    return _latest[0] if _latest else strategy_for(None)
+    return distribution_strategy() or strategy_for(None)
 
 
 def default_strategy() -> Any:

@@ -20,6 +20,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat.replicated_extended import assert_of_running
 from keras_conflux._custom_loops import spmd
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.choices import Choices
@@ -135,10 +136,12 @@ def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
         ("which the optimizer is to update", trained or []),
     ):
         for variable in found:
-            is_keras = isinstance(variable, keras.Variable)
-            if is_keras and not is_replicated(
-                keras_variables.backing(variable)
-            ):
+            if not isinstance(variable, keras.Variable):
+                continue
+            value = keras_variables.backing(variable)
+            if is_replicated(value):
+                assert_of_running(value)
+            else:
                 raise StrategyError(
                     f"{state.name_of(variable)}, {what}, has a single "
                     "copy, but the step runs on several devices. Give the "
