@@ -5,6 +5,7 @@ from keras_conflux._cluster.agreement import barrier
 from keras_conflux._cluster.initialization import initialize
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import notices as _notices
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ConfluxWarning
@@ -47,6 +48,7 @@ from keras_conflux._extensions.throughput.throughput import Throughput
 from keras_conflux._fit import keras_patches as _keras_patches
 from keras_conflux._replication.batch_norm import synchronize_batch_norm
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.replication import devices_of
 from keras_conflux._replication.replication import replicate
 from keras_conflux._replication.replication import unreplicate
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -81,6 +83,7 @@ __all__ = [
     "claim",
     "device_of",
     "devices",
+    "devices_of",
     "distribute",
     "in_sync",
     "initialize",
@@ -106,6 +109,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+_notices.obey_environment()
 _keras_patches.install()
 _installation.install(__version__)
 

@@ -12,10 +12,14 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
+from keras_conflux._devices.device import short_name
 from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
+from keras_conflux._replication import state
 from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -202,6 +206,33 @@ def unreplicate(target: KerasObject) -> KerasObject:
     promotion.demote(target)
     model_options.forget(target)
     return target
+
+
+def devices_of(target: Replicable) -> tuple[Device, ...]:
+    """Returns the devices on which a model runs, or another Keras object.
+
+    Args:
+        target: A Keras model, layer, optimizer or metric, replicated or not.
+
+    Returns:
+        Of what is replicated, the devices of this process, in replica order.
+        Of all else, those of its variables: none where it has none yet.
+
+    Example:
+        ```python
+        model = kc.replicate(build_model(), devices=2)
+        print(kc.devices_of(model))
+        assert len(kc.devices_of(kc.unreplicate(model))) == 1
+        ```
+    """
+    variables = state.variables_of(target)
+    strategy = state.replicated_by(variables)
+    if strategy is None and isinstance(target, keras.Model):
+        strategy = keras_models.strategy_of(target)
+    if isinstance(strategy, ReplicatedStrategy):
+        return strategy.devices
+    copies = [copy for variable in variables for copy in state.copies(variable)]
+    return tuple(dict.fromkeys(short_name(copy.device) for copy in copies))
 
 
 def _replicate_tree(tree: Tree, strategy: ReplicatedStrategy) -> Replicas[Any]:

@@ -15,6 +15,7 @@ import tomllib
 import pytest
 
 import keras_conflux
+from keras_conflux._devices import driver
 from keras_conflux._extensions.launchers import order
 from keras_conflux.tools.cli import gpus
 from keras_conflux.tools.cli import output
@@ -276,7 +277,7 @@ def test_deal(arguments, expected):
     [("", []), ("-1", []), ("2, 3", ["2", "3"]), ("0,-1,1", ["0"])],
 )
 def test_visible_gpus(given, expected):
-    assert gpus.visible_gpus({"CUDA_VISIBLE_DEVICES": given}) == expected
+    assert driver.visible_gpus({"CUDA_VISIBLE_DEVICES": given}) == expected
 
 
 def test_gpus_of_nvidia_smi(tmp_path, monkeypatch):
@@ -285,9 +286,9 @@ def test_gpus_of_nvidia_smi(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\ntest $1 = -L && printf '{lines}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert gpus.visible_gpus({}) == ["0", "1"]
+    assert driver.visible_gpus({}) == ["0", "1"]
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert gpus.visible_gpus({}) == []
+    assert driver.visible_gpus({}) == []
 
 
 # --- output --------------------------------------------------------------

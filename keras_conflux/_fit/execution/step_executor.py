@@ -20,6 +20,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.watchdog import StepAbandoned
+from keras_conflux._fit.execution.what_runs import tell_what_runs
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
@@ -49,6 +50,7 @@ class StepExecutor:
         self, model: keras.Model, plan: ExecutionPlan, step: ReplicaStep
     ) -> None:
         self._model = model
+        self._plan = plan
         self._strategy = plan.strategy
         self._step = step
         self._is_eager = plan.eager
@@ -71,6 +73,8 @@ class StepExecutor:
             # Another model may have taken the seeds since the last execution.
             promotion.promote_new_state(None, self._strategy)
             assert_same_place(f"execution {self._calls} of {name}", group)
+            for batch in group.batches[:1]:
+                tell_what_runs(self._model, self._plan, batch.sizes)
             try:
                 result = None
                 for batch in group.batches:

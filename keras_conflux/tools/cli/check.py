@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
+from keras_conflux._devices.driver import visible_gpus
 from keras_conflux.tools.checks.table import CHECKS
 from keras_conflux.tools.checks.table import Check
 from keras_conflux.tools.cli import check_report
 from keras_conflux.tools.cli.check_runner import CheckRunner
-from keras_conflux.tools.cli.gpus import visible_gpus
 from keras_conflux.tools.cli.options import add_json
 from keras_conflux.tools.cli.options import at_least
 

@@ -1,29 +1,6 @@
-"""Which GPUs there are, and which process gets which."""
+"""Which process gets which GPUs."""
 
-import subprocess
-from collections.abc import Mapping
 from collections.abc import Sequence
-
-
-def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of the GPUs, as CUDA_VISIBLE_DEVICES has them.
-
-    No GPU is initialized.
-
-    Args:
-        environ: The environment variables.
-
-    Returns:
-        The GPUs of CUDA_VISIBLE_DEVICES if that is set, and else the numbers
-        of all that nvidia-smi lists.
-    """
-    given = environ.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
-        return _all_gpus()
-    names = [name.strip() for name in given.split(",")]
-    # CUDA ignores all names from the first invalid one on.
-    valid = [bool(name) and not name.startswith("-") for name in names]
-    return names[: valid.index(False)] if False in valid else names
 
 
 def deal(
@@ -62,18 +39,3 @@ def deal(
         )
     starts = range(0, per_process * processes, per_process)
     return [",".join(gpus[start : start + per_process]) for start in starts]
-
-
-def _all_gpus() -> list[str]:
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(lines))]

@@ -17,6 +17,7 @@ from typing import Any
 
 from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux.tools.cli import private_network
 from keras_conflux.tools.cli import sink
@@ -27,7 +28,6 @@ from keras_conflux.tools.cli.gang import Outcome
 from keras_conflux.tools.cli.gang import ReaderGone
 from keras_conflux.tools.cli.gang import Signal
 from keras_conflux.tools.cli.gpus import deal
-from keras_conflux.tools.cli.gpus import visible_gpus
 from keras_conflux.tools.cli.options import at_least
 from keras_conflux.tools.cli.output import Screen
 

@@ -1,0 +1,73 @@
+"""GPUs that the NVIDIA driver lists, and why TensorFlow may not see them.
+
+Nothing here needs TensorFlow, so `conflux run` is quick.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of the GPUs, as CUDA_VISIBLE_DEVICES has them.
+
+    No GPU is initialized.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        The GPUs of CUDA_VISIBLE_DEVICES if that is set, and else the numbers
+        of all that nvidia-smi lists.
+    """
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return _all_gpus()
+    names = [name.strip() for name in given.split(",")]
+    # CUDA ignores all names from the first invalid one on.
+    valid = [bool(name) and not name.startswith("-") for name in names]
+    return names[: valid.index(False)] if False in valid else names
+
+
+def _all_gpus() -> list[str]:
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))]
+
+
+def why_unseen(
+    listed: int, seen: int, for_cuda: bool
+) -> tuple[str, str] | None:
+    """Returns what is wrong and what to type, or `None` if nothing is.
+
+    Args:
+        listed: How many GPUs the driver lists.
+        seen: How many of them TensorFlow sees.
+        for_cuda: Whether TensorFlow is built for CUDA.
+    """
+    if listed <= seen:
+        return None
+    wrong = f"the driver lists {listed} GPUs, and TensorFlow sees {seen}"
+    return wrong, _todo(for_cuda)
+
+
+def _todo(for_cuda: bool) -> str:
+    if not for_cuda:
+        return "pip install 'tensorflow[and-cuda]'; this one has no CUDA"
+    installed = {each.name for each in metadata.distributions()}
+    if not any(name.startswith("nvidia-cudnn") for name in installed):
+        return "pip install 'tensorflow[and-cuda]'; cuDNN is not installed"
+    return (
+        "`python -c 'import tensorflow as tf; "
+        'tf.config.list_logical_devices("GPU")\'`, which prints what could not '
+        "be loaded; often the driver is older than TensorFlow's CUDA"
+    )

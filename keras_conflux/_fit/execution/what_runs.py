@@ -1,0 +1,89 @@
+"""Tells, once a model, on which devices it runs, and how."""
+
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.notices import tell
+from keras_conflux._devices.device import list_devices
+from keras_conflux._devices.driver import visible_gpus
+from keras_conflux._devices.driver import why_unseen
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._replication.strategy import ReplicatedStrategy
+
+_told: Any = weakref.WeakKeyDictionary()
+"""The strategy that has been told of, by model."""
+_has_told_of_driver = False
+
+
+def tell_what_runs(
+    model: keras.Model, plan: ExecutionPlan, sizes: Sequence[int]
+) -> None:
+    """Tells it where the model has not run on these devices before.
+
+    Of several processes, the first one does.
+
+    Args:
+        model: What runs.
+        plan: How.
+        sizes: Of the first batch, how many samples each replica has.
+    """
+    if _told.get(model) is plan.strategy or process_index() > 0:
+        return
+    _told[model] = plan.strategy
+    how = "XLA" if plan.compiled else "without XLA"
+    if plan.eager:
+        how = f"eagerly on {plan.strategy.devices[0]} alone"
+        sizes = [sum(sizes)]
+    tell(f"{_devices(plan.strategy)}, {how}, {_batches(sizes)}")
+    if plan.strategy.devices[0].kind == "CPU":
+        _tell_of_driver()
+
+
+def _devices(strategy: ReplicatedStrategy) -> str:
+    used = len(strategy.devices)
+    kind = strategy.devices[0].kind
+    there = sum(device.kind == kind for device in list_devices())
+    noun = "GPU" if kind == "GPU" else "CPU device"
+    count = strategy.communicator.size
+    processes = process_count()
+    text = f"{count} {noun}{'s' * (count > 1)}"
+    if processes > 1:
+        text += f" in {processes} processes"
+    if used == there:
+        return text
+    cure = 'kc.replicate(model, devices="all")'
+    if processes == 1:
+        return f"{used} of {there} {noun}s (for all: {cure})"
+    return f"{text}, {used} of {there} in this one (for all: {cure})"
+
+
+def _batches(sizes: Sequence[int]) -> str:
+    total = sum(sizes)
+    if len(sizes) == 1:
+        return f"batches of {total}"
+    parts = [
+        f"{len([*group])} x {size}" for size, group in itertools.groupby(sizes)
+    ]
+    return f"batches of {total} = {' + '.join(parts)}"
+
+
+def _tell_of_driver() -> None:
+    """Tells, once, of GPUs that TensorFlow does not see, and what to type."""
+    global _has_told_of_driver
+    seen = len(tf.config.list_physical_devices("GPU"))
+    if _has_told_of_driver or seen:
+        return
+    _has_told_of_driver = True
+    for_cuda = tf.test.is_built_with_cuda()
+    found = why_unseen(len(visible_gpus(os.environ)), seen, for_cuda)
+    if found is not None:
+        wrong, todo = found
+        tell(f"{wrong}. Type: {todo}")

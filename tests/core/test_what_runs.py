@@ -1,0 +1,135 @@
+"""A program says on which devices a model runs, once, and can be silenced."""
+
+import logging
+import os
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import DEVICES
+from conftest import MANY
+from conftest import ON_GPU
+from models import dense
+from models import regression
+
+import keras_conflux as kc
+from keras_conflux._common import notices
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._fit.execution import what_runs
+
+X, Y = regression(10)
+FIT = dict(batch_size=10, epochs=1, verbose=0)
+NOUN = "GPU" if ON_GPU else "CPU device"
+HOW = "XLA" if ON_GPU else "without XLA"
+
+
+@pytest.fixture
+def logger():
+    found = logging.getLogger("keras_conflux")
+    before = found.level
+    yield found
+    found.setLevel(before)
+
+
+def trained(devices=None, **compiled):
+    model = kc.replicate(dense(), devices)
+    model.compile("sgd", "mse", **compiled)
+    model.fit(X, Y, **FIT)
+    return model
+
+
+def sizes():
+    large, more = divmod(10, MANY)
+    parts = f"{more} x {large + 1} + " if more else ""
+    return f"{parts}{MANY - more} x {large}"
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_a_model_says_once_what_runs(capsys):
+    model = trained()
+    said = capsys.readouterr()
+    line = f"keras-conflux: {MANY} {NOUN}s, {HOW}, batches of 10 = {sizes()}\n"
+    assert said.err.endswith(line)
+    assert said.out == ""
+    model.fit(X, Y, **FIT)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert capsys.readouterr().err == ""
+    kc.replicate(kc.unreplicate(model), devices=1).fit(X, Y, **FIT)
+    line = f"1 of {MANY} {NOUN}s (for all: kc.replicate(model, devices="
+    assert line in capsys.readouterr().err
+
+
+def test_a_step_that_runs_once_says_where(capsys):
+    trained(run_eagerly=True)
+    said = capsys.readouterr().err
+    assert f"eagerly on {DEVICES[0]} alone, batches of 10\n" in said
+
+
+def test_a_model_that_is_not_replicated_says_nothing(capsys):
+    dense().fit(X, Y, **FIT)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_first_process_alone_says_it(capsys, monkeypatch):
+    monkeypatch.setattr(what_runs, "process_count", lambda: 2)
+    trained()
+    assert f"{NOUN}s in 2 processes, {HOW}" in capsys.readouterr().err
+    monkeypatch.setattr(what_runs, "process_index", lambda: 1)
+    trained()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_log_of_a_program_gets_it(capsys, caplog):
+    with caplog.at_level(logging.INFO, "keras_conflux"):
+        trained()
+    assert f"{NOUN}s, {HOW}, batches of 10" in caplog.text
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("how", ["level", "disabled", "environment"])
+def test_it_can_be_silenced(how, logger, capsys, monkeypatch):
+    with warnings.catch_warnings():
+        if how == "level":
+            logger.setLevel(logging.WARNING)
+        elif how == "disabled":
+            monkeypatch.setattr(logger.manager, "disable", logging.WARNING)
+        else:
+            monkeypatch.setenv(notices.VARIABLE, "1")
+            notices.obey_environment()
+            warn("This is not seen.")
+            logger.warning("This is not seen.")
+        trained()
+    said = capsys.readouterr()
+    assert said.out == said.err == ""
+
+
+@pytest.mark.skipif(ON_GPU, reason="TensorFlow sees GPUs")
+def test_gpus_that_tensorflow_does_not_see_are_told(
+    capsys, monkeypatch, tmp_path
+):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf 'GPU 0: H200\\nGPU 1: H200\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(what_runs, "_has_told_of_driver", False)
+    trained()
+    said = capsys.readouterr().err
+    assert "the driver lists 2 GPUs, and TensorFlow sees 0. Type: pip" in said
+    trained()
+    assert "driver" not in capsys.readouterr().err
+
+
+def test_devices_of_what_is_replicated_or_not():
+    model = dense()
+    assert len(kc.devices_of(model)) == 1
+    for target in (model, model.optimizer, model.layers[-1]):
+        kc.replicate(target, devices=MANY)
+        assert kc.devices_of(target) == DEVICES[:MANY]
+    assert len(kc.devices_of(kc.unreplicate(model))) == 1
+    unbuilt = dense().__class__()
+    assert kc.devices_of(unbuilt) == ()
+    assert kc.devices_of(kc.replicate(unbuilt, MANY)) == DEVICES[:MANY]
+    assert tf.is_tensor(model(np.zeros((1, X.shape[1]), "float32")))
