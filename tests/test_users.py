@@ -1,7 +1,9 @@
 """What users do around `fit` that once went wrong."""
 
+import os
 import random
 import threading
+import traceback
 
 import keras
 import numpy as np
@@ -531,3 +533,56 @@ def test_a_scope_that_cannot_be_entered_is_not_the_current_one(monkeypatch):
         with pytest.raises(NotImplementedError, match="no scope here"):
             strategy.scope().__enter__()
     assert not tf.distribute.has_strategy()
+
+
+@pytest.mark.parametrize("filtering", [True, False])
+def test_frames_of_the_package_are_left_out_as_those_of_keras(filtering):
+    class Wrong(keras.Model):
+        def train_step(self, data):
+            raise KeyError("of the user")
+
+    package = os.path.dirname(kc.__file__)
+    calls = {
+        "fit": lambda model: model.fit(X, Y, **FIT),
+        "evaluate": lambda model: model.evaluate("no data"),
+        "call": lambda model: model.layers[-1](np.zeros((1, 3))),
+        "compile": lambda model: model.compile("no optimizer"),
+    }
+    if not filtering:
+        keras.config.disable_traceback_filtering()
+    try:
+        for name, call in calls.items():
+            model = kc.replicate(Wrong() if name == "fit" else dense())
+            model.compile("sgd", "mse", jit_compile=False)
+            with pytest.raises(Exception) as caught:  # noqa: PT011
+                call(model)
+            frames = traceback.extract_tb(caught.value.__traceback__)
+            files = [frame.filename for frame in frames]
+            ours = [each for each in files if each.startswith(package)]
+            assert bool(ours) is not filtering, (name, files)
+    finally:
+        keras.config.enable_traceback_filtering()
+
+
+def test_lines_of_tensorflow_that_are_not_true_are_kept_back(caplog):
+    caplog.set_level("INFO", "tensorflow")
+    for count in range(1, MANY + 1):
+        strategy = kc.ReplicatedStrategy(count)
+        with strategy.scope():
+            mean = keras.metrics.Mean()
+            total = tf.Variable(
+                1.0,
+                aggregation=tf.VariableAggregation.SUM,
+                synchronization=tf.VariableSynchronization.ON_READ,
+            )
+        losses = strategy.run(lambda: tf.constant(1.0))
+        assert float(strategy.reduce("SUM", losses, axis=None)) == count
+        mean.result()
+        total.read_value()
+        strategy.gather(strategy.run(lambda: tf.ones(2)), axis=0)
+    for line in "MirroredStrategy", "Reduce to", "Gather to":
+        assert line not in caplog.text
+    tf.distribute.MirroredStrategy(["CPU:0"])
+    tf.get_logger().info("Reduce to the user's own line.")
+    assert "Using MirroredStrategy with devices" in caplog.text
+    assert "user's own line" in caplog.text

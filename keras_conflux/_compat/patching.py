@@ -6,14 +6,29 @@ for all others.
 """
 
 import functools
+import os
+import pathlib
+import types
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
 import keras
+from keras.src.utils import traceback_utils
 
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import version_numbers
+
+
+@functools.cache
+def _code_of_filter() -> types.CodeType:
+    """Returns the code of methods whose errors come without Keras' frames.
+
+    From the first call on, the frames of this package are left out, too.
+    """
+    ours = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
+    traceback_utils._EXCLUDED_PATHS += (ours,)
+    return traceback_utils.filter_traceback(print).__code__
 
 
 def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
@@ -36,6 +51,8 @@ def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
 
     is_property = isinstance(found, property)
     new = property(dispatcher) if is_property else dispatcher
+    if getattr(original, "__code__", None) is _code_of_filter():
+        new = traceback_utils.filter_traceback(dispatcher)
     setattr(owner, point.attribute, new)
 
 

@@ -228,6 +228,8 @@ READ = (
         ("_compile_loss", "_compile_metrics"),
     ),
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
+    PrivateName("keras.src.utils.traceback_utils:_EXCLUDED_PATHS"),
+    PrivateName("keras.src.utils.traceback_utils:filter_traceback", "fn"),
     PrivateName(f"{_TRAINER}.__init__", None, ("_initial_epoch",)),
     PrivateName(
         "keras.src.layers.layer:Layer._flatten_layers",

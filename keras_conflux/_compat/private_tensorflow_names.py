@@ -41,6 +41,14 @@ OVERRIDDEN = (
         f"{_EXTENDED}._call_for_each_replica", "self, fn, args, kwargs"
     ),
     PrivateName(
+        "tensorflow:distribute.ReductionToOneDevice.reduce_implementation",
+        "self, reduce_op, per_replica_value, destinations, options",
+    ),
+    PrivateName(
+        "tensorflow:distribute.ReductionToOneDevice._gather_implementation",
+        "self, per_replica_value, destinations, axis, options",
+    ),
+    PrivateName(
         f"{_DISTRIBUTE}.values:DistributedVariable._get_replica",
         "self, replica_id",
     ),

@@ -20,6 +20,7 @@ from tensorflow.python.ops import variable_scope
 
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat.replicas_in_turn import run_in_turn
+from keras_conflux._compat.tensorflow_log import without_untrue_lines
 
 
 class _OfReplicas:
@@ -105,7 +106,8 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self._conflux_around_run = around_run
         self._conflux_around_replica = around_replica
         self._conflux_clones: Any = weakref.WeakKeyDictionary()
-        super().__init__(strategy, devices=list(devices))
+        with without_untrue_lines():
+            super().__init__(strategy, devices=list(devices))
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         if tf.executing_eagerly():
@@ -124,7 +126,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         # (tensorflow#61314). What reduces between replicas goes through
         # `all_reduce`; what is left, reductions asked for outside of
         # replicas, is copies and additions.
-        return tf.distribute.ReductionToOneDevice()
+        return _ReductionToOneDevice()
 
     def _get_cross_device_ops(self, value: Any) -> Any:
         return self._cross_device_ops
@@ -189,6 +191,18 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
                 python_function=self._prepared(fn.python_function)
             )
         return self._conflux_clones[fn]
+
+
+class _ReductionToOneDevice(tf.distribute.ReductionToOneDevice):
+    """TensorFlow's, which logs a line for each reduction."""
+
+    def reduce_implementation(self, *args: Any, **kwargs: Any) -> Any:
+        with without_untrue_lines():
+            return super().reduce_implementation(*args, **kwargs)
+
+    def _gather_implementation(self, *args: Any, **kwargs: Any) -> Any:
+        with without_untrue_lines():
+            return super()._gather_implementation(*args, **kwargs)
 
 
 class _WholeScope:
