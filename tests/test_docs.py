@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -108,6 +109,37 @@ def test_links_lead_somewhere():
         text = document.read_text()
         for target in re.findall(r"\]\((?!https?:)([^)#:]+)[^)]*\)", text):
             assert (document.parent / target).exists(), (document, target)
+
+
+@pytest.mark.parametrize("quiet", [[], ["-q"]], ids=["spoken", "quiet"])
+def test_a_link_to_nowhere_ends_the_build_of_the_site(quiet, tmp_path):
+    pytest.importorskip("mkdocs_autorefs")
+    for name in ("mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "LICENSE", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "keras_conflux").symlink_to(ROOT / "keras_conflux")
+    planted = {
+        "devices.md": "[a page](no-page.md)",
+        "quickstart.md": "[an anchor](devices.md#no-anchor)",
+        "recipes.md": '<img src="images/none.svg" alt="a picture">',
+        "starting.md": '<a href="../devices/#nowhere">an anchor in HTML</a>',
+        "log/starts.md": "[of this page](#no-heading)",
+    }
+    for name, link in planted.items():
+        with (tmp_path / "docs" / name).open("a") as document:
+            document.write(f"\n{link}\n")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", *quiet],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 1, built.stderr
+    for name in planted:
+        page = name.replace(".md", "/index.html")
+        assert f"{page} links to" in built.stderr
+    assert built.stderr.count("leads nowhere") == len(planted), built.stderr
 
 
 def test_every_block_says_its_language():
