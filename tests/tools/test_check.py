@@ -549,6 +549,14 @@ def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
 
 # --- conflux env ---------------------------------------------------------
 
+KEYS_OF_ENV = {
+    *("python", "system", "cpu_cores", "packages"),
+    *("gpus", "gpu_links", "gpu_processes"),
+    *("import_error", "cuda", "cudnn", "devices", "program_cache"),
+    *("settings", "cluster_variables", "initialize"),
+}
+"""Programs read these: a key that goes or is renamed breaks them."""
+
 
 def test_env(capsys, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": "secret"')
@@ -567,7 +575,13 @@ def test_env(capsys, monkeypatch):
     )
     assert "secret" not in shown
     assert main(["env", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["keras"] == keras.__version__
+    found = json.loads(capsys.readouterr().out)
+    assert found["packages"]["keras"] == keras.__version__
+    assert isinstance(found["cpu_cores"], int)
+    assert found["settings"]["NCCL_P2P_DISABLE"] == "1"
+    assert found["cluster_variables"] == ["TF_CONFIG"]
+    assert found["initialize"] == {"told": [], "wrong": "TF_CONFIG"}
+    assert found.keys() == KEYS_OF_ENV
 
 
 @pytest.mark.parametrize(
@@ -582,7 +596,8 @@ def test_env(capsys, monkeypatch):
     ],
 )
 def test_what_initialize_would_do(environ, expected):
-    assert re.match(expected, env.would_initialize(environ))
+    row = env.rows(env.facts(environ))["kc.initialize() would"]
+    assert re.match(expected, row)
 
 
 def test_env_of_a_machine_with_gpus(monkeypatch, tmp_path):
@@ -600,11 +615,19 @@ esac
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     found = env.facts({})
+    assert found["gpus"][1] == {
+        "index": 1,
+        "name": "NVIDIA H200",
+        "memory": 143771,
+        "memory_used": 9,
+        "driver": "570.1",
+    }
+    rows = env.rows(found)
     assert (
-        found["GPU 1"] == "NVIDIA H200, 143771 MiB, 9 MiB in use, driver 570.1"
+        rows["GPU 1"] == "NVIDIA H200, 143771 MiB, 9 MiB in use, driver 570.1"
     )
-    assert found["processes on GPUs"] == "77 on GPU-a"
-    assert found["between GPUs"] == "NV18"
+    assert rows["processes on GPUs"] == "77 on GPU-a"
+    assert rows["between GPUs"] == "NV18"
 
 
 # --- all commands --------------------------------------------------------
@@ -661,7 +684,21 @@ def test_the_list_of_checkpoints_needs_no_tensorflow(
 def test_env_where_tensorflow_is_missing(without_tensorflow):
     ended = without_tensorflow("env")
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"TensorFlow +\| cannot be imported", ended.stdout)
+    assert re.search(r"tensorflow +\| cannot be imported", ended.stdout)
+    found = json.loads(without_tensorflow("env", "--json").stdout)
+    assert found["import_error"].startswith("tensorflow: ")
+    assert found.keys() == KEYS_OF_ENV
+
+
+def test_the_version_is_said(without_tensorflow):
+    ended = without_tensorflow("--version")
+    assert ended.stdout == f"keras-conflux {kc.__version__}\n", ended.stderr
+
+
+def test_without_a_subcommand_the_help_is_shown(without_tensorflow):
+    ended = without_tensorflow()
+    assert ended.returncode == 2
+    assert "print versions, devices and settings" in ended.stderr
 
 
 @pytest.mark.sampled(2)

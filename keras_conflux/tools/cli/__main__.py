@@ -1,6 +1,8 @@
 """The command `conflux`, also `python -m keras_conflux`."""
 
 import argparse
+import pathlib
+import re
 import sys
 
 from keras_conflux.tools.cli import check
@@ -19,11 +21,25 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status.
     """
     parser = argparse.ArgumentParser("conflux", allow_abbrev=False)
-    subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
+    parser.add_argument(
+        "--version", action="version", version=f"keras-conflux {_version()}"
+    )
+    subcommands = parser.add_subparsers(metavar="SUBCOMMAND")
     for each in (env, check, run, resume):
         each.add_to(subcommands)
     options = parser.parse_args(arguments)
+    if "main" not in options:
+        parser.print_help(sys.stderr)
+        return 2
     return options.main(options)
+
+
+def _version() -> str:
+    """Returns the package's version, without running the package."""
+    text = pathlib.Path(__file__).parents[2].joinpath("__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 if __name__ == "__main__":

@@ -82,44 +82,83 @@ def main(options: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
         return 0
     table = Table("what", "here", box=MARKDOWN)
-    for name, value in found.items():
+    for name, value in rows(found).items():
         table.add_row(name, value)
     # Lines that a terminal breaks would not be a table any more.
     Console(width=10_000, highlight=False, markup=False).print(table)
     return 0
 
 
-def facts(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns what an issue should say, by what it is.
+def facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what an issue should say, for programs.
+
+    All keys are always there, `None` for what is not known. Memory is in MiB.
 
     Args:
         environ: The environment variables.
     """
+    processes = nvidia.processes()
     return {
-        "Python": platform.python_version(),
+        "python": platform.python_version(),
         "system": platform.platform(),
-        "CPU cores": str(os.cpu_count()),
-        **_versions(),
-        **_gpus(),
+        "cpu_cores": os.cpu_count(),
+        "packages": _versions(),
+        "gpus": _gpus(),
+        "gpu_links": nvidia.topology() or None,
+        "gpu_processes": [
+            {"pid": int(pid), "gpu": gpu} for gpu, pid, _ in processes
+        ],
         **_tensorflow(),
         "settings": _settings(environ),
-        "cluster variables": ", ".join(_of_launchers(environ)) or "none",
-        "kc.initialize() would": would_initialize(environ),
+        "cluster_variables": _of_launchers(environ),
+        "initialize": _announced(environ),
     }
 
 
-def would_initialize(environ: Mapping[str, str]) -> str:
-    """Returns what `kc.initialize()` would do. Nothing connects."""
+def rows(found: dict[str, Any]) -> dict[str, str]:
+    """Returns the rows of the table for people.
+
+    Args:
+        found: What `facts` returned.
+    """
+    return {
+        "Python": found["python"],
+        "system": found["system"],
+        "CPU cores": str(found["cpu_cores"]),
+        **found["packages"],
+        **_gpu_rows(found),
+        **_tensorflow_rows(found),
+        "settings": ", ".join(
+            f"{name}={value}" for name, value in found["settings"].items()
+        )
+        or "none",
+        "cluster variables": ", ".join(found["cluster_variables"]) or "none",
+        "kc.initialize() would": _would_initialize(found["initialize"]),
+    }
+
+
+def _announced(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what launchers tell `kc.initialize()`. Nothing connects."""
     told = []
     for launcher in LAUNCHERS:
         try:
             found = launcher.announced(environ)
         except ClusterError:  # whose text may name hosts
-            return f"raise a ClusterError about {launcher.name}"
+            return {"told": [], "wrong": launcher.name}
         if found is not None:
-            told.append(f"{found.count} processes ({found.count_from})")
-    if not told:
+            told.append({"processes": found.count, "by": found.count_from})
+    return {"told": told, "wrong": None}
+
+
+def _would_initialize(announced: dict[str, Any]) -> str:
+    if announced["wrong"] is not None:
+        return f"raise a ClusterError about {announced['wrong']}"
+    if not announced["told"]:
         return "do nothing: this process is alone"
+    told = [
+        f"{each['processes']} processes ({each['by']})"
+        for each in announced["told"]
+    ]
     return f"join {'; also told: '.join(told)}"
 
 
@@ -133,47 +172,83 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _gpus() -> dict[str, str]:
+def _gpus() -> list[dict[str, Any]]:
     fields = "index", "name", "memory.total", "memory.used", "driver_version"
-    rows = nvidia.gpus(*fields)
-    found = {
-        f"GPU {index}": f"{name}, {total}, {used} in use, driver {driver}"
-        for index, name, total, used, driver in rows
-    }
-    if not found:
+    return [
+        {
+            "index": _number(index),
+            "name": name,
+            "memory": _number(total),
+            "memory_used": _number(used),
+            "driver": driver,
+        }
+        for index, name, total, used, driver in nvidia.gpus(*fields)
+    ]
+
+
+def _number(text: str) -> int | None:
+    """Returns the number of `"4 MiB"`, `None` where the driver tells none."""
+    digits = text.partition(" ")[0]
+    return int(digits) if digits.isdigit() else None
+
+
+def _gpu_rows(found: dict[str, Any]) -> dict[str, str]:
+    if not found["gpus"]:
         return {"GPUs": "none that nvidia-smi lists"}
-    busy = [f"{pid} on {gpu}" for gpu, pid, _ in nvidia.processes()]
+    rows = {
+        f"GPU {each['index']}": f"{each['name']}, {each['memory']} MiB, "
+        f"{each['memory_used']} MiB in use, driver {each['driver']}"
+        for each in found["gpus"]
+    }
+    busy = [
+        f"{each['pid']} on {each['gpu']}" for each in found["gpu_processes"]
+    ]
     if busy:
-        found["processes on GPUs"] = ", ".join(busy)
-    if len(found) > 1:
-        found["between GPUs"] = nvidia.topology()
-    return found
+        rows["processes on GPUs"] = ", ".join(busy)
+    if found["gpu_links"]:
+        rows["between GPUs"] = found["gpu_links"]
+    return rows
 
 
-def _tensorflow() -> dict[str, str]:
+def _tensorflow() -> dict[str, Any]:
     """Returns what TensorFlow sees. It does not start."""
+    found: dict[str, Any] = dict.fromkeys(
+        ("import_error", "cuda", "cudnn", "devices", "program_cache")
+    )
     try:
         import tensorflow as tf
     except ImportError as error:
-        return {"TensorFlow": f"cannot be imported: {error}"}
+        return found | {"import_error": f"tensorflow: {error}"}
     try:
         _run_the_package()
     except ImportError as error:
-        return {"keras_conflux": f"cannot be imported: {error}"}
+        return found | {"import_error": f"keras_conflux: {error}"}
     from keras_conflux._extensions.program_cache import setup
 
-    kept = setup.describe()
     built = tf.sysconfig.get_build_info()
-    devices = tf.config.list_physical_devices()
-    cuda, cudnn = built.get("cuda_version"), built.get("cudnn_version")
+    return {
+        "import_error": None,
+        "cuda": built.get("cuda_version"),
+        "cudnn": built.get("cudnn_version"),
+        "devices": [
+            each.name.removeprefix("/physical_device:")
+            for each in tf.config.list_physical_devices()
+        ],
+        "program_cache": setup.describe(),
+    }
+
+
+def _tensorflow_rows(found: dict[str, Any]) -> dict[str, str]:
+    if found["import_error"] is not None:
+        name, _, why = found["import_error"].partition(": ")
+        return {name: f"cannot be imported: {why}"}
+    cuda, cudnn = found["cuda"], found["cudnn"]
     return {
         "TensorFlow is built for": (
             f"CUDA {cuda}, cuDNN {cudnn}" if cuda else "CPUs"
         ),
-        "TensorFlow sees": ", ".join(
-            each.name.removeprefix("/physical_device:") for each in devices
-        ),
-        "compiled programs on disk": kept,
+        "TensorFlow sees": ", ".join(found["devices"]),
+        "compiled programs on disk": found["program_cache"],
     }
 
 
@@ -186,13 +261,12 @@ def _run_the_package() -> None:
         package.__spec__.loader.exec_module(package)
 
 
-def _settings(environ: Mapping[str, str]) -> str:
-    names = sorted(
-        each
-        for each in environ
-        if each.startswith(_SETTINGS) and each != roll_call.TOKEN
-    )
-    return ", ".join(f"{name}={environ[name]}" for name in names) or "none"
+def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if name.startswith(_SETTINGS) and name != roll_call.TOKEN
+    }
 
 
 def _of_launchers(environ: Mapping[str, str]) -> list[str]:

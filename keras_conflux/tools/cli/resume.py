@@ -56,9 +56,9 @@ def main(options: argparse.Namespace) -> int:
             "step": each.step,
             "epoch": each.epoch,
             "bytes": each.size,
-            "written": datetime.datetime.fromtimestamp(each.time).isoformat(
-                " ", "seconds"
-            ),
+            "written": datetime.datetime.fromtimestamp(each.time)
+            .astimezone()
+            .isoformat(" ", "seconds"),
             "damage": each.damage,
         }
         for each in listed
@@ -82,7 +82,7 @@ def _show(found: list[dict[str, Any]], directory: str) -> None:
             f"{each['step']:,}",
             str(each["epoch"]),
             f"{each['bytes'] / 1e6:,.1f}",
-            each["written"],
+            each["written"][: len("2000-01-01 00:00:00")],
             each["damage"] or "whole",
         )
     console.print(table)
