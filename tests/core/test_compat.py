@@ -4,6 +4,7 @@ import ast
 import importlib
 import pathlib
 import re
+import tomllib
 import warnings
 
 import keras
@@ -99,10 +100,15 @@ def test_a_patch_release_does_not_warn(monkeypatch):
 
 def test_the_range_is_that_of_the_installation():
     text = (PACKAGE.parent / "pyproject.toml").read_text()
-    (major, minor), _ = versions.TESTED_KERAS
-    assert f'"keras>={major}.{minor}"' in text
-    (major, minor), _ = versions.TESTED_TENSORFLOW
-    assert text.count(f">={major}.{minor}") == 2  # for CPUs and for GPUs
+    project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"]
+    for name, tested, required in (
+        ("keras", versions.TESTED_KERAS, project["dependencies"]),
+        ("tensorflow-cpu", versions.TESTED_TENSORFLOW, extras["cpu"]),
+        ("tensorflow[and-cuda]", versions.TESTED_TENSORFLOW, extras["cuda"]),
+    ):
+        (major, oldest), (_, newest) = tested
+        assert f"{name}>={major}.{oldest},<{major}.{newest + 1}" in required
 
 
 def test_each_patch_point_is_patched_once():
