@@ -22,6 +22,12 @@ OUTSIDE_DOCS = {
     "LICENSE": "LICENSE",
 }
 """Files of the repository, and where they are in the site."""
+SEARCH = {
+    ("log/", "notes/", "changelog"): {"exclude": True},
+    ("design/", "contributing", "keras-suite", "parity"): {"boost": 0.2},
+    ("recipes", "troubleshooting"): {"boost": 2},
+}
+"""How pages are found that do not begin with the others' weight of 1."""
 
 _LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)#:"\s]+)')
 
@@ -35,14 +41,17 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Adds the pages that lie outside of `docs/`."""
     for source, page in OUTSIDE_DOCS.items():
         path = str(ROOT / source)
-        files.append(File.generated(config, page, abs_src_path=path))
+        file = File.generated(config, page, abs_src_path=path)
+        file.edit_uri = f"../{source}"
+        files.append(file)
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Turns links to files into links to pages. The diary is not searched."""
+    """Turns links to files into links to pages, and weighs what is searched."""
     here = page.file.src_uri
-    if here.startswith(("log/", "notes/")):
-        page.meta["search"] = {"exclude": True}
+    for pages, search in SEARCH.items():
+        if here.startswith(pages):
+            page.meta["search"] = search
     return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
 
 

@@ -34,10 +34,19 @@ LIBRARIES = {
     "jax": "JAX",
     "torch": "PyTorch",
 }
-COLUMNS = 3
+COLUMNS, INCHES = 2, 2.45  # so wide that a telephone shows it almost in full
 GAP = 0.4  # between groups, in rows
-FULL = 1.38  # width of a panel, in longest bars
-INK, FAINT, BAR, HIGHLIGHT = "#1f2933", "#5f6b76", "#d6dce3", "#8db7f5"
+FULL = 1.8  # width of a panel, in longest bars
+PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6b76"
+BAR, HIGHLIGHT = "#d6dce3", "#8db7f5"
+IN_THE_DARK = {
+    PAPER: "#1e2129",
+    INK: "#e6e9ed",
+    FAINT: "#a3adb8",
+    BAR: "#414a56",
+    HIGHLIGHT: "#2f62a8",
+}
+"""The colours where a reader's system asks for dark ones."""
 
 
 def draw_file(source: Path, image: Path) -> None:
@@ -73,12 +82,12 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
     lines = math.ceil(len(panels) / COLUMNS)
     columns = math.ceil(len(panels) / lines)
     rows = max(map(_height, panels))
-    inches = (0.24 * rows + 0.9) * lines + 0.5
+    inches = (0.24 * rows + 0.75) * lines + 0.5
     # Text stays text, and the same runs give the same file.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "conflux"}
     metadata: Any = {"Date": None} if image.suffix == ".svg" else None
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(3.7 * columns, inches), facecolor="white")
+        figure = Figure(figsize=(INCHES * columns, inches), facecolor=PAPER)
         places = figure.subplots(lines, columns, squeeze=False).flat
         for place, panel in itertools.zip_longest(places, panels):
             if panel:
@@ -86,9 +95,25 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
             else:
                 place.set_axis_off()
         note = _footnote(machine, shown=runs)
-        figure.text(0.01, 0.1 / inches, note, fontsize=8, color=FAINT)
-        figure.tight_layout(rect=(0, 0.45 / inches, 1, 1), w_pad=2, h_pad=2)
+        figure.text(0.02, 0.1 / inches, note, fontsize=7, color=FAINT)
+        figure.subplots_adjust(
+            **{"left": 0.02, "right": 0.98, "wspace": 0.1, "hspace": 0.45},
+            **{"top": 1 - 0.55 / inches, "bottom": 0.5 / inches},
+        )
         figure.savefig(image, dpi=120, metadata=metadata)
+    if image.suffix == ".svg":
+        _follow_the_reader(image)
+
+
+def _follow_the_reader(image: Path) -> None:
+    """Lets a picture be dark where the reader's system is."""
+    rules = " ".join(
+        f'[style*="fill: {light}"] {{ fill: {dark} !important }}'
+        for light, dark in IN_THE_DARK.items()
+    )
+    style = f"<style>@media (prefers-color-scheme: dark) {{ {rules} }}</style>"
+    head, tag, rest = image.read_text().partition("<defs>")
+    image.write_text(f"{head}{style}\n {tag}{rest}")
 
 
 def _panels(runs: list[dict]) -> list[list[dict]]:
@@ -112,7 +137,9 @@ def _draw_panel(axes: Any, runs: list[dict], rows: float, device: str) -> None:
     row = 0
     for count in sorted({run["devices"] for run in runs}):
         heading = f"{count} {device}{'s' * (count > 1)}"
-        axes.text(0, row, heading, color=INK, weight="bold", va="center")
+        axes.text(
+            0, row, heading, color=INK, size=9, weight="bold", va="center"
+        )
         group = [run for run in runs if run["devices"] == count]
         for run in sorted(group, key=report.throughput, reverse=True):
             row += 1
@@ -123,11 +150,11 @@ def _draw_panel(axes: Any, runs: list[dict], rows: float, device: str) -> None:
     )
     axes.spines[:].set_visible(False)
     title = TITLES.get(runs[0]["model"], runs[0]["model"])
-    axes.set_title(title, loc="left", color=INK, weight="bold", pad=20)
+    axes.set_title(title, loc="left", color=INK, size=10, weight="bold", pad=18)
     unit = (
         f"{runs[0]['unit']} per second, batch {runs[0]['batch']} per {device}"
     )
-    axes.text(0, 1.02, unit, color=FAINT, transform=axes.transAxes)
+    axes.text(0, 1.02, unit, size=8, color=FAINT, transform=axes.transAxes)
 
 
 def _draw_bar(
