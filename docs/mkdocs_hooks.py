@@ -26,6 +26,7 @@ SEARCH = {
     ("log/", "notes/", "changelog"): {"exclude": True},
     ("design/", "contributing", "keras-suite", "parity"): {"boost": 0.2},
     ("recipes", "troubleshooting"): {"boost": 2},
+    ("questions",): {"boost": 4},
 }
 """How pages are found that do not begin with the others' weight of 1."""
 
@@ -52,6 +53,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     for pages, search in SEARCH.items():
         if here.startswith(pages):
             page.meta["search"] = search
+    if here == "index.md":
+        page.meta["hide"] = ["navigation"]
     return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
 
 
