@@ -76,13 +76,6 @@ def add_to(subcommands: Any) -> None:
         help="what is slow, or open to others, is wrong",
     )
     add_json(parser)
-    parser.add_argument(
-        "--draw",
-        type=Path,
-        nargs=2,
-        metavar=("JSON", "SVG"),
-        help="check nothing; draw what --json has printed",
-    )
     parser.set_defaults(main=main)
 
 
@@ -95,9 +88,6 @@ def main(options: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    if options.draw:
-        check_report.draw(*options.draw)
-        return 0
     gpus = len(visible_gpus(os.environ))
     devices = options.devices or gpus or _CPU_DEVICES
     console = Console(quiet=options.json, highlight=False)

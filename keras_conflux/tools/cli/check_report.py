@@ -1,10 +1,7 @@
-"""What `conflux check` says of the results, and the picture of it."""
+"""What `conflux check` says of the results."""
 
 import contextlib
-import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -23,7 +20,6 @@ _VERBS = {
     "slow": "slower than usual",
 }
 _WRONG = ("wrong", "bold red")
-_WIDTH = 88
 
 
 def exit_status(results: list[Result], strict: bool) -> int:
@@ -89,52 +85,3 @@ def line(result: Result) -> Text:
     if result.todo:
         shown.append(f"\n      type: {result.todo}", style)
     return shown
-
-
-def draw(source: Path, image: Path) -> None:
-    """Draws a terminal with what `--json` has printed."""
-    document = json.loads(source.read_text())
-    with open(os.devnull, "w") as nowhere:
-        console = Console(
-            record=True,
-            width=_WIDTH,
-            file=nowhere,
-            force_terminal=True,
-            highlight=False,
-        )
-        console.print(f"$ {document['typed']}", style="dim")
-        for result in document["checks"]:
-            console.print(line(Result(**result)))
-        console.print(f"\n{document['sentence']}", style="bold")
-    drawn = console.export_svg(
-        title="conflux check", code_format=_SVG, unique_id="check"
-    )
-    image.write_text("\n".join(map(str.rstrip, drawn.splitlines())) + "\n")
-
-
-# That of rich, without fonts from elsewhere, shadows and buttons.
-_SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<title>What conflux check prints</title>
-<style>
-.{unique_id}-matrix {{
-  font-family: ui-monospace, Menlo, Consolas, monospace;
-  font-size: {char_height}px; line-height: {line_height}px;
-}}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
-</clipPath>
-{lines}
-</defs>
-<rect fill="#0c0c0c" width="{width}" height="{height}" rx="8"/>
-<g transform="translate({terminal_x}, {terminal_y})"
-   clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
