@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import os
 import pathlib
 import re
@@ -55,9 +56,27 @@ def program(document: pathlib.Path) -> str:
 def test_python_runs(document, tmp_path):
     script = tmp_path / f"{document.stem}.md.py"
     script.write_text(program(document))
+    run(script)
+
+
+def test_the_notebook_runs(tmp_path):
+    notebook = ROOT / "examples" / "notebook.ipynb"
+    cells = json.loads(notebook.read_text())["cells"]
+    sources = [
+        "".join(cell["source"])
+        for cell in cells
+        if cell["cell_type"] == "code" and cell["source"][0][0] != "%"
+    ]
+    script = tmp_path / "notebook.py"
+    script.write_text("\n".join(sources))
+    assert "weights differ by at most" in run(script)
+
+
+def run(script: pathlib.Path) -> str:
+    """Returns what a script has printed."""
     result = subprocess.run(
         [sys.executable, script],
-        cwd=tmp_path,
+        cwd=script.parent,
         # On CPU devices everywhere, of which there are as many as it takes.
         env=os.environ
         | {"PYTHONPATH": str(ROOT / "tests"), "CUDA_VISIBLE_DEVICES": "-1"},
@@ -66,6 +85,7 @@ def test_python_runs(document, tmp_path):
         timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def template(node: ast.AST) -> str:
@@ -111,8 +131,7 @@ def test_links_lead_somewhere():
             assert (document.parent / target).exists(), (document, target)
 
 
-@pytest.mark.parametrize("quiet", [[], ["-q"]], ids=["spoken", "quiet"])
-def test_a_link_to_nowhere_ends_the_build_of_the_site(quiet, tmp_path):
+def test_a_link_to_nowhere_ends_the_build_of_the_site(tmp_path):
     pytest.importorskip("mkdocs_autorefs")
     for name in ("mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
         shutil.copy(ROOT / name, tmp_path)
@@ -130,7 +149,7 @@ def test_a_link_to_nowhere_ends_the_build_of_the_site(quiet, tmp_path):
         with (tmp_path / "docs" / name).open("a") as document:
             document.write(f"\n{link}\n")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", *quiet],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -54,6 +54,7 @@ def test_the_addresses_are_those_of_the_metadata():
         *ROOT.glob("*.toml"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / ".github").rglob("*.*"),
+        *(ROOT / "examples").glob("*.ipynb"),
     ]
     for path in files:
         found = re.findall(
