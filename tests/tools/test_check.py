@@ -547,7 +547,7 @@ def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2  # no other one began
 
 
-# --- conflux env ---------------------------------------------------------
+# --- conflux env --------------------------------------------------
 
 KEYS_OF_ENV = {
     *("python", "system", "cpu_cores", "packages"),

@@ -1,7 +1,7 @@
 """Processes that are told in `TF_CONFIG`.
 
-It is the variable of `tf.distribute`, and set by `conflux run`, by TFJobs on
-Kubernetes, and on Vertex AI. TensorFlow describes it at
+It is the variable of `tf.distribute`, and set by `conflux run`, by TFJobs
+on Kubernetes, and on Vertex AI. TensorFlow describes it at
 https://www.tensorflow.org/guide/distributed_training.
 """
 

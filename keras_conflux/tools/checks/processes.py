@@ -1,4 +1,4 @@
-"""Whether processes find each other. `conflux run` starts this in each."""
+"""Whether processes find each other. `conflux run` starts this in all."""
 
 import argparse
 

@@ -165,8 +165,8 @@ def _result(
         check.name,
         "wrong",
         f"ended ({how}) in {at or 'its start'}: {last}",
-        f"`conflux check --only {check.name} --json` and `conflux env`, and "
-        "report both",
+        f"`conflux check --only {check.name} --json` and "
+        "`conflux env`, and report both",
         seconds,
         {},
     )
