@@ -385,9 +385,10 @@ def test_some_checks_are_asked_for(conflux, tmp_path):
     options = ["--processes", "2", "--directory", str(tmp_path)]
     status, out = conflux(passed("fine"), *options)
     assert status == 0
-    assert re.findall(r"(?m)^ok +(\w+)", out)[-3:] == [
+    assert re.findall(r"(?m)^ok +(\w+)", out)[-4:] == [
         "disk",
         "resume",
+        "ports",
         "processes",
     ]
     _, out = conflux(passed("fine"), "--only", "equal")
@@ -579,7 +580,7 @@ def test_env(capsys, monkeypatch):
     assert found["packages"]["keras"] == keras.__version__
     assert isinstance(found["cpu_cores"], int)
     assert found["settings"]["NCCL_P2P_DISABLE"] == "1"
-    assert found["cluster_variables"] == ["TF_CONFIG"]
+    assert found["cluster_variables"] == ["CONFLUX_TOKEN", "TF_CONFIG"]
     assert found["initialize"] == {"told": [], "wrong": "TF_CONFIG"}
     assert found.keys() == KEYS_OF_ENV
 
