@@ -30,9 +30,9 @@ def initialize(
     `fit` computes on them what one device computes.
 
     The other processes are found, in this order, from the arguments, from the
-    variables `KERAS_DISTRIBUTION_*`, from `TF_CONFIG`, from Slurm and from MPI.
-    If nothing tells of others, this process is alone, and nothing happens. A
-    second call does nothing.
+    variables `KERAS_DISTRIBUTION_*`, from `TF_CONFIG`, from Slurm, from MPI and
+    from torchrun. If nothing tells of others, this process is alone, and
+    nothing happens. A second call does nothing.
 
     All processes get the same random seed, unless the program has set one with
     `keras.utils.set_random_seed`.

@@ -634,9 +634,10 @@ def test_processes_of_torchrun_that_do_not_meet(monkeypatch):
     first, _ = meet([0, 2], environ)
     assert "for the processes 1, 3. Each must be started" in str(first)
     with socket.socket() as taken:
-        taken.bind(("", int(environ["CONFLUX_PORT"])))
+        taken.bind(("", 0))
         taken.listen()
-        (first,) = meet([0], environ)
+        port = taken.getsockname()[1]
+        (first,) = meet([0], environ | {"CONFLUX_PORT": str(port)})
     assert "Set CONFLUX_PORT to another port" in str(first)
 
 

@@ -31,6 +31,9 @@ def runs(*command):
 with_slurm = pytest.mark.skipif(
     not runs("sinfo"), reason="needs a cluster with Slurm"
 )
+with_torchrun = pytest.mark.skipif(
+    not runs("torchrun", "--help"), reason="needs PyTorch"
+)
 with_mpi = pytest.mark.skipif(
     not runs("mpirun", "--version"), reason="needs MPI"
 )
@@ -90,3 +93,15 @@ def test_mpirun():
 def test_mpirun_trains():
     pytest.importorskip("mpi4py")
     assert_trains(*MPIRUN)
+
+
+@with_torchrun
+def test_torchrun():
+    printed = printed_by("torchrun", "--nproc-per-node=3", SCRIPT)
+    assert_agree(printed, "torchrun")
+
+
+@with_torchrun
+@pytest.mark.long
+def test_torchrun_trains():
+    assert_trains("torchrun", "--nproc-per-node=3", "--no-python")

@@ -75,6 +75,12 @@ LAUNCHERS = (
 )
 
 
+def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables without those of all launchers."""
+    others = {name for each in LAUNCHERS for name in each.variables_in(environ)}
+    return {k: v for k, v in environ.items() if k not in others}
+
+
 def install() -> None:
     """Has all of them asked. Called once, at import."""
     for each in LAUNCHERS:

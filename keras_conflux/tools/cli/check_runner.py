@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from keras_conflux._extensions.launchers.order import without_launchers
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.checks.table import Check
 
@@ -175,15 +176,10 @@ def _result(
 def _environment(environ: Any) -> dict[str, str]:
     """Returns the environment of a check, which trains alone."""
     # What a launcher has set would make it wait for others.
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name != "TF_CONFIG" and not name.startswith("KERAS_DISTRIBUTION_")
-    }
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-        **kept,
+        **without_launchers(environ),
     }
 
 

@@ -19,6 +19,7 @@ from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.order import LAUNCHERS
+from keras_conflux._extensions.launchers.order import without_launchers
 from keras_conflux.tools.cli import private_network
 from keras_conflux.tools.cli import sink
 from keras_conflux.tools.cli.gang import TOLD
@@ -192,16 +193,14 @@ def _without_launchers(options: argparse.Namespace) -> dict[str, str]:
     Processes would ask them as well. One that has started this command more
     than once is refused, as processes would be started in each of its tasks.
     """
-    others: set[str] = set()
     for launcher in LAUNCHERS:
-        names = launcher.variables_in(os.environ)
-        others.update(names)
         try:
             outer = launcher.announced(os.environ)
         except ClusterError:  # what is left of one
             continue
         if outer is None or outer.count == 1:
             continue
+        names = launcher.variables_in(os.environ)
         if launcher.starts_commands:
             options.error(
                 f"{outer.source} has started this command {outer.count} "
@@ -214,9 +213,7 @@ def _without_launchers(options: argparse.Namespace) -> dict[str, str]:
             "those started here do not belong to: they do not get "
             f"{', '.join(names)}"
         )
-    return {
-        name: value for name, value in os.environ.items() if name not in others
-    }
+    return without_launchers(os.environ)
 
 
 def _environments(
