@@ -125,7 +125,16 @@ if fault.startswith("eager"):  # in both processes
     model = dense(accumulating, run_eagerly=True)
     if fault == "eager part":
         kc.replicate(model, devices=1, data="local")
-kc.replicate(model, devices=1)
+caught = "nothing"
+if fault == "killed before replicate" and is_wrong:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    kc.replicate(model, devices=1)
+except kc.ProcessError as error:
+    caught = f"{type(error).__name__}: {error}"
+    print(f"{time.monotonic() - began:.1f} s: {caught}", flush=True)
+    print("weights True", flush=True)
+    sys.exit(1)
 measured = []
 if fault == "measures alone" and is_wrong:
     measured = [kc.Throughput()]
@@ -156,7 +165,6 @@ try:
         verbose=0,
         callbacks=[Fault(), *measured],
     )
-    caught = "nothing"
 except BaseException as error:
     caught = f"{type(error).__name__}: {error}"
 print(f"{time.monotonic() - began:.1f} s: {caught}", flush=True)

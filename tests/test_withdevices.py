@@ -1,5 +1,8 @@
 """`withdevices`: what goes in, what comes out, and what errors say."""
 
+import pathlib
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -464,3 +467,121 @@ def test_parts_of_a_step_on_other_devices_are_named(other):
 
     with pytest.raises(kc.StrategyError, match="have the same devices"):
         step(*kc.split(regression(), devices("batch")))
+
+
+@kc.withdevices(devices=MANY)
+def in_a_branch_of_samples(x, flag):
+    if tf.reduce_sum(x) > 0:
+        return kc.allreduce("sum", x)
+    return x
+
+
+@kc.withdevices(devices=MANY)
+def in_a_function_in_a_branch(x, flag):
+    reduce = tf.function(lambda x: kc.allreduce("sum", x))
+    return tf.cond(tf.random.uniform([]) > 0.5, lambda: reduce(x), lambda: x)
+
+
+WEIGHT = keras.Variable([1.0, 2.0])
+STEPS = keras.Variable(0, dtype="int32", trainable=False)
+
+
+@kc.withdevices(devices=MANY)
+def in_a_branch_of_a_weight(x, flag):
+    return tf.cond(
+        WEIGHT.value[0] > 0, lambda: kc.allreduce("sum", x), lambda: x
+    )
+
+
+@several
+@pytest.mark.parametrize(
+    "step",
+    [
+        in_a_branch_of_samples,
+        in_a_function_in_a_branch,
+        in_a_branch_of_a_weight,
+    ],
+)
+def test_a_collective_that_not_all_may_come_to_is_refused(step):
+    kc.replicate([WEIGHT], devices=MANY)
+    x = kc.split(tf.ones([2 * MANY]), devices=MANY)
+    for _ in range(2):
+        with pytest.raises(kc.StrategyError, match="is in a branch") as error:
+            step(x, tf.constant(True))
+        assert pathlib.Path(__file__).name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda x, flag: flag,
+        lambda x, flag: kc.allreduce("max", tf.reduce_sum(x)) > 0,
+        lambda x, flag: STEPS.value % 2 == 0,
+        lambda x, flag: tf.constant(2) > 1,
+    ],
+    ids=["an argument", "a result", "a counter", "a constant"],
+)
+def test_a_collective_that_all_come_to_may_be_in_a_branch(condition):
+    kc.replicate([STEPS], devices=MANY)
+
+    @kc.withdevices(devices=MANY)
+    def step(x, flag):
+        return tf.cond(
+            condition(x, flag), lambda: kc.allreduce("sum", x), lambda: x
+        )
+
+    x = kc.split(tf.ones([2 * MANY]), devices=MANY)
+    for result in step(x, tf.constant(True)):
+        np.testing.assert_array_equal(result, [MANY] * 2)
+
+
+@several
+def test_an_argument_that_is_split_has_another_trace():
+    @kc.withdevices(devices=MANY)
+    def step(flag):
+        return tf.cond(
+            flag, lambda: kc.allreduce("sum", 1.0), lambda: tf.constant(0.0)
+        )
+
+    assert float(step(tf.constant(True))[0]) == MANY
+    flags = kc.Replicas([tf.constant(i > 0) for i in range(MANY)], devices=MANY)
+    with pytest.raises(kc.StrategyError, match="is in a branch"):
+        step(flags)
+
+
+@several
+def test_a_step_that_hangs_raises_and_names_the_replica(monkeypatch):
+    go_on, waited = threading.Event(), threading.Event()
+
+    def wait():
+        go_on.wait(60)
+        waited.set()
+        return 0.0
+
+    @kc.withdevices(devices=MANY)
+    def step(x):
+        if kc.replica().index == 1:
+            x += tf.reshape(tf.py_function(wait, [], tf.float32), ())
+        return x * 2
+
+    monkeypatch.setenv("CONFLUX_STEP_TIMEOUT", "2")
+    try:
+        with pytest.raises(kc.StepTimeoutError, match="replica 1 ") as error:
+            step(tf.constant(1.0))
+        assert "replica 0" not in str(error.value)
+    finally:
+        go_on.set()
+    assert waited.wait(30)
+    monkeypatch.delenv("CONFLUX_STEP_TIMEOUT")
+    assert float(step(tf.constant(1.0))[0]) == 2.0
+
+
+def test_a_tape_around_a_step_sees_it():
+    @kc.withdevices(devices=1)
+    def step(x):
+        return x * x
+
+    x = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        y = step(x)[0]
+    assert float(tape.gradient(y, x)) == 6.0

@@ -7,6 +7,7 @@ before it meets the others, in a message of its own, always of one shape.
 """
 
 import functools
+import hashlib
 import json
 import zlib
 from collections.abc import Callable
@@ -51,9 +52,10 @@ def assert_same_place(
     if process_count() == 1:
         return
     action = what if of is None else f"{what}, of {of}"
-    actions = _gather_texts(_shortened(action.encode()), seconds)
-    if any(each != actions[0] for each in actions):
-        raise ReplicaMismatchError(_mismatch(actions))
+    with errors_reported_to_all(what):
+        actions = _gather_texts(_shortened(action.encode()), seconds)
+        if any(each != actions[0] for each in actions):
+            raise ReplicaMismatchError(_mismatch(actions))
 
 
 def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
@@ -81,8 +83,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
         return
     # A barrier of TensorFlow's coordination service would wait for ever where
     # the network is cut. A collective ends when heartbeats do.
-    with errors_reported_to_all("a barrier"):
-        assert_same_place("a barrier", seconds=timeout)
+    assert_same_place("a barrier", seconds=timeout)
 
 
 def all_gather_json(what: str, own: Any) -> list[Any]:
@@ -97,12 +98,56 @@ def all_gather_json(what: str, own: Any) -> list[Any]:
     """
     if process_count() == 1:
         return [own]
-    value = json.dumps(own, separators=(",", ":"))
-    texts = _gather_texts(f"{what}\n{value}".encode())
-    parts = [each.partition(b"\n") for each in texts]
-    if any(part[:2] != parts[0][:2] for part in parts):
-        raise ReplicaMismatchError(_mismatch(texts))
-    return [json.loads(part[2]) for part in parts]
+    texts = _gather_values(what, _as_json(own))
+    return [json.loads(text) for text in texts]
+
+
+class Comparable:
+    """A value that processes compare.
+
+    Args:
+        value: What JSON must be able to hold.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.text = _as_json(value)
+        found = hashlib.blake2b(self.text.encode(), digest_size=8)
+        self.digest = found.hexdigest()
+
+
+def gather_if_different(what: str, own: Comparable) -> list[Any] | None:
+    """Returns the values of all processes, or `None` if they are all equal.
+
+    As long as they are, a digest of the value is all that is sent.
+
+    Args:
+        what: The next action of this process, see `assert_same_place`.
+        own: The value of this process.
+
+    Raises:
+        ReplicaMismatchError: If another process is about to do something else.
+    """
+    if process_count() == 1:
+        return None
+    digests = _gather_values(what, own.digest)
+    if all(each == digests[0] for each in digests):
+        return None
+    texts = _gather_values(f"what differs at {what}", own.text)
+    return [json.loads(text) for text in texts]
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _gather_values(what: str, value: str) -> list[bytes]:
+    """Returns the values of all processes, which are at the same place."""
+    with errors_reported_to_all(what):
+        texts = _gather_texts(f"{what}\n{value}".encode())
+        parts = [each.partition(b"\n") for each in texts]
+        if any(part[:2] != parts[0][:2] for part in parts):
+            raise ReplicaMismatchError(_mismatch(texts))
+        return [part[2] for part in parts]
 
 
 def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._compat import error_texts
@@ -29,6 +30,15 @@ _inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 class ExitOfAllProcesses(SystemExit):
     """Ends this process at a place where all other processes end as well."""
+
+
+def of_all_processes(error: ConfluxError) -> ConfluxError:
+    """Returns an error that all processes raise at one place of the program.
+
+    It is not reported, so all may catch it and go on.
+    """
+    error.conflux_is_of_all = True
+    return error
 
 
 @contextlib.contextmanager
@@ -53,6 +63,8 @@ def errors_reported_to_all(what: str) -> Iterator[None]:
     except ExitOfAllProcesses:
         raise
     except BaseException as error:
+        if getattr(error, "conflux_is_of_all", False):
+            raise
         if is_caused_by_another_process(error):
             raise ProcessError(_failure_of_another(what, error)) from None
         is_op = isinstance(error, tf.errors.OpError)

@@ -28,13 +28,18 @@ def warn(message: str, operation: tf.Operation | None = None) -> None:
         operation: The operation that the warning is about, if it was traced
             before this call.
     """
-    file, line = _users_line(operation)
+    file, line = users_line(operation)
     warnings.warn_explicit(
         message, ConfluxWarning, file, line, registry=_registry
     )
 
 
-def _users_line(operation: tf.Operation | None) -> tuple[str, int]:
+def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:
+    """Returns the file and the line of the user's that has led here.
+
+    Args:
+        operation: What the line has led to, if it was traced before this call.
+    """
     # The traceback of an op has the user's lines where AutoGraph has
     # translated them; Python's own stack has those of generated files.
     if operation is not None:

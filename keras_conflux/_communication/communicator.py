@@ -164,6 +164,7 @@ class Communicator:
     def rank_as_constant(self, index: int) -> int:
         """Returns `rank`, and marks the trace as one of that replica alone."""
         shared_trace.mark_replica_specific()
+        tensorflow_tracing.note_rank()
         return self.rank(index)
 
     def repeat_calls(self, index: int) -> None:

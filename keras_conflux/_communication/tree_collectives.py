@@ -22,6 +22,7 @@ from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.transports.ops import find_op
 from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_tracing
 
 
 class ReplicaCollectives:
@@ -95,7 +96,9 @@ class ReplicaCollectives:
 
     def broadcast(self, tree: Tree, root: int) -> Tree:
         """Returns the tree of replica `root` of all."""
-        return self.broadcast_of(tree, self._rank == root)
+        with tensorflow_tracing.of_rank():
+            is_root = self._rank == root
+        return self.broadcast_of(tree, is_root)
 
     def broadcast_of(self, tree: Tree, is_root: Any) -> Tree:
         """Returns the tree of the one replica that is the root.
@@ -113,9 +116,11 @@ class ReplicaCollectives:
         mine = []
         for leaf in map(dtypes.as_summable, leaves):
             nothing = tf.fill(tf.shape(leaf), SUM.neutral(leaf.dtype))
-            chosen = leaf if is_root is True else nothing
-            if tf.is_tensor(is_root):
-                chosen = tf.where(is_root, leaf, nothing)
+            with tensorflow_tracing.of_rank():
+                if tf.is_tensor(is_root):
+                    chosen = tf.where(is_root, leaf, nothing)
+                else:
+                    chosen = tf.identity(leaf if is_root else nothing)
             mine.append(chosen)
         copies = self._reduce_each(SUM, mine)
         return trees.refill(
@@ -248,9 +253,9 @@ class ReplicaCollectives:
     def of_others(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """See `Peers`."""
         stacked = self._gather(tf.expand_dims(tensor, 0), 0, is_even=True)
-        return [
-            stacked[rank] for rank in range(self.count) if rank != self._rank
-        ]
+        with tensorflow_tracing.of_rank():
+            others = set(range(self.count)) - {self._rank}
+            return [stacked[rank] for rank in sorted(others)]
 
     def _gather(
         self, leaf: tf.Tensor, axis: int, is_even: bool = False
@@ -275,9 +280,12 @@ class ReplicaCollectives:
         """
         size, rank = self.count, leaf.shape.rank
         length = tf.shape(leaf)[axis]
-        lengths = self._reduce(SUM, tf.one_hot(self._rank, size, length, 0))
-        before = tf.reduce_sum(lengths[: self._rank])
-        after = tf.reduce_sum(lengths[self._rank + 1 :])
+        with tensorflow_tracing.of_rank():
+            own = tf.one_hot(self._rank, size, length, 0)
+        lengths = self._reduce(SUM, own)
+        with tensorflow_tracing.of_rank():
+            before = tf.reduce_sum(lengths[: self._rank])
+            after = tf.reduce_sum(lengths[self._rank + 1 :])
         padding = tf.pad([[before, after]], [[axis, rank - 1 - axis], [0, 0]])
         zero = SUM.neutral(leaf.dtype)
         return tf.pad(leaf, padding, constant_values=zero)
@@ -285,7 +293,8 @@ class ReplicaCollectives:
     def _placed_evenly(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the same for rows of one number, at places that XLA knows."""
         size, rank = self.count, leaf.shape.rank
-        is_here = tf.range(size) == self._rank
+        with tensorflow_tracing.of_rank():
+            is_here = tf.range(size) == self._rank
         is_here = tf.reshape(is_here, [size] + [1] * (rank - axis))
         zero = SUM.neutral(leaf.dtype)
         placed = tf.where(is_here, tf.expand_dims(leaf, axis), zero)

@@ -37,6 +37,7 @@ OVERRIDDEN = (
         f"{_EXTENDED}._replica_ctx_all_reduce",
         "self, reduce_op, value, options",
     ),
+    PrivateName(f"{_EXTENDED}._update", "self, var, fn, args, kwargs, group"),
     PrivateName(
         f"{_EXTENDED}._call_for_each_replica", "self, fn, args, kwargs"
     ),
@@ -262,6 +263,7 @@ READ = (
         "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
         "graph",
     ),
+    PrivateName("tensorflow.python.eager.record:could_possibly_record", ""),
     PrivateName("tensorflow.python.ops.summary_ops_v2:_summary_state"),
     PrivateName(
         "tensorflow.python.ops.resource_variable_ops:"

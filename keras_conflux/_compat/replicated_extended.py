@@ -164,6 +164,14 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             replica_id, device, primary_var, **kwargs
         )
 
+    def _update(
+        self, var: Any, fn: Callable, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        # Replicas write their copies without this.
+        if tf.executing_eagerly():
+            var.conflux_assignments = assignments(var) + 1
+        return super()._update(var, fn, args, kwargs, group)
+
     def _replica_ctx_all_reduce(
         self, reduce_op: Any, value: Any, options: Any = None
     ) -> Any:
@@ -203,6 +211,11 @@ class _ReductionToOneDevice(tf.distribute.ReductionToOneDevice):
     def _gather_implementation(self, *args: Any, **kwargs: Any) -> Any:
         with without_untrue_lines():
             return super()._gather_implementation(*args, **kwargs)
+
+
+def assignments(variable: Any) -> int:
+    """Returns how often a variable has been assigned outside of replicas."""
+    return getattr(variable, "conflux_assignments", 0)
 
 
 class _WholeScope:

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_graphs
+
 _of_one_replica: Any = weakref.WeakSet()
 """The graphs of functions whose trace has asked for which replica it is."""
 
@@ -97,7 +99,8 @@ def _is_known_elsewhere(capture: Any) -> bool:
     # A tensor of the graph around may have been computed by replica 0, and a
     # resource that no variable of all replicas holds is on its device alone.
     return isinstance(capture, tf.__internal__.EagerTensor) and (
-        capture.dtype != tf.resource or _variable_of(capture) is not None
+        capture.dtype != tf.resource
+        or tensorflow_graphs.container_of(capture) is not None
     )
 
 
@@ -105,10 +108,4 @@ def _capture_of(index: int, capture: Any) -> Any:
     """Returns what a replica captures in place of another's capture."""
     if capture.dtype != tf.resource:
         return capture
-    return _variable_of(capture).values[index].handle
-
-
-def _variable_of(handle: Any) -> Any:
-    """Returns the variable of all replicas, one of whose handles this is."""
-    container = getattr(handle, "_distributed_container", None)
-    return None if container is None else container()
+    return tensorflow_graphs.container_of(capture).values[index].handle

@@ -18,6 +18,8 @@ from tensorflow.python.ops import resource_variable_ops
 
 Gradient = Callable[[tf.Operation, list[tf.Tensor]], Sequence[tf.Tensor | None]]
 """Returns the derivatives by the inputs of a copy of an operation."""
+COLLECTIVES = ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
+"""The types of operations in which replicas wait for each other."""
 _GRADIENT = "_gradient_op_type"
 _CAPTURES = "_captures_by_placeholder"
 _custom_gradient: Any = tf.custom_gradient
@@ -50,6 +52,11 @@ def variable_behind(
         return None
     found = data.shape_and_type[0]
     return tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
+
+
+def container_of(handle: Any) -> Any:
+    """Returns the variable of which a handle is that of a copy, if any."""
+    return getattr(handle, "_distributed_container", lambda: None)()
 
 
 def only_reads(operation: tf.Operation) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
+from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from tensorflow.python.ops import script_ops
@@ -86,6 +87,50 @@ def _graphs_inside_replica() -> Iterator[Any]:
     while graph is not None and graph is not replica_graph:
         yield graph
         graph = getattr(graph, "outer_graph", None)
+
+
+def may_run_in_another_thread() -> bool:
+    """Whether a function that is called here is a step by itself.
+
+    Not if a graph or a tape takes it up, or Python runs its operations.
+    """
+    return (
+        tf.executing_eagerly()
+        and not tf.config.functions_run_eagerly()
+        and not record.could_possibly_record()
+    )
+
+
+_OF_RANK = "conflux_of_rank"
+
+
+def of_rank() -> contextlib.AbstractContextManager[Any]:
+    """Marks what is traced inside: it may differ with the replica's rank.
+
+    Processes compare what else they trace. What leaves it is a tensor that is
+    made inside, on each replica.
+    """
+    return tf.name_scope(_OF_RANK)
+
+
+def note_rank() -> None:
+    """Notes that a program has asked for its rank, if not inside `of_rank`."""
+    if is_of_rank(f"{tf.get_current_name_scope()}/"):
+        return
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graph.conflux_ranks = ranks_asked_in(graph) + 1
+        graph = getattr(graph, "outer_graph", None)
+
+
+def ranks_asked_in(graph: Any) -> int:
+    """Returns how often `note_rank` has noted something in a graph."""
+    return getattr(graph, "conflux_ranks", 0)
+
+
+def is_of_rank(name: str) -> bool:
+    """Whether an operation of a name was traced inside of `of_rank`."""
+    return f"{_OF_RANK}/" in name or f"{_OF_RANK}_" in name
 
 
 def concrete_function(

@@ -12,11 +12,13 @@ import tensorflow as tf
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import trees
+from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._custom_loops import branches
 from keras_conflux._custom_loops.signatures import Decorator
 from keras_conflux._custom_loops.signatures import P
 from keras_conflux._custom_loops.signatures import PerDeviceFunction
@@ -25,6 +27,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import steps
+from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
@@ -35,6 +38,8 @@ from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import replica_rank
 from keras_conflux._replication.strategy import strategy_for
 from keras_conflux._replication.strategy import whole_batch_strategy
+from keras_conflux._replication.watchdog import StepAbandoned
+from keras_conflux._replication.watchdog import StepWatchdog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +199,11 @@ class _Compiled:
         self._strategy = strategy
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
+        self._watchdog = StepWatchdog(strategy.devices, self._name)
         warned: set[str] = set()
+        begin = tf.autograph.experimental.do_not_convert(CommonProgram)
         fail = tf.autograph.experimental.do_not_convert(self._fail)
-        store = tf.autograph.experimental.do_not_convert(_store)
+        finish = tf.autograph.experimental.do_not_convert(self._finish)
         compiled = None
         if jit_compile and strategy.communicator.supports_xla:
             compiled = steps.CompiledStep()
@@ -204,20 +211,23 @@ class _Compiled:
 
         # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
         # that Python's `if` and `for` over tensors work in `fn`.
-        def all_replicas(arguments: list[Any]) -> list[Any]:
+        def all_replicas(
+            arguments: list[Any], shared: tuple[bool, ...]
+        ) -> list[Any]:
             outputs: dict[int, Any] = {}
 
             def one_replica() -> None:
                 index = replica_index()
                 args, kwargs = arguments[index]
                 step = steps.Step(self._name, warned, compiled)
+                program = begin(arguments[index])
                 with steps.entered(step):
                     try:
                         output = fn(*args, **kwargs)
                     except Exception as error:
                         fail(index, error)
                         raise
-                store(outputs, index, output)
+                finish(program, shared, outputs, index, output)
 
             try:
                 strategy.run(one_replica)
@@ -242,9 +252,10 @@ class _Compiled:
                 communicator.exclusive(self._function, self._name),
             ):
                 self._calls += 1
-                assert_same_place(f"call {self._calls} of {self._name}")
                 try:
-                    outputs = self._function(parts)
+                    outputs = self._run(parts, _are_shared(arguments))
+                except (StepTimeoutError, StepAbandoned):
+                    raise  # it still runs; all else would wait for it
                 except BaseException:
                     communicator.recover()
                     raise
@@ -252,6 +263,35 @@ class _Compiled:
         except BaseException as error:
             raise self._explain(error) from None
         return Replicas(outputs, self._strategy.devices)
+
+    def _run(self, *given: Any) -> list[Any]:
+        """Traces the program if it has to be, and runs it when all agree."""
+        what = f"call {self._calls} of {self._name}"
+        if not tensorflow_tracing.may_run_in_another_thread():
+            assert_same_place(what)
+            return self._function(*given)
+        program = self._function.get_concrete_function(*given)
+        program.graph.conflux_program.agree(what)
+        return self._watchdog.call(program, *given)
+
+    def _finish(
+        self,
+        program: CommonProgram,
+        shared: tuple[bool, ...],
+        outputs: dict[int, Any],
+        index: int,
+        output: Any,
+    ) -> None:
+        """Looks at what a replica has traced, and keeps its outputs."""
+        if not tf.executing_eagerly():
+            program.end()
+            given = zip(keras.tree.flatten(program.inputs), shared, strict=True)
+            equal = {id(leaf) for leaf, is_shared in given if is_shared}
+            branches.refuse_unequal(self._name, program.operations, equal)
+            if index == 0:
+                program.keep_with_graph()
+            output = self._watchdog.mark_end(index, output)
+        outputs[index] = output
 
     def _fail(self, index: int | None, error: Exception) -> None:
         if not self._failed and not tensorflow_internals.is_cancellation(error):
@@ -294,8 +334,16 @@ def _is_per_replica(leaf: Any) -> bool:
     return isinstance(leaf, Replicas)
 
 
-def _store(outputs: dict[int, Any], index: int, output: Any) -> None:
-    outputs[index] = output
+def _are_shared(arguments: Tree) -> tuple[bool, ...]:
+    """Returns, of each leaf that a replica gets, whether all get it alike."""
+
+    def alike(leaf: Any) -> Any:
+        if _is_per_replica(leaf):
+            return keras.tree.map_structure(lambda _: False, leaf[0])
+        return True
+
+    given = keras.tree.map_structure(as_replicas, arguments)
+    return tuple(keras.tree.flatten(keras.tree.map_structure(alike, given)))
 
 
 def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:

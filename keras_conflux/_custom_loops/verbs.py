@@ -17,6 +17,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
@@ -50,8 +51,10 @@ def reduce(op: Op, root: int, tree: Tree) -> Tree:
     this = _this_replica()
     _check_root(f"reduce({op.name!r})", root, this.count)
     reduced = allreduce(op, tree)
-    if this.count > 1 and replica_rank() != root:
-        reduced = trees.map_leaves(tf.convert_to_tensor, tree)
+    with tensorflow_tracing.of_rank():
+        if this.count > 1 and replica_rank() != root:
+            reduced = tree
+        reduced = trees.map_leaves(tf.identity, reduced)
     return _keep_of_first(reduced)
 
 
@@ -68,7 +71,9 @@ def broadcast(root: int, tree: Tree) -> Tree:
     distances = (tf.range(this.count) - root) % this.count
     distances = tf.where(flags > 0, distances, this.count)
     sender = tf.argmin(distances, output_type=tf.int32)
-    return this.broadcast_of(tree, tf.equal(sender, replica_rank()))
+    with tensorflow_tracing.of_rank():
+        is_sender = tf.equal(sender, replica_rank())
+    return this.broadcast_of(tree, is_sender)
 
 
 def allgather(axis: int, tree: Tree) -> Tree:
@@ -185,6 +190,7 @@ def _with_own(
     gathered: tf.Tensor, own: tf.Tensor, axis: int, present: tf.Tensor
 ) -> tf.Tensor:
     if own.shape.rank == 0:
-        here = tf.range(tf.size(gathered)) == replica_rank()
+        with tensorflow_tracing.of_rank():
+            here = tf.range(tf.size(gathered)) == replica_rank()
         return tf.where(here, own, gathered)
     return tf.concat([gathered, _parted(own, axis, present)[1]], axis)

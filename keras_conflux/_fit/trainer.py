@@ -4,6 +4,8 @@ Each function stands in front of the trainer's method of its name, or of nearly
 its name, and calls it as `original`.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,7 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.common_state import CommonState
 from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
@@ -121,7 +124,13 @@ def _run_on_replicas(
     added = calls.log_sources_in_words(callbacks) if fits else ""
     what = f"{call.name}{added} of {model.name}"
     with errors_reported_to_all(what), running(model, call.name):
-        assert_same_place(f"the begin of {what}")
+        common = None
+        if fits and strategy.communicator.spans_processes:
+            eager = keras_models.runs_eagerly(model)
+            common = CommonState(model, has_other_variables=eager)
+            common.begin(f"the begin of {what}")
+        else:
+            assert_same_place(f"the begin of {what}")
         if call.name == "predict":
             plan = ExecutionPlan.of(model, strategy)
         else:
@@ -130,9 +139,17 @@ def _run_on_replicas(
             if fits:
                 synchronization.synchronize(model)
             first_process.show_and_write_there(call, leads=fits)
+        if common is not None:
+            at_end = functools.partial(
+                common.agree, f"the end of an epoch, {what}"
+            )
+            plan = dataclasses.replace(plan, at_epoch_end=at_end)
         with use_plan(plan):
             result = call.run()
-        assert_same_place(f"the end of {what}")
+        if common is not None:
+            common.agree(f"the end of {what}")
+        else:
+            assert_same_place(f"the end of {what}")
     return plan, result
 
 

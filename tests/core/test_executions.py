@@ -27,7 +27,6 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batches import StackedBatch
@@ -38,6 +37,7 @@ from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
 from keras_conflux._fit.input.steps_per_execution import StepTimings
+from keras_conflux._replication.watchdog import StepWatchdog
 
 BATCHES = 42
 X, Y = regression(8 * (BATCHES - 1) + 5)  # the last batch is smaller

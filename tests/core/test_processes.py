@@ -62,6 +62,7 @@ FAULTS = {
     ),
     "stops early": (OTHER_PLACE + "process 1: the end of fit", 5),
     "killed while a step hangs": (UNREACHABLE, 10),
+    "killed before replicate": (UNREACHABLE, 10),
 }
 MORE_FAULTS = {
     "killed": (UNREACHABLE, 10),
@@ -191,6 +192,47 @@ def test_a_fault_of_one_ends_all_in_time(fault):
     assert re.search(expected, found[2]), found[2]
     assert float(found[1]) < seconds
     assert "weights True" in printed
+
+
+CHANGED = r"Process 1 has changed it\."
+# By what process 1 does otherwise: what both processes raise, or print.
+DIFFERENCES = {
+    "another activation": "Operation .* Relu in process 0 .*, Tanh in proc",
+    "another loss": "in process 0 .*process_differences.py.*process 1",
+    "another regularizer": "in process 0 .*, .* in process 1",
+    "another constant": r"1\.42857\d+\).* in process 0 .* 1\.6666\d+\)",
+    "another frozen": "begin of fit.*`trainable` of first is True in process 0",
+    "another setting": "`clipnorm` of optimizer is None in process 0, 1.0 in",
+    "another first rate": "trained$",
+    "another nothing": "trained$",
+    "a change of rate": f"of an epoch.*`learning_rate` of .*{CHANGED}",
+    "a change of set_weights": f"of an epoch.*first/kernel is of .*{CHANGED}",
+    "a change of one weight": f"of an epoch.*last/bias is of .*{CHANGED}",
+    "a change of clipnorm": f"of an epoch.*`clipnorm` of .*{CHANGED}",
+    "a change of trainable": f"of an epoch.*`trainable` of first.*{CHANGED}",
+    "a change of same weights": "trained$",
+    "a change at the end": f"the end of fit.*last/bias is of .*{CHANGED}",
+    "another function": "call 1 of squared.* Mul in process 0 .*, Add",
+    "the same function": r"\[8\.0\]$",
+    "the rank in a function": r"\[2\.0\]$",
+    "collectives by rank": "Collective.* in process 0 .* in process 1",
+}
+
+
+@pytest.fixture(scope="module")
+def differences():
+    """Returns what each process has printed, whose process 1 differs."""
+    return outputs(start(2, "process_differences.py"))
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_processes_that_differ_all_say_what_differs(difference, differences):
+    for printed in differences:
+        found = re.search(f"(?m)^{difference}: (.*)", printed)
+        assert found, printed[-3000:]
+        is_error = not DIFFERENCES[difference].endswith("$")
+        assert found[1].startswith("ReplicaMismatchError") == is_error
+        assert re.search(DIFFERENCES[difference], found[1]), found[1]
 
 
 @pytest.mark.long

@@ -25,8 +25,8 @@ from keras_conflux._extensions.kernels import limits
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.execution.step_executor import StepExecutor
-from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._replication import steps
+from keras_conflux._replication.watchdog import StepWatchdog
 
 B, T, N, H = 2, 64, 4, 16
 attention = keras.ops.dot_product_attention

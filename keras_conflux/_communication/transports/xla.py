@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
@@ -74,9 +75,11 @@ class XlaNccl:
             )
         # That other op does not support int64. So all tensors are gathered by
         # a sum of blocks, of which each replica fills its own.
-        blocks = [tf.zeros_like(tensor)] * self._size
-        blocks[self._rank(index)] = tensor
-        gathered = self._lowered(tf.stack(blocks), SUM)
+        with tensorflow_tracing.of_rank():
+            blocks = [tf.zeros_like(tensor)] * self._size
+            blocks[self._rank(index)] = tensor
+            block = tf.stack(blocks)
+        gathered = self._lowered(block, SUM)
         return functools.reduce(op.of_two, tf.unstack(gathered, num=self._size))
 
     def _lowered(self, tensor: tf.Tensor, op: Op) -> tf.Tensor:

@@ -37,7 +37,10 @@ class GraphProgram(StepPrograms):
         for batch in batches:
             sizes = _constant(batch.sizes)
             trace = functools.partial(self._trace, batch)
-            result = self._program(batch.signature, trace)(batch.shards, sizes)
+            # Shards of known sizes may be new to one process alone.
+            is_common = not batch.sizes_are_known
+            program = self._program(batch.signature, trace, is_common)
+            result = program(batch.shards, sizes)
         return result
 
     def _trace(self, batch: Batch) -> TracedProgram:

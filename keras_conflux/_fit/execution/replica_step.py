@@ -9,6 +9,7 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
@@ -27,6 +28,7 @@ from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
+from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
@@ -89,6 +91,10 @@ class ReplicaStep(Protocol):
         """Makes one result of what the replicas returned."""
         ...
 
+    def agree(self) -> None:
+        """Raises unless all processes have traced the same."""
+        ...
+
 
 class _ModelStep:
     """Runs a step of a model, and makes global what leaves it."""
@@ -101,6 +107,7 @@ class _ModelStep:
         self.tracing = threading.RLock()
         self._model = model
         self._steps: dict[int, Step] = {}
+        self._program: CommonProgram | None = None
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
 
@@ -125,7 +132,11 @@ class _ModelStep:
             Draws.of(step).draw_by_sample(self._drawn_by_sample)
             for each in self._exits(step):
                 each.begin()
+            program = CommonProgram(shard)
             output = self._run(shard, step)
+            program.end()
+            if replica_index() == 0 and process_count() > 1:
+                self._program = program
             for each in self._exits(step):
                 output = each.end(output)
             warn_of_plain_variables(step)
@@ -153,6 +164,12 @@ class _ModelStep:
         for each in self._exits(self._steps[0]):
             each.merge(merged)
         return merged.result
+
+    def agree(self) -> None:
+        """See `ReplicaStep`."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.agree(f"the first run of {self.identity}")
 
     def _exits(self, step: Step) -> list[Exit]:
         """Returns the ways out of a step, in the order in which they end."""

@@ -19,7 +19,6 @@ from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.watchdog import StepAbandoned
 from keras_conflux._fit.execution.what_runs import tell_what_runs
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
@@ -35,6 +34,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import on_whole_batch
 from keras_conflux._replication.strategy import outside_of_strategies
+from keras_conflux._replication.watchdog import StepAbandoned
 
 
 class StepExecutor:

@@ -16,10 +16,10 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.watchdog import StepAbandoned
-from keras_conflux._fit.execution.watchdog import StepWatchdog
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
+from keras_conflux._replication.watchdog import StepAbandoned
+from keras_conflux._replication.watchdog import StepWatchdog
 
 
 class Program(Protocol):
@@ -162,19 +162,25 @@ class StepPrograms:
         """How many have been traced."""
 
     def _program(
-        self, key: Hashable, trace: Callable[[], TracedProgram]
+        self,
+        key: Hashable,
+        trace: Callable[[], TracedProgram],
+        is_common: bool = True,
     ) -> Program:
         """Returns the program of a key.
 
         Args:
             key: What it is traced for.
             trace: Traces it, if there is none or it is stale.
+            is_common: Whether all processes trace it where one does.
         """
         with self._step.tracing:
             program = self._programs.get(key)
             if program is None or program.is_stale():
                 program = self._programs[key] = self._made(key, trace)
                 self.count += 1
+                if self._communicator.spans_processes and is_common:
+                    self._step.agree()
             return program
 
     def _made(

@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch import blocks
 from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._replication.steps import Part
@@ -197,7 +198,8 @@ def _find_places(found: list[_GatheredBlock], step: Step) -> None:
         return
     # Where shards are even, XLA can know all sizes.
     for block in found:
-        block.before = replica_rank() * block.length
+        with tensorflow_tracing.of_rank():
+            block.before = replica_rank() * block.length
         block.total = replica_collectives().count * block.length
 
 
@@ -208,7 +210,9 @@ def _exchange_lengths(found: list[_GatheredBlock], step: Step) -> None:
         block.length = tf.where(has_samples, block.length, 0)
     lengths = tf.stack([[block.length for block in found]])
     each = replica_collectives().all_gather([lengths], 0)[0]
-    before = tf.unstack(tf.reduce_sum(each[: replica_rank()], 0), len(found))
+    with tensorflow_tracing.of_rank():
+        earlier = each[: replica_rank()]
+    before = tf.unstack(tf.reduce_sum(earlier, 0), len(found))
     total = tf.unstack(tf.reduce_sum(each, 0), len(found))
     for block, *sizes in zip(found, before, total, strict=True):
         block.before, block.total = sizes

@@ -70,9 +70,17 @@ def enumerate_step_groups(
     left = number and number - epoch.skipped
     drawing = attachment.groups.of_epoch(epoch, left)
     plan = current_plan()
-    if plan is not None:
-        plan.drawing.append(drawing)
-    return drawing
+    if plan is None:
+        return drawing
+    plan.drawing.append(drawing)
+    return _followed(drawing, plan)
+
+
+def _followed(
+    drawing: Iterator[tuple[int, int, Any]], plan: ExecutionPlan
+) -> Iterator[tuple[int, int, Any]]:
+    yield from drawing
+    plan.at_epoch_end()
 
 
 @contextlib.contextmanager

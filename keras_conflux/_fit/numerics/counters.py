@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import EQUAL
@@ -104,8 +105,9 @@ def _share_of_change(change: tf.Tensor, kind: Kind, step: Step) -> tf.Tensor:
 
 def _if_first(value: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns a value on the replica of the first samples, zeros elsewhere."""
-    here = has_first(step)
-    return value if here is True else tf.where(here, value, 0)
+    with tensorflow_tracing.of_rank():
+        here = has_first(step)
+        return tf.identity(value) if here is True else tf.where(here, value, 0)
 
 
 def has_first(step: Step) -> Any:

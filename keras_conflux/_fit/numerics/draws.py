@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._common.trees import Tree
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch import own_draws
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import COUNT
@@ -166,12 +167,13 @@ def next_seed(
     draws = _draws()
     if draws is not None and draws.seeds_are_shared():
         return seed
-    rank = rank_as_tensor()
-    if isinstance(rank, int) and rank == 0:
-        moved = tf.identity(seed)
-    else:
-        rank = tf.cast(rank, seed.dtype)
-        moved = seed + tf.stack([rank * _STRIDE, tf.zeros_like(rank)])
+    with tensorflow_tracing.of_rank():
+        rank = rank_as_tensor()
+        if isinstance(rank, int) and rank == 0:
+            moved = tf.identity(seed)
+        else:
+            rank = tf.cast(rank, seed.dtype)
+            moved = seed + tf.stack([rank * _STRIDE, tf.zeros_like(rank)])
     if draws is not None:
         draws.step.kinds.mark_own([moved])
     return moved

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Role
@@ -309,8 +310,10 @@ class Writes(Exit):
         for weight, old, total in zip(added, before, totals, strict=True):
             weight.assign(old + total)
         _average(floats, fraction)
+        with tensorflow_tracing.of_rank():
+            is_first = counters.has_first(self.step)
         firsts = replica_collectives().broadcast_of(
-            [w.value for w in others], counters.has_first(self.step)
+            [w.value for w in others], is_first
         )
         for weight, value in zip(others, firsts, strict=True):
             weight.assign(value)

@@ -1,0 +1,183 @@
+"""Refuses collectives that some replicas come to and others may not.
+
+A branch or a loop may hold a collective if its condition is provably equal on
+all replicas: it is computed from constants, from arguments that all devices are
+given alike, from what collectives return, and from variables of integers whose
+copies are equal, such as counters of steps. Nothing else is proved here. A
+weight may have come apart where a replica has updated its own copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.user_warnings import users_line
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat.tensorflow_graphs import COLLECTIVES
+
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOPS = ("While", "StatelessWhile")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_RUNNING = (*_BRANCHES, *_LOOPS, *_CALLS)
+"""What runs other graphs, in which there may be collectives."""
+_READS = ("ReadVariableOp", "ResourceGather")
+
+
+def refuse_unequal(
+    name: str, operations: Sequence[tf.Operation], equal: set[int]
+) -> None:
+    """Raises for a collective whose branch not all replicas may take.
+
+    Args:
+        name: What the replicas run.
+        operations: What one of them runs, as traced in one graph.
+        equal: The ids of those of its inputs that all replicas have alike.
+
+    Raises:
+        StrategyError: With the user's line.
+    """
+    if any(_has_collectives(each, inside=True) for each in operations):
+        graph: Any = operations[0].graph
+        found = {
+            id(placeholder): _is_equal_outside(outside)
+            for placeholder, outside in _captures(graph)
+        }
+        _Walk(name).over(operations, found | dict.fromkeys(equal, True))
+
+
+def _captures(graph: Any) -> list[tuple[Any, Any]]:
+    inside = getattr(graph, "internal_captures", ())
+    return [(x, tensorflow_graphs.outermost(x, graph)) for x in inside]
+
+
+def _is_equal_outside(tensor: Any) -> bool:
+    """Whether what a trace takes from outside is equal on all replicas."""
+    if tensor.dtype != tf.resource:
+        return True
+    variable = tensorflow_graphs.container_of(tensor)
+    on_read = tf.VariableSynchronization.ON_READ
+    return getattr(variable, "synchronization", None) != on_read
+
+
+def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
+    """Whether an operation is a collective, or runs one.
+
+    Args:
+        operation: Traced.
+        inside: Whether one counts only in a graph that the operation runs.
+    """
+    if operation.type in COLLECTIVES:
+        return not inside
+    return any(
+        _has_collectives(inner)
+        for body in _graphs_of(operation)
+        for inner in body.get_operations()
+    )
+
+
+def _graphs_of(operation: tf.Operation) -> list[Any]:
+    """Returns the graphs that a branch, a loop or a call runs."""
+    if operation.type not in _RUNNING:
+        return []
+    return tensorflow_graphs.graphs_of(operation)
+
+
+class _Walk:
+    """Follows what is equal on all replicas through graphs.
+
+    Args:
+        name: What the replicas run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def over(
+        self, operations: Sequence[tf.Operation], equal: dict[int, bool]
+    ) -> dict[int, bool]:
+        """Returns, by id, whether tensors are equal on all replicas.
+
+        Args:
+            operations: Of one graph, in order.
+            equal: What is known before.
+        """
+        for operation in operations:
+            inputs = [equal.get(id(x), False) for x in operation.inputs]
+            if operation.type == "Placeholder":
+                continue
+            outputs = self._outputs(operation, inputs)
+            for tensor, is_equal in zip(
+                operation.outputs, outputs, strict=False
+            ):
+                equal[id(tensor)] = is_equal
+        return equal
+
+    def _outputs(
+        self, operation: tf.Operation, inputs: list[bool]
+    ) -> list[bool]:
+        kind, count = operation.type, len(operation.outputs)
+        bodies = _graphs_of(operation)
+        if kind in COLLECTIVES:
+            return [True] * count
+        if kind == "IdentityN":
+            return inputs
+        if kind in _READS:
+            dtype = operation.outputs[0].dtype
+            return [all(inputs) and (dtype.is_integer or dtype.is_bool)]
+        if not bodies:
+            is_pure = not operation.op_def.is_stateful
+            return [is_pure and all(inputs)] * count
+        if kind in _CALLS:
+            return self._of_body(bodies[0], inputs)
+        if kind in _BRANCHES:
+            condition, *inputs = inputs
+            found = [self._of_body(body, inputs) for body in bodies]
+            outputs = [
+                condition and all(each) for each in zip(*found, strict=True)
+            ]
+        else:
+            condition, outputs = self._of_loop(operation, inputs)
+        if not condition and _has_collectives(operation):
+            raise self._refusal(operation)
+        return outputs
+
+    def _of_body(self, body: Any, inputs: list[bool]) -> list[bool]:
+        """Returns whether the outputs of a function are equal."""
+        equal = {
+            id(x): is_equal
+            for x, is_equal in zip(body.inputs, inputs, strict=False)
+        }
+        equal = self.over(body.get_operations(), equal)
+        return [equal.get(id(x), False) for x in body.outputs]
+
+    def _of_loop(
+        self, operation: tf.Operation, inputs: list[bool]
+    ) -> tuple[bool, list[bool]]:
+        """Returns whether all replicas make as many turns, and its outputs."""
+        graphs = {
+            key: tensorflow_graphs.function_named(
+                operation.graph, operation.get_attr(key).name
+            )
+            for key in ("cond", "body")
+        }
+        while True:
+            condition = self._of_body(graphs["cond"], inputs)[0]
+            following = self._of_body(graphs["body"], inputs)
+            both = [a and b for a, b in zip(inputs, following, strict=True)]
+            if both == inputs:
+                return condition, [condition and each for each in inputs]
+            inputs = both
+
+    def _refusal(self, operation: tf.Operation) -> StrategyError:
+        file, line = users_line(operation)
+        kind = "loop" if operation.type in _LOOPS else "branch"
+        return StrategyError(
+            f"{self._name}: a collective is in a {kind} (line {line} of "
+            f"{file}) whose condition may differ between the replicas. Those "
+            "that do not come to it would leave the others waiting for ever. "
+            "Make the condition equal on all, as by "
+            '`kc.allreduce("max", condition)`, or call the collective outside '
+            f"of the {kind}."
+        )

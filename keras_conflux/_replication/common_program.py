@@ -1,0 +1,339 @@
+"""Whether all processes have traced the same program, and what differs first.
+
+What a replica traces is listed as lines, one per operation: its type, its
+attributes, the constants that it takes, and what its other inputs come from. In
+no line is what may differ between processes that run one program: names,
+devices, shapes, the seeds that TensorFlow draws, and what is computed from a
+replica's rank inside of `of_rank`. Neither is the order of lines. Of a program
+that asks for its rank elsewhere, as by `replica()`, collectives alone are
+compared.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import zlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._cluster.agreement import Comparable
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import gather_if_different
+from keras_conflux._cluster.failures import of_all_processes
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import trees
+from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.user_warnings import users_line
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_graphs import COLLECTIVES
+
+_LARGEST = 64
+"""How many entries the constants have that are compared."""
+_UNSAID = {"Const", "Identity", "NoOp", "Placeholder"}
+"""The operations that compute nothing. Constants are said where they are used.
+"""
+_SHOWN = {"Assert", "Print", "PrintV2", "StringFormat"}
+"""What one process may show and others not, as do all summaries."""
+_NAMES = {"config", "config_proto", "container", "executor_type"}
+_NAMES |= {"shared_name", "token", "seed", "seed2", "value"}
+_UNKNOWN = "input"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    kind: str
+    """The type of the operation."""
+    inputs: str
+    """From what it computes."""
+    attributes: str
+    """How it does."""
+    find: Callable[[], tf.Operation | None]
+    """Finds the operation, for the user's line."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}({self.inputs}) {self.attributes}"
+
+    @property
+    def sum(self) -> int:
+        return zlib.crc32(self.text.encode())
+
+
+class CommonProgram:
+    """What a replica traces between the begin of this object and its `end`.
+
+    Args:
+        inputs: The replica's part of the data, a tree of tensors.
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        self.inputs = inputs
+        self._graph: Any = tf.compat.v1.get_default_graph()
+        self._begin = self._end = len(self._graph.get_operations())
+        self._asked = tensorflow_tracing.ranks_asked_in(self._graph)
+        self._knows_rank = False
+
+    @property
+    def operations(self) -> list[tf.Operation]:
+        """What has been traced."""
+        return self._graph.get_operations()[self._begin : self._end]
+
+    def end(self) -> None:
+        """Leaves out what is traced from now on."""
+        self._end = len(self._graph.get_operations())
+        asked = tensorflow_tracing.ranks_asked_in(self._graph)
+        self._knows_rank = asked > self._asked
+
+    def keep_with_graph(self) -> None:
+        """Makes this the `conflux_program` of the graph that has it."""
+        self._graph.conflux_program = self
+
+    def agree(self, what: str) -> None:
+        """Raises in all processes unless all have traced the same.
+
+        Processes whose parts of the data are of other shapes may have traced
+        something else, and are not compared.
+
+        Args:
+            what: The next action of this process.
+
+        Raises:
+            ReplicaMismatchError: If programs differ, or another process is
+                about to do something else. It says what differs first, in
+                which process, and at which line of the user's.
+        """
+        if process_count() == 1:
+            return
+        told = gather_if_different(what, self._own)
+        pair = _first_pair(told or [])
+        if pair is None:
+            return
+        shown = None
+        if process_index() in pair:
+            other = pair[1 - pair.index(process_index())]
+            shown = _shown(self._lines(), told[other][1])
+        shown = all_gather_json(f"what differs at {what}", shown)
+        message = _message(what, pair, [shown[index] for index in pair])
+        raise of_all_processes(ReplicaMismatchError(message))
+
+    @functools.cached_property
+    def _own(self) -> Comparable:
+        tensors = [x for x in trees.flatten(self.inputs) if tf.is_tensor(x)]
+        inputs = [f"{x.dtype.name} {x.shape}" for x in tensors]
+        return Comparable([inputs, sorted(line.sum for line in self._lines())])
+
+    def _lines(self) -> list[_Line]:
+        lines = _Lines(self._graph).of(self.operations)
+        if not self._knows_rank:
+            return lines
+        collectives = [line for line in lines if line.kind in COLLECTIVES]
+        return [dataclasses.replace(x, inputs="") for x in collectives]
+
+
+def _first_pair(told: list[Any]) -> tuple[int, int] | None:
+    """Returns two processes with the same inputs and other programs, if any.
+
+    The second one is in the minority, if there is one.
+    """
+    for inputs in [each[0] for each in told]:
+        alike = [i for i, each in enumerate(told) if each[0] == inputs]
+        programs = collections.Counter(str(told[i][1]) for i in alike)
+        if len(programs) > 1:
+            usual = programs.most_common(1)[0][0]
+            first = next(i for i in alike if str(told[i][1]) == usual)
+            other = next(i for i in alike if str(told[i][1]) != usual)
+            return first, other
+    return None
+
+
+def _shown(lines: Sequence[_Line], others: list[int]) -> list[Any]:
+    """Returns the first line that another program lacks.
+
+    Returns:
+        Its position, the type of the operation, its text, and where it is.
+    """
+    left = collections.Counter(others)
+    for position, line in enumerate(lines):
+        if not left[line.sum]:
+            return [position, line.kind, line.text, _place(line.find())]
+        left[line.sum] -= 1
+    return [len(lines), "nothing", "nothing", ""]
+
+
+def _place(operation: tf.Operation | None) -> str:
+    if operation is None:
+        return ""
+    file, line = users_line(operation)
+    return f" ({operation.name}, line {line} of {file})"
+
+
+def _message(what: str, pair: tuple[int, int], shown: list[Any]) -> str:
+    same = shown[0][1] == shown[1][1]
+    parts = [
+        f"{each[2 if same else 1]} in process {index}{each[3]}"
+        for index, each in zip(pair, shown, strict=True)
+    ]
+    return (
+        f"The processes have traced different programs for {what}. Operation "
+        f"{min(each[0] for each in shown)} is {', '.join(parts)}. All "
+        "processes have to run the same program: the same layers, loss, "
+        "regularizers and optimizer, with the same settings, and the same "
+        "layers that are not `trainable`. What depends on the process must "
+        "not be in a step."
+    )
+
+
+class _Lines:
+    """Lists what is in a graph.
+
+    Args:
+        graph: That of a function.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._definition = graph.as_graph_def()
+        library = self._definition.library.function
+        self._library = {each.signature.name: each for each in library}
+        self._bodies: dict[str, list[_Line]] = {}
+
+    def of(self, operations: Sequence[tf.Operation]) -> list[_Line]:
+        """Returns a line for each operation, after those of functions.
+
+        Args:
+            operations: Of the graph.
+        """
+        named = {each.name for each in operations}
+        nodes = self._definition.node
+        known = {node.name: node for node in nodes}
+        own = [node for node in nodes if node.name in named]
+        find = functools.partial(_operation_of, self._graph)
+        lines = list(self._lines(own, known, find))
+        return [*itertools.chain.from_iterable(self._bodies.values()), *lines]
+
+    def _lines(
+        self, nodes: Sequence[Any], known: dict[str, Any], find: Callable
+    ) -> Iterator[_Line]:
+        for node in nodes:
+            if _is_unsaid(node):
+                continue
+            called = _functions_of(node)
+            bodies = [self._body(name) for name in called]
+            if called and not any(bodies):
+                continue
+            runs = [str(sorted(line.sum for line in body)) for body in bodies]
+            sums = " ".join(str(zlib.crc32(each.encode())) for each in runs)
+            yield _Line(
+                node.op,
+                _inputs_of(node, known),
+                f"{_attributes_of(node)} {sums}".rstrip(),
+                functools.partial(find, node.name),
+            )
+
+    def _body(self, name: str) -> list[_Line]:
+        """Returns the lines of a function."""
+        if name not in self._bodies:
+            function = self._library.get(name)
+            nodes = [] if function is None else function.node_def
+            known = {node.name: node for node in nodes}
+            inside = functools.partial(_operation_in, self._graph, name)
+            self._bodies[name] = list(self._lines(nodes, known, inside))
+        return self._bodies[name]
+
+
+def _is_unsaid(node: Any) -> bool:
+    return (
+        node.op in _UNSAID
+        or node.op in _SHOWN
+        or "Summary" in node.op
+        or tensorflow_tracing.is_of_rank(node.name)
+    )
+
+
+def _operation_of(graph: Any, name: str) -> tf.Operation | None:
+    try:
+        return graph.get_operation_by_name(name)
+    except (KeyError, ValueError):
+        return None
+
+
+def _operation_in(graph: Any, function: str, name: str) -> tf.Operation | None:
+    inside = tensorflow_graphs.function_named(graph, function)
+    return None if inside is None else _operation_of(inside, name)
+
+
+def _functions_of(node: Any) -> list[str]:
+    """Returns the names of the functions that an operation runs."""
+    found = []
+    for key in sorted(node.attr):
+        value = node.attr[key]
+        if key.startswith("_"):
+            continue
+        if value.HasField("func"):
+            found.append(value.func.name)
+        found += [each.name for each in value.list.func]
+    return found
+
+
+def _attributes_of(node: Any) -> str:
+    attributes = [
+        f"{key}={text}"
+        for key in sorted(node.attr)
+        if not key.startswith("_") and key not in _NAMES
+        if (text := _value_of(node.attr[key])) is not None
+    ]
+    return f"{{{', '.join(attributes)}}}"
+
+
+def _inputs_of(node: Any, known: dict[str, Any]) -> str:
+    names = [name for name in node.input if not name.startswith("^")]
+    return ", ".join(_source_of(name, known) for name in names)
+
+
+def _value_of(value: Any) -> str | None:
+    """Returns an attribute as text, unless it is a shape or a function."""
+    kind = value.WhichOneof("value")
+    if kind == "type":
+        return tf.as_dtype(value.type).name
+    if kind == "s":
+        return value.s.decode(errors="replace")
+    if kind in ("i", "f", "b"):
+        return str(getattr(value, kind))
+    if kind == "list":
+        parts = [*value.list.i, *value.list.f, *value.list.b, *value.list.s]
+        types = [tf.as_dtype(each).name for each in value.list.type]
+        return str(parts + types)
+    return None
+
+
+def _source_of(name: str, known: dict[str, Any]) -> str:
+    """Returns what an input is: a constant, or the type of an operation."""
+    node = known.get(name.partition(":")[0])
+    while node is not None and node.op == "Identity" and node.input:
+        if tensorflow_tracing.is_of_rank(node.name):
+            break
+        node = known.get(node.input[0].partition(":")[0])
+    if node is None or node.op == "Placeholder":
+        return _UNKNOWN
+    if tensorflow_tracing.is_of_rank(node.name):
+        return "rank"
+    if node.op == "Const":
+        return _constant(node.attr["value"].tensor)
+    return node.op
+
+
+def _constant(proto: Any) -> str:
+    dtype = tf.as_dtype(proto.dtype)
+    size = np.prod([each.size for each in proto.tensor_shape.dim], dtype=int)
+    is_number = dtype.is_numpy_compatible and dtype != tf.string
+    if size > _LARGEST or not is_number:
+        return dtype.name
+    return str(tf.make_ndarray(proto).tolist())

@@ -1,0 +1,246 @@
+"""Whether all processes hold the same variables and settings of a model.
+
+They begin `fit` with those of the first replica and update them alike. What one
+process alone changes meanwhile, as in a callback, is found here.
+"""
+
+import collections
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._cluster.agreement import Comparable
+from keras_conflux._cluster.agreement import all_gather_json
+from keras_conflux._cluster.agreement import gather_if_different
+from keras_conflux._cluster.failures import of_all_processes
+from keras_conflux._common.errors import ConfluxError
+from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_variables
+from keras_conflux._compat import replicated_extended
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._replication import state
+from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import outside_of_strategies
+
+_TOLERANCE = 1e-4
+"""By what part of its norm a variable of floats may differ. XLA sums in other
+orders on each GPU, and hosts may round otherwise."""
+_SCALARS = bool | int | float | None
+
+_programs: Any = weakref.WeakKeyDictionary()
+"""By model, the handles of the variables that are summed up, and the program
+that does it."""
+
+
+class CommonState:
+    """What all processes hold alike of a model while it trains.
+
+    Args:
+        model: A replicated model.
+        has_other_variables: Whether each process computes its own until the
+            end, so that settings alone are compared.
+    """
+
+    def __init__(
+        self, model: keras.Model, has_other_variables: bool = False
+    ) -> None:
+        self._model = model
+        self._has_variables = not has_other_variables
+        self._settings: list[Any] | None = None
+        self._owners: list[Any] = []
+        self._assigned: list[int] = []
+
+    def begin(self, what: str) -> None:
+        """Raises in all processes unless all have the same settings.
+
+        Learning rates are sent to all after this.
+
+        Args:
+            what: The next action of this process.
+
+        Raises:
+            ReplicaMismatchError: If a setting differs, or another process is
+                about to do something else.
+        """
+        self._owners = list(state.stateful_objects(self._model))
+        settings = self._read_settings(with_rates=False)
+        told = gather_if_different(what, Comparable(settings))
+        self._refuse_settings(what, told or [])
+
+    def agree(self, what: str) -> None:
+        """Raises unless all have the same settings and variables.
+
+        Args:
+            what: The next action of this process.
+
+        Raises:
+            ReplicaMismatchError: If one differs, which is named, and with it
+                the process that has changed it, or if another process is about
+                to do something else.
+        """
+        settings = self._read_settings()
+        variables = self._variables()
+        sums = _sums(self._model, variables)
+        told = gather_if_different(what, Comparable([settings, sums]))
+        if told is not None:
+            self._refuse_settings(what, [each[0] for each in told])
+            self._refuse_variables(what, variables, [each[1] for each in told])
+        self._settings = settings
+        self._assigned = _assignments(variables)
+
+    def _read_settings(self, with_rates: bool = True) -> list[Any]:
+        """Returns names and values."""
+        layers = keras_models.all_layers(self._model)
+        found: list[Any] = [
+            (f"`trainable` of {layer.name}", layer.trainable)
+            for layer in layers
+        ]
+        for owner in self._owners:
+            if isinstance(owner, keras.optimizers.Optimizer):
+                found += _settings_of(owner, with_rates)
+        return [list(each) for each in found]
+
+    def _refuse_settings(self, what: str, told: list[Any]) -> None:
+        for position, each in enumerate(zip(*told, strict=False)):
+            values = [value for _, value in each]
+            if len(set(map(repr, values))) > 1:
+                before = self._settings and self._settings[position][1]
+                changed = [i for i, v in enumerate(values) if v != before]
+                if self._settings is None:
+                    changed = []
+                raise _differs(what, each[0][0], values, changed)
+
+    def _variables(self) -> list[Any]:
+        if not self._has_variables:
+            return []
+        return [
+            variable
+            for variable in state.variables_of(self._model, self._owners)
+            if is_replicated(keras_variables.backing(variable))
+            and state.is_mirrored(variable)
+            and tf.as_dtype(variable.dtype).is_numpy_compatible
+            and variable.dtype != "string"
+        ]
+
+    def _refuse_variables(
+        self, what: str, variables: list[Any], told: list[Any]
+    ) -> None:
+        """Raises if a variable differs by more than roundings."""
+        apart = [
+            position
+            for position, each in enumerate(zip(*told, strict=False))
+            if not _are_alike(each)
+        ]
+        if not apart:
+            return
+        # Those that were assigned since the last comparison.
+        before = dict(enumerate(self._assigned))
+        now = enumerate(_assignments(variables))
+        own = [count - before.get(position, 0) for position, count in now]
+        assigned = all_gather_json(f"what has changed before {what}", own)
+        counts = {i: [each[i] for each in assigned] for i in apart}
+        unequal = [i for i in apart if len(set(counts[i])) > 1]
+        position = (unequal or apart)[0]
+        changed = [
+            process
+            for process, count in enumerate(counts[position])
+            if unequal and count > min(counts[position])
+        ]
+        norms = [each[position][1] or each[position][0] for each in told]
+        shown = [f"of {'norm ' * bool(n)}{n:.6g}" for n in norms]
+        name = state.name_of(variables[position])
+        raise _differs(what, name, shown, changed)
+
+
+def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
+    """Returns what an optimizer computes by, which are plain attributes."""
+    found = [
+        (key, value)
+        for key, value in vars(optimizer).items()
+        if isinstance(value, _SCALARS) and not key.startswith("_")
+    ]
+    if with_rates:
+        rate = keras.ops.convert_to_numpy(optimizer.learning_rate)
+        found.append(("learning_rate", float(rate)))
+    return [
+        (f"`{key}` of {optimizer.name}", value)
+        for key, value in found
+        if key not in ("name", "built")
+    ]
+
+
+def _differs(
+    what: str, name: str, values: Sequence[Any], changed: list[int]
+) -> ConfluxError:
+    if not changed and len(values) > 2:
+        usual = collections.Counter(map(repr, values)).most_common(1)[0]
+        if usual[1] > len(values) / 2:
+            changed = [i for i, v in enumerate(values) if repr(v) != usual[0]]
+    listed = ", ".join(f"{v} in process {i}" for i, v in enumerate(values))
+    who = " and ".join(f"process {index}" for index in changed)
+    if who:
+        has = "has" if len(changed) == 1 else "have"
+        who = f" {who.capitalize()} {has} changed it."
+    error = ReplicaMismatchError(
+        f"The processes do not hold the same at {what}: {name} is {listed}."
+        f"{who} All processes have to set the same learning rate, settings and "
+        "weights, as by a callback that runs in each of them. What only one "
+        "process shall do, such as writing a file, must not change the model."
+    )
+    return of_all_processes(error)
+
+
+def _are_alike(each: Sequence[tuple[float, float]]) -> bool:
+    """Whether sums and norms of a variable agree up to roundings."""
+    sums, norms = np.asarray(each, "float64").T
+    if np.isnan(sums).any() or np.isinf(sums).any():
+        return bool(np.array_equal(sums, np.roll(sums, 1), equal_nan=True))
+    gap = max(np.ptp(sums), np.ptp(norms))
+    return bool(gap <= _TOLERANCE * norms.max())
+
+
+def _assignments(variables: list[Any]) -> list[int]:
+    """Returns how often variables have been assigned outside of steps."""
+    return [
+        replicated_extended.assignments(keras_variables.backing(variable))
+        for variable in variables
+    ]
+
+
+def _sums(model: keras.Model, variables: list[Any]) -> list[list[float]]:
+    """Returns the sum and the norm of the first copy of each variable."""
+    if not variables:
+        return []
+    copies = [state.copies(variable)[0] for variable in variables]
+    handles = [id(copy.handle) for copy in copies]
+    if _programs.get(model, [None])[0] != handles:
+        _programs[model] = handles, _summing(copies)
+    return _programs[model][1]().numpy().tolist()
+
+
+def _summing(copies: list[Any]) -> Callable[[], tf.Tensor]:
+    def sums() -> tf.Tensor:
+        return tf.stack([_sum_and_norm(copy) for copy in copies])
+
+    return outside_of_strategies(
+        lambda: tensorflow_tracing.concrete_function(sums, [])
+    )
+
+
+def _sum_and_norm(copy: Any) -> tf.Tensor:
+    with tf.device(copy.device):
+        value = copy.read_value()
+        if not value.dtype.is_floating:
+            total = tf.reduce_sum(tf.cast(value, tf.float64))
+            return tf.stack([total, tf.zeros_like(total)])
+        if value.dtype.size < 4:
+            value = tf.cast(value, tf.float32)
+        norm = tf.sqrt(2 * tf.nn.l2_loss(value))
+        both = tf.stack([tf.reduce_sum(value), norm])
+        return tf.cast(both, tf.float64)

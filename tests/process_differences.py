@@ -1,0 +1,155 @@
+"""Trains as one of several processes, of which process 1 differs each time.
+
+`process_differences.py` prints a line for each case: its name, and the error or
+what else has come of it.
+"""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import keras_conflux as kc
+
+kc.initialize(heartbeat=5)
+is_wrong = kc.process_index() == 1
+X = np.random.default_rng(0).normal(size=(29, 8)).astype("float32")
+Y = X[:, :1]
+
+
+def made(
+    activation="relu",
+    loss="mse",
+    regularizer=None,
+    rate=0.3,
+    is_frozen=False,
+    optimizer="sgd",
+    **settings,
+):
+    keras.utils.set_random_seed(1)
+    first = layers.Dense(
+        5, activation, kernel_regularizer=regularizer, name="first"
+    )
+    first.trainable = not is_frozen
+    last = [layers.Dropout(rate), layers.Dense(1, name="last")]
+    model = keras.Sequential([keras.Input((8,)), first, *last], name="model")
+    optimizer = keras.optimizers.get(optimizer)
+    optimizer.name = "optimizer"
+    for name, value in settings.items():
+        setattr(optimizer, name, value)
+    model.compile(optimizer, loss, metrics=["mae"], jit_compile=False)
+    return kc.replicate(model, devices=1)
+
+
+# What process 1 makes otherwise.
+OTHERS = {
+    "activation": {"activation": "tanh"},
+    "loss": {"loss": "mae"},
+    "regularizer": {"regularizer": "l2"},
+    "constant": {"rate": 0.4},
+    "frozen": {"is_frozen": True},
+    "setting": {"clipnorm": 1.0},
+    "first rate": {"learning_rate": 0.2},
+    "nothing": {},
+}
+
+
+def scaled(model):
+    model.set_weights([1.01 * weight for weight in model.get_weights()])
+
+
+# What process 1 does in the middle of the second of three epochs.
+CHANGES = {
+    "rate": lambda model: setattr(model.optimizer, "learning_rate", 0.2),
+    "set_weights": scaled,
+    "one weight": lambda model: model.layers[-1].bias.assign_add([0.1]),
+    "clipnorm": lambda model: setattr(model.optimizer, "clipnorm", 1.0),
+    "trainable": lambda model: setattr(model.layers[0], "trainable", False),
+    "same weights": lambda model: model.set_weights(model.get_weights()),
+}
+
+
+class Change(keras.callbacks.Callback):
+    """Calls a function with the model in one step of the second epoch."""
+
+    epoch = 0
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 1):
+            self.change(self.model)
+
+
+class AtEnd(keras.callbacks.Callback):
+    """Assigns a weight when all epochs have ended."""
+
+    def on_train_end(self, logs=None):
+        CHANGES["one weight"](self.model)
+
+
+def trained(model, *callbacks):
+    options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+    model.fit(X, Y, callbacks=list(callbacks), **options)
+    return "trained"
+
+
+def stepped(function):
+    step = kc.withdevices(function, devices=1)
+    return [float(result) for result in step(tf.constant(2.0))]
+
+
+def squared(x):
+    return kc.allreduce("sum", x * x)
+
+
+def doubled(x):
+    return kc.allreduce("sum", x + x)
+
+
+def scaled_by_rank(x):
+    return kc.allreduce("sum", x * kc.replica().index)
+
+
+def averaged_by_rank(x):
+    x = x * kc.replica().index
+    return kc.allreduce("max" if is_wrong else "sum", x)
+
+
+doubled.__qualname__ = squared.__qualname__ = "squared"
+CASES = {
+    f"another {name}": lambda other=other: trained(
+        made(**(other if is_wrong else {}))
+    )
+    for name, other in OTHERS.items()
+}
+CASES |= {
+    f"a change of {name}": lambda change=change: trained(
+        made(), *([Change(change)] if is_wrong else [])
+    )
+    for name, change in CHANGES.items()
+}
+CASES |= {
+    "a change at the end": lambda: trained(made(), *([AtEnd()] * is_wrong)),
+    "another function": lambda: stepped(doubled if is_wrong else squared),
+    "the same function": lambda: stepped(squared),
+    "the rank in a function": lambda: stepped(scaled_by_rank),
+    "collectives by rank": lambda: stepped(averaged_by_rank),
+}
+for name, run in CASES.items():
+    try:
+        found = run()
+    except kc.ConfluxError as error:
+        found = f"{type(error).__name__}: {error}"
+    print(f"{name}: {found}", flush=True)
+kc.barrier()
