@@ -82,7 +82,13 @@ PLACES = {
     "fails in the graph": ("between fits", *IN_CALLBACKS[:3]),
     "other data": ("data", "validation data"),
     "fewer batches": ("data",),
+    "other activation": ("start",),
+    "other loss": ("start",),
+    "frozen in one process": ("start",),
+    "learning rate by one process": ("train batch", "epoch end"),
+    "set_weights by one process": ("train batch", "epoch end"),
 }
+OF_STATE = ("learning rate by one process", "set_weights by one process")
 OF_COMMON_DATA = ("other data", "fewer batches", "fits")
 """Parts of one's own may be so. A `fit` more, too, is one with other parts."""
 
@@ -150,6 +156,7 @@ class Report:
     """What a process has written of itself."""
 
     told: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    told_at: dict[str, float] = dataclasses.field(default_factory=dict)
     fault_at: float | None = None
     error: dict[str, Any] | None = None
     ended: bool = False
@@ -163,6 +170,7 @@ def read(path: pathlib.Path) -> Report:
     for line in map(json.loads, lines):
         if "name" in line:
             report.told[line["name"]] = np.asarray(line["value"])
+            report.told_at[line["name"]] = line["at"]
         elif "fault" in line:
             report.fault_at = line["at"]
         elif "error" in line:
@@ -198,12 +206,14 @@ def judged(
     limit: float,
 ) -> list[str]:
     """Returns what is wrong with a run in which something has gone wrong."""
+    fault_at = reports[draw.wrong].fault_at
+    # What changes the state is found when the epoch ends.
+    until = fault_at if draw.fault in OF_STATE else None
     complaints = [
         f"process {index}: {complaint}"
         for index, report in enumerate(reports)
-        for complaint in of_values(report.told, expected)
+        for complaint in of_values(told_until(until, report), expected)
     ]
-    fault_at = reports[draw.wrong].fault_at
     is_harmless = draw.fault == "sleeps" or fault_at is None
     may_end = draw.fault == "stops early" or draw.place == "any time"
     for index, report in enumerate(reports):
@@ -225,6 +235,14 @@ def judged(
             since = (fault_at or 0) + draw.patience
             complaints += of_error(who, report, since, limit)
     return complaints
+
+
+def told_until(end: float | None, report: Report) -> dict[str, np.ndarray]:
+    return {
+        name: value
+        for name, value in report.told.items()
+        if end is None or report.told_at.get(name, 0) < end
+    }
 
 
 def of_values(

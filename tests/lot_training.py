@@ -41,6 +41,7 @@ class Training:
         directory: Where files go.
         resumes_with: What restores an earlier attempt, if anything does.
         fewer: How many batches of an epoch this process leaves out.
+        other: What is made otherwise in this process.
     """
 
     form: str
@@ -50,9 +51,10 @@ class Training:
     directory: pathlib.Path | None = None
     resumes_with: str | None = None
     fewer: int = 0
+    other: str | None = None
 
     def run(self, replicate: Callable[[keras.Model], Any]) -> None:
-        model = made(self.form, self.at)
+        model = made(self.form, self.at, self.other)
         replicate(model)
         # Keras leaves the epoch where it has restored a training to the next
         # `fit` of the model, so a script that is restored has one.
@@ -149,7 +151,9 @@ class Checked(layers.Layer):
         super().save_own_variables(store)
 
 
-def made(form: str, at: Callable[..., None]) -> keras.Model:
+def made(
+    form: str, at: Callable[..., None], other: str | None = None
+) -> keras.Model:
     keras.utils.set_random_seed(1)
     checked = Checked()
     checked.at = at
@@ -157,17 +161,19 @@ def made(form: str, at: Callable[..., None]) -> keras.Model:
         [
             layers.Input((8,)),
             checked,
-            layers.Dense(6, "tanh"),
+            layers.Dense(6, "relu" if other == "other activation" else "tanh"),
             layers.BatchNormalization(synchronized=True),
             layers.Dense(1),
         ]
     )
+    model.layers[1].trainable = other != "frozen in one process"
+    loss = "mae" if other == "other loss" else "mse"
     options = dict(FORMS[form])
     accumulated = options.pop("gradient_accumulation_steps", None)
     optimizer = keras.optimizers.SGD(
         0.05, momentum=0.9, gradient_accumulation_steps=accumulated
     )
     model.compile(
-        optimizer, "mse", metrics=["mae"], jit_compile=False, **options
+        optimizer, loss, metrics=["mae"], jit_compile=False, **options
     )
     return model

@@ -104,6 +104,15 @@ def trained(model, *callbacks):
     return "trained"
 
 
+def shown_after(change, call):
+    model = made()
+    trained(model)
+    if is_wrong:
+        CHANGES[change](model)
+    getattr(model, call)(*([X, Y] if call == "evaluate" else [X]), verbose=0)
+    return "shown"
+
+
 def stepped(function):
     step = kc.withdevices(function, devices=1)
     return [float(result) for result in step(tf.constant(2.0))]
@@ -141,6 +150,9 @@ CASES |= {
 }
 CASES |= {
     "a change at the end": lambda: trained(made(), *([AtEnd()] * is_wrong)),
+    "evaluate after a change": lambda: shown_after("set_weights", "evaluate"),
+    "predict after a change": lambda: shown_after("one weight", "predict"),
+    "predict after none": lambda: shown_after("same weights", "predict"),
     "another function": lambda: stepped(doubled if is_wrong else squared),
     "the same function": lambda: stepped(squared),
     "the rank in a function": lambda: stepped(scaled_by_rank),

@@ -91,6 +91,10 @@ def happen(fault, model=None):
         model.fit(*Parts(2).batches()[0], verbose=0)
     elif fault == "waits at a barrier":
         kc.barrier()
+    elif fault == "learning rate by one process":
+        model.optimizer.learning_rate = 0.2
+    elif fault == "set_weights by one process":
+        model.set_weights([weight + 0.01 for weight in model.get_weights()])
     elif fault == "fails in the graph":
         model.layers[0].is_bad.assign(True)
 
@@ -103,7 +107,8 @@ is_local = draw["data"] == "local"
 warnings.filterwarnings("error", category=kc.ConfluxWarning)
 try:
     strange = is_wrong and draw["fault"] == "fewer batches"
-    if strange:
+    differs = is_wrong and draw["place"] == "start"
+    if strange or differs:
         write(fault=draw["fault"])
     Training(
         draw["form"],
@@ -113,6 +118,7 @@ try:
         directory,
         draw["resumes_with"],
         fewer=int(strange),
+        other=draw["fault"] if differs else None,
     ).run(
         functools.partial(
             kc.replicate, devices=draw["devices"], data=draw["data"]

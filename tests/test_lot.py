@@ -59,6 +59,16 @@ def test_a_harmless_fault_leaves_all_numbers():
     assert "ended without {'variable 0'}" in judged(sleeps, part, wrong)[0]
 
 
+def test_numbers_after_a_change_of_state_do_not_count():
+    changed = dataclasses.replace(KILLED, fault="set_weights by one process")
+    first = dataclasses.replace(
+        WITH_ERROR, told={"loss": np.asarray(0.6)}, told_at={"loss": 100.5}
+    )
+    assert judged(changed, first) == []
+    before = dataclasses.replace(first, told_at={"loss": 99.0})
+    assert "loss is not that of" in judged(changed, before)[0]
+
+
 def test_a_process_that_can_end_has_to():
     raises = dataclasses.replace(KILLED, fault="raises")
     stays = dataclasses.replace(WRONG, gone_at=None)

@@ -483,7 +483,7 @@ def in_a_function_in_a_branch(x, flag):
 
 
 WEIGHT = keras.Variable([1.0, 2.0])
-STEPS = keras.Variable(0, dtype="int32", trainable=False)
+COUNTING = keras.optimizers.SGD()
 
 
 @kc.withdevices(devices=MANY)
@@ -503,7 +503,6 @@ def in_a_branch_of_a_weight(x, flag):
     ],
 )
 def test_a_collective_that_not_all_may_come_to_is_refused(step):
-    kc.replicate([WEIGHT], devices=MANY)
     x = kc.split(tf.ones([2 * MANY]), devices=MANY)
     for _ in range(2):
         with pytest.raises(kc.StrategyError, match="is in a branch") as error:
@@ -516,13 +515,13 @@ def test_a_collective_that_not_all_may_come_to_is_refused(step):
     [
         lambda x, flag: flag,
         lambda x, flag: kc.allreduce("max", tf.reduce_sum(x)) > 0,
-        lambda x, flag: STEPS.value % 2 == 0,
+        lambda x, flag: COUNTING.iterations.value % 2 == 0,
         lambda x, flag: tf.constant(2) > 1,
     ],
     ids=["an argument", "a result", "a counter", "a constant"],
 )
 def test_a_collective_that_all_come_to_may_be_in_a_branch(condition):
-    kc.replicate([STEPS], devices=MANY)
+    kc.replicate(COUNTING, devices=MANY)
 
     @kc.withdevices(devices=MANY)
     def step(x, flag):

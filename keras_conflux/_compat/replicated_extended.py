@@ -169,7 +169,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         # Replicas write their copies without this.
         if tf.executing_eagerly():
-            var.conflux_assignments = assignments(var) + 1
+            _note_assignment(var)
         return super()._update(var, fn, args, kwargs, group)
 
     def _replica_ctx_all_reduce(
@@ -211,6 +211,20 @@ class _ReductionToOneDevice(tf.distribute.ReductionToOneDevice):
     def _gather_implementation(self, *args: Any, **kwargs: Any) -> Any:
         with without_untrue_lines():
             return super()._gather_implementation(*args, **kwargs)
+
+
+_assignments = 0
+
+
+def _note_assignment(variable: Any) -> None:
+    global _assignments
+    _assignments += 1
+    variable.conflux_assignments = assignments(variable) + 1
+
+
+def assignments_of_all() -> int:
+    """Returns how often any variable has been assigned outside of replicas."""
+    return _assignments
 
 
 def assignments(variable: Any) -> int:

@@ -125,12 +125,11 @@ def _run_on_replicas(
     what = f"{call.name}{added} of {model.name}"
     with errors_reported_to_all(what), running(model, call.name):
         common = None
-        if fits and strategy.communicator.spans_processes:
+        begin = f"the begin of {what}"
+        if strategy.communicator.spans_processes:
             eager = keras_models.runs_eagerly(model)
             common = CommonState(model, has_other_variables=eager)
-            common.begin(f"the begin of {what}")
-        else:
-            assert_same_place(f"the begin of {what}")
+            common.begin(begin) if fits else common.agree_on_weights(begin)
         if call.name == "predict":
             plan = ExecutionPlan.of(model, strategy)
         else:
@@ -138,15 +137,16 @@ def _run_on_replicas(
         if strategy.communicator.spans_processes:
             if fits:
                 synchronization.synchronize(model)
+                common.begun()
             first_process.show_and_write_there(call, leads=fits)
-        if common is not None:
+        if common is not None and fits:
             at_end = functools.partial(
                 common.agree, f"the end of an epoch, {what}"
             )
             plan = dataclasses.replace(plan, at_epoch_end=at_end)
         with use_plan(plan):
             result = call.run()
-        if common is not None:
+        if common is not None and fits:
             common.agree(f"the end of {what}")
         else:
             assert_same_place(f"the end of {what}")

@@ -5,7 +5,7 @@ process alone changes meanwhile, as in a callback, is found here.
 """
 
 import collections
-import weakref
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -33,10 +33,6 @@ _TOLERANCE = 1e-4
 orders on each GPU, and hosts may round otherwise."""
 _SCALARS = bool | int | float | None
 
-_programs: Any = weakref.WeakKeyDictionary()
-"""By model, the handles of the variables that are summed up, and the program
-that does it."""
-
 
 class CommonState:
     """What all processes hold alike of a model while it trains.
@@ -53,8 +49,11 @@ class CommonState:
         self._model = model
         self._has_variables = not has_other_variables
         self._settings: list[Any] | None = None
-        self._owners: list[Any] = []
-        self._assigned: list[int] = []
+        self._assigned: dict[int, int] = {}
+
+    @functools.cached_property
+    def _owners(self) -> list[Any]:
+        return list(state.stateful_objects(self._model))
 
     def begin(self, what: str) -> None:
         """Raises in all processes unless all have the same settings.
@@ -68,10 +67,14 @@ class CommonState:
             ReplicaMismatchError: If a setting differs, or another process is
                 about to do something else.
         """
-        self._owners = list(state.stateful_objects(self._model))
         settings = self._read_settings(with_rates=False)
         told = gather_if_different(what, Comparable(settings))
         self._refuse_settings(what, told or [])
+
+    def begun(self) -> None:
+        """Notes what all processes hold, which is equal now."""
+        self._settings = self._read_settings()
+        self._assigned = _assignments(self._variables())
 
     def agree(self, what: str) -> None:
         """Raises unless all have the same settings and variables.
@@ -86,13 +89,32 @@ class CommonState:
         """
         settings = self._read_settings()
         variables = self._variables()
-        sums = _sums(self._model, variables)
-        told = gather_if_different(what, Comparable([settings, sums]))
+        own = Comparable([settings, _sums(variables)])
+        told = gather_if_different(what, own)
         if told is not None:
             self._refuse_settings(what, [each[0] for each in told])
             self._refuse_variables(what, variables, [each[1] for each in told])
         self._settings = settings
         self._assigned = _assignments(variables)
+
+    def agree_on_weights(self, what: str) -> None:
+        """Raises if weights differ, where processes may have assigned others.
+
+        Args:
+            what: The next action of this process.
+
+        Raises:
+            ReplicaMismatchError: As that of `agree`.
+        """
+        count = replicated_extended.assignments_of_all()
+        if gather_if_different(what, Comparable(count)) is None:
+            return
+        weights = {id(weight) for weight in self._model.weights}
+        variables = [v for v in self._variables() if id(v) in weights]
+        what = f"{what} with these weights"
+        told = gather_if_different(what, Comparable(_sums(variables)))
+        if told is not None:
+            self._refuse_variables(what, variables, told)
 
     def _read_settings(self, with_rates: bool = True) -> list[Any]:
         """Returns names and values."""
@@ -107,13 +129,15 @@ class CommonState:
         return [list(each) for each in found]
 
     def _refuse_settings(self, what: str, told: list[Any]) -> None:
-        for position, each in enumerate(zip(*told, strict=False)):
+        _refuse_lengths(what, "layers and settings", told)
+        before = self._settings
+        for position, each in enumerate(zip(*told, strict=True)):
             values = [value for _, value in each]
             if len(set(map(repr, values))) > 1:
-                before = self._settings and self._settings[position][1]
-                changed = [i for i, v in enumerate(values) if v != before]
-                if self._settings is None:
-                    changed = []
+                changed = []
+                if before:
+                    was = before[position][1]
+                    changed = [i for i, v in enumerate(values) if v != was]
                 raise _differs(what, each[0][0], values, changed)
 
     def _variables(self) -> list[Any]:
@@ -132,17 +156,16 @@ class CommonState:
         self, what: str, variables: list[Any], told: list[Any]
     ) -> None:
         """Raises if a variable differs by more than roundings."""
+        _refuse_lengths(what, "variables", told)
         apart = [
             position
-            for position, each in enumerate(zip(*told, strict=False))
+            for position, each in enumerate(zip(*told, strict=True))
             if not _are_alike(each)
         ]
         if not apart:
             return
-        # Those that were assigned since the last comparison.
-        before = dict(enumerate(self._assigned))
-        now = enumerate(_assignments(variables))
-        own = [count - before.get(position, 0) for position, count in now]
+        now = _assignments(variables)
+        own = [now[key] - self._assigned.get(key, 0) for key in now]
         assigned = all_gather_json(f"what has changed before {what}", own)
         counts = {i: [each[i] for each in assigned] for i in apart}
         unequal = [i for i in apart if len(set(counts[i])) > 1]
@@ -205,42 +228,54 @@ def _are_alike(each: Sequence[tuple[float, float]]) -> bool:
     return bool(gap <= _TOLERANCE * norms.max())
 
 
-def _assignments(variables: list[Any]) -> list[int]:
-    """Returns how often variables have been assigned outside of steps."""
-    return [
-        replicated_extended.assignments(keras_variables.backing(variable))
+def _refuse_lengths(what: str, of: str, told: list[Any]) -> None:
+    counts = [len(each) for each in told]
+    if len(set(counts)) > 1:
+        raise _differs(what, f"the number of {of}", counts, [])
+
+
+def _assignments(variables: list[Any]) -> dict[int, int]:
+    """Returns, by id, how often variables have been assigned outside of steps.
+
+    What has been assigned since the last comparison tells who has changed it.
+    """
+    return {
+        id(variable): replicated_extended.assignments(
+            keras_variables.backing(variable)
+        )
         for variable in variables
-    ]
+    }
 
 
-def _sums(model: keras.Model, variables: list[Any]) -> list[list[float]]:
+def _sums(variables: list[Any]) -> list[list[float]]:
     """Returns the sum and the norm of the first copy of each variable."""
     if not variables:
         return []
     copies = [state.copies(variable)[0] for variable in variables]
-    handles = [id(copy.handle) for copy in copies]
-    if _programs.get(model, [None])[0] != handles:
-        _programs[model] = handles, _summing(copies)
-    return _programs[model][1]().numpy().tolist()
+    specs = [tf.TensorSpec(copy.shape, copy.dtype) for copy in copies]
+    program = _summing(copies[0].device, tuple(specs))
+    return program([copy.read_value() for copy in copies]).numpy().tolist()
 
 
-def _summing(copies: list[Any]) -> Callable[[], tf.Tensor]:
-    def sums() -> tf.Tensor:
-        return tf.stack([_sum_and_norm(copy) for copy in copies])
+@functools.lru_cache(maxsize=16)
+def _summing(device: str, specs: tuple[tf.TensorSpec, ...]) -> Callable:
+    """Returns a program that holds no variable."""
+
+    def sums(values: list[tf.Tensor]) -> tf.Tensor:
+        with tf.device(device):
+            return tf.stack([_sum_and_norm(value) for value in values])
 
     return outside_of_strategies(
-        lambda: tensorflow_tracing.concrete_function(sums, [])
+        lambda: tensorflow_tracing.concrete_function(sums, [list(specs)])
     )
 
 
-def _sum_and_norm(copy: Any) -> tf.Tensor:
-    with tf.device(copy.device):
-        value = copy.read_value()
-        if not value.dtype.is_floating:
-            total = tf.reduce_sum(tf.cast(value, tf.float64))
-            return tf.stack([total, tf.zeros_like(total)])
-        if value.dtype.size < 4:
-            value = tf.cast(value, tf.float32)
-        norm = tf.sqrt(2 * tf.nn.l2_loss(value))
-        both = tf.stack([tf.reduce_sum(value), norm])
-        return tf.cast(both, tf.float64)
+def _sum_and_norm(value: tf.Tensor) -> tf.Tensor:
+    if not value.dtype.is_floating:
+        total = tf.reduce_sum(tf.cast(value, tf.float64))
+        return tf.stack([total, tf.zeros_like(total)])
+    if value.dtype.size < 4:
+        value = tf.cast(value, tf.float32)
+    norm = tf.sqrt(2 * tf.nn.l2_loss(value))
+    both = tf.stack([tf.reduce_sum(value), norm])
+    return tf.cast(both, tf.float64)
