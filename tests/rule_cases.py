@@ -503,6 +503,7 @@ of(
         for value in {shape, (), shape[1:]}
     ],
 )
+of("BroadcastTo", [case(_NUMBER, K([2, 3])), case(_NUMBER, K([]))])
 of("Rank", [*alone("real", SOME_SHAPES), case(_PLACES)])
 _END = V("digit", (), ("count", "total", "derived"))
 of("Range", [case(K(0), _END, K(1)), case(K(1), _END, K(1))])

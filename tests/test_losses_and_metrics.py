@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import MANY
 from keras import layers
 from keras import losses
@@ -510,11 +511,13 @@ class Totals(keras.Sequential):
         self.mean_of_rows.update_state(rows, sample_weight=2.0)
         weights = rows[:, 0] / keras.ops.max(rows)
         self.weighted.update_state(rows, sample_weight=weights)
+        self.drawn.update_state(tf.random.uniform((), 1.0, 1.0))
         return {
             **logs,
             "total": total.result(),
             "mean": self.mean_of_rows.result(),
             "weighted": self.weighted.result(),
+            "drawn": self.drawn.result(),
         }
 
 
@@ -526,6 +529,7 @@ def test_metrics_that_a_step_updates():
         model.total_of_rows = metrics.Sum("total")
         model.mean_of_rows = metrics.Mean("mean")
         model.weighted = metrics.Mean("weighted")
+        model.drawn = metrics.Mean("drawn")
         model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
         if count:
             kc.replicate(model, count)

@@ -8,29 +8,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import masking
 from keras.src.trainers import trainer as trainer_module
 
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.private_keras_names import Patched
-from keras_conflux._compat.private_names import PrivateName
 
 
 def is_of_keras(part: Any) -> bool:
     """Whether Keras has written a function, or the class of a layer."""
     owner = part if inspect.isroutine(part) else type(part)
     return (owner.__module__ or "").split(".")[0] == "keras"
-
-
-def mask_of(tensor: Any) -> Any:
-    """Returns the mask that Keras has noted for a tensor, or `None`."""
-    return masking.get_keras_mask(tensor)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Notes a mask for a tensor."""
-    masking.set_keras_mask(tensor, mask)
 
 
 def reduction_axes(layer: Any) -> list[int]:
@@ -189,23 +177,6 @@ def metrics_are_built(model: keras.Model) -> bool:
     """Whether the metrics that `compile` was given have their variables."""
     metrics = getattr(model, "_compile_metrics", None)
     return metrics is None or metrics.built
-
-
-def updates_of_counting_metrics() -> list[PrivateName]:
-    """Returns where Keras' metrics are updated that do not take a mean."""
-    reductions = (keras.metrics.Mean, keras.metrics.Sum)
-    owners = {
-        owner: None
-        for metric in vars(keras.metrics).values()
-        if inspect.isclass(metric) and issubclass(metric, keras.metrics.Metric)
-        for owner in metric.__mro__
-        if "update_state" in vars(owner) and not issubclass(owner, reductions)
-    }
-    return [
-        PrivateName(f"{owner.__module__}:{owner.__name__}.update_state")
-        for owner in owners
-        if owner is not keras.metrics.Metric
-    ]
 
 
 def all_layers(model: keras.Model) -> list[Any]:

@@ -280,8 +280,6 @@ READ = (
         "keras.src.backend.common.global_state:set_global_attribute",
         "name, value",
     ),
-    PrivateName("keras.src.backend.common.masking:get_keras_mask", "x"),
-    PrivateName("keras.src.backend.common.masking:set_keras_mask", "x, mask"),
 )
 """What is read or called, and where attributes without a class are set."""
 

@@ -6,7 +6,6 @@ before unless a replicated model, or a replica, is concerned.
 
 import functools
 
-from keras_conflux._compat import keras_models
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.patching import patch_all
@@ -112,6 +111,4 @@ def install() -> None:
     patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
     patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
     patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
-    for point in keras_models.updates_of_counting_metrics():
-        patch(point, metrics.update_count)
     patch_all(PATCHES)

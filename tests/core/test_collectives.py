@@ -21,6 +21,7 @@ from models import regression
 import keras_conflux as kc
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
+from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.transports import ops
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
@@ -751,3 +752,25 @@ def test_collectives_of_branches_and_functions_may_have_other_ranks():
     given = tf.ones([4, 2]), tf.constant(True)
     text = program.experimental_get_compiler_ir(*given)(stage="optimized_hlo")
     assert len(reductions(text))
+
+
+@pytest.mark.skipif(MANY < 2 or ON_GPU, reason="needs two CPU devices")
+def test_losses_and_metrics_of_several_outputs_are_not_exchanged(monkeypatch):
+    inputs = keras.Input((8,))
+    outputs = [keras.layers.Dense(1)(inputs) for _ in range(2)]
+    model = keras.Model(inputs, outputs)
+    metrics = [["mae"], [keras.metrics.AUC()]]
+    model.compile("sgd", ["mse", "mae"], metrics=metrics)
+    kc.replicate(model, devices=DEVICES[:2])
+    calls = []
+    reduce = Communicator.all_reduce
+
+    def all_reduce(self, *args, **kwargs):
+        calls.append(1)
+        return reduce(self, *args, **kwargs)
+
+    monkeypatch.setattr(Communicator, "all_reduce", all_reduce)
+    x, y = regression(8)
+    chances = (y > 0).astype("float32")
+    model.fit(x, [y, chances], batch_size=8, verbose=0)
+    assert len(calls) == 2  # the gradients of each replica

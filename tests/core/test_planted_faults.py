@@ -86,7 +86,7 @@ PLACES = {
     "has samples": "keras_conflux._custom_loops.verbs:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
     "values of logs": f"{NUMERICS}.returns:global_values",
-    "values of means": f"{NUMERICS}.metrics:global_values",
+    "values of counts": f"{NUMERICS}.counters:global_values",
     "steers": f"{FIT}.input.execution_plan:may_steer_data",
     "synchronize": f"{REPLICATION}.synchronization:synchronize",
     "weigh": "keras_conflux._communication.dtypes:weighted",
@@ -620,8 +620,8 @@ FAULTS = [
         ("loss that is a mean",),
     ),
     Fault(
-        "what a mean metric gets is not computed from all samples",
-        {"values of means": _unchanged},
+        "what a metric counts is not computed from all samples",
+        {"values of counts": _unchanged},
         ("loss that is a ratio",),
     ),
     Fault(
@@ -632,10 +632,11 @@ FAULTS = [
     Fault(
         "metrics count what a replica without samples ran on",
         {
-            "count": lambda original, variable, value, context: original(
+            "count": lambda original, variable, value, step, *rest: original(
                 variable,
                 value,
-                dataclasses.replace(context, may_be_empty=False),
+                dataclasses.replace(step, may_be_empty=False),
+                *rest,
             )
         },
         ("last batch of one sample",),

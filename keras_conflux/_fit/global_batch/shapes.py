@@ -89,6 +89,12 @@ def _broadcast(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([found], sizes.axis) if is_static else None
 
 
+def _repeated(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows `broadcast_to(value, shape)` where replicas repeat it alike."""
+    del operation
+    return inputs[0]
+
+
 def _tiled_by_a_shape(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
@@ -131,6 +137,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "BroadcastTo": (
         Rule(_broadcast_rows, Form.ROWS | Form.JOINED, Form.SHAPE),
         *_BY_A_SHAPE,
+        Rule(_repeated, LINEAR, Form.EQUAL),
     ),
     "Range": (Rule(_range, Form.EQUAL, Form.COUNT, Form.EQUAL),),
 }

@@ -6,7 +6,6 @@ the copy of its first replica, so that a metric reads, is saved and is reset as
 in one process.
 """
 
-import contextlib
 from typing import Any
 
 import keras
@@ -23,7 +22,6 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication import state
-from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
@@ -40,15 +38,26 @@ def is_counter(variable: keras.Variable) -> bool:
     return has_copies and not state.is_mirrored(variable)
 
 
-def own_share(variable: keras.Variable, value: Any, step: Step) -> tf.Tensor:
+def own_share(
+    variable: keras.Variable, value: Any, step: Step, comes_together: bool
+) -> tf.Tensor:
     """Returns this replica's share of what a metric's variable is set to.
 
     The copies add up to the value. What a stand-in for samples would add is
     left out.
+
+    Args:
+        variable: One whose copies add up to its value.
+        value: What the replica would set it to.
+        step: The replica's.
+        comes_together: Whether all replicas come to the write, or none.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
-    of_keras = _CountersOfKeras.of(step).has(variable)
-    value, without_samples = _share(value, step, of_keras)
+    try:
+        value, without_samples = _share(value, step, comes_together)
+    except NotDerivable:
+        _warn_of_rows(variable, step)
+        without_samples = None
     if step.may_be_empty:
         if without_samples is None:
             without_samples = variable.value
@@ -57,17 +66,21 @@ def own_share(variable: keras.Variable, value: Any, step: Step) -> tf.Tensor:
     return value
 
 
-def _share(value: tf.Tensor, step: Step, is_sum: bool) -> tuple[tf.Tensor, Any]:
+def _share(
+    value: tf.Tensor, step: Step, comes_together: bool
+) -> tuple[tf.Tensor, Any]:
     """Returns parts that add up to what one device would set.
 
     Args:
         value: What a replica would set.
         step: The replica's.
-        is_sum: Whether what is added is known to be a sum over samples, if
-            the graph does not show it.
+        comes_together: See `own_share`.
 
     Returns:
         The part of a replica, and of one that has no samples, if it is known.
+
+    Raises:
+        NotDerivable: If replicas cannot compute what one device adds.
     """
     terms = list(value.op.inputs) if value.op.type in SUMS else [value]
     kinds = [step.kinds.of(term) for term in terms]
@@ -75,9 +88,7 @@ def _share(value: tf.Tensor, step: Step, is_sum: bool) -> tuple[tf.Tensor, Any]:
     if all(kept):
         return value, value
     if kept == [True, False]:
-        if is_sum and kinds[1].role is Role.DERIVED:
-            return value, terms[0]
-        change = _share_of_change(terms[1], kinds[1], step)
+        change = _share_of_change(terms[1], kinds[1], step, comes_together)
         if change is not terms[1]:
             adds = value.op.type != "Sub"
             value = terms[0] + change if adds else terms[0] - change
@@ -85,22 +96,37 @@ def _share(value: tf.Tensor, step: Step, is_sum: bool) -> tuple[tf.Tensor, Any]:
     if any(kept):
         return value, None
     kind = step.kinds.of(value)
-    part = _share_of_change(value, kind, step)
+    part = _share_of_change(value, kind, step, comes_together)
     is_sum = kind.role in (Role.TOTAL, Role.COUNT) or part is not value
     return part, tf.zeros_like(part) if is_sum else None
 
 
-def _share_of_change(change: tf.Tensor, kind: Kind, step: Step) -> tf.Tensor:
-    if kind.role is Role.DERIVED:
+def _share_of_change(
+    change: tf.Tensor, kind: Kind, step: Step, comes_together: bool
+) -> tf.Tensor:
+    if kind.role in (Role.DERIVED, Role.RANDOM):
+        if not comes_together:
+            raise NotDerivable(change.name)
         # As a root of a mean, or a largest value: the first copy has all of
         # it, as it has what is equal on all.
-        with contextlib.suppress(NotDerivable):
-            change, kind = global_values([change], step)[0], EQUAL
+        change, kind = global_values([change], step)[0], EQUAL
     if kind == EQUAL:
         return _if_first(change, step)
     if kind.role is Role.MEAN and change.dtype.is_floating:
         return change * tf.cast(step.batch_fraction, change.dtype)
     return change
+
+
+def _warn_of_rows(variable: keras.Variable, step: Step) -> None:
+    name = variable.path.rpartition("/")[0] or variable.path
+    step.warn_once(
+        f"metric {name}",
+        f"the metric {name!r} gets rows that depend on other samples of "
+        "the batch, in a way that replicas cannot reproduce for the whole "
+        "batch, so each counts those of its own part. Give it what all "
+        "replicas have, with `keras_conflux.allgather`, or rows of single "
+        "samples.",
+    )
 
 
 def _if_first(value: tf.Tensor, step: Step) -> tf.Tensor:
@@ -118,31 +144,6 @@ def has_first(step: Step) -> Any:
     if process_count() == 1 or not step.may_be_empty:
         return rank_as_tensor() == 0
     return (step.batch_fraction > 0) & (step.place().before == 0)
-
-
-class _CountersOfKeras(Part):
-    """Tells to which variables metrics of Keras add sums over samples."""
-
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self._known: dict[int, bool] = {}
-
-    def has(self, variable: keras.Variable) -> bool:
-        """Whether a variable is one of these."""
-        if id(variable) not in self._known:  # a step may make metrics
-            self._known = self._read()
-        return self._known.setdefault(id(variable), False)
-
-    def _read(self) -> dict[int, bool]:
-        found: dict[int, bool] = {}
-        for owner in state.stateful_objects(self.step.model):
-            if isinstance(owner, keras.metrics.Metric):
-                module = type(owner).update_state.__module__
-                of_keras = module.startswith("keras.")
-                # Keras holds those of one's own in a metric of its own.
-                for key in map(id, owner.variables):
-                    found[key] = of_keras and found.get(key, True)
-        return found
 
 
 def handles_of_sums(model: keras.Model) -> list[Any]:

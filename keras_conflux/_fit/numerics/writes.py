@@ -120,7 +120,9 @@ class Writes(Exit):
         self._note(variable, value)
         self.step.kinds.notice(tf.compat.v1.get_default_graph())
         if is_counter(variable):
-            return counters.own_share(variable, value, self.step)
+            return counters.own_share(
+                variable, value, self.step, comes_together
+            )
         if not comes_together or self._needs_no_exchange(variable):
             return value
         return _exchanged(variable, value, self.step)
