@@ -10,7 +10,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.blocks import split_blocks
+from keras_conflux._fit.global_batch.gathered_rows import split_blocks
 from keras_conflux._fit.global_batch.kinds import COUNTED
 from keras_conflux._fit.global_batch.kinds import Entries
 from keras_conflux._fit.global_batch.kinds import Role

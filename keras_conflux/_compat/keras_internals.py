@@ -1,10 +1,13 @@
-"""How Keras distributes, and what it keeps for each thread."""
+"""What Keras keeps for each thread, and how it comes to a seed."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import random
+from keras.src.random import seed_generator
 
 
 def with_this_threads_state(fn: Callable) -> Callable:
@@ -22,3 +25,13 @@ def with_this_threads_state(fn: Callable) -> Callable:
         return fn(*args, **kwargs)
 
     return run
+
+
+def drawn_seed(seed: Any) -> tf.Tensor:
+    """Returns what Keras gives to TensorFlow for a seed: two int32.
+
+    Args:
+        seed: An integer, a generator, which counts on, or `None`.
+    """
+    drawn: Any = seed_generator.draw_seed(seed)
+    return random._cast_seed(drawn)

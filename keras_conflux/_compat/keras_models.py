@@ -1,4 +1,4 @@
-"""What Keras keeps private of models, layers and optimizers."""
+"""What Keras keeps private of models, their parts and their callbacks."""
 
 import contextlib
 import inspect
@@ -211,3 +211,9 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 def supports_jit(model: keras.Model) -> bool:
     """Whether Keras holds that XLA can compile a model."""
     return trainer_module.model_supports_jit(model)
+
+
+def tensorboard_needs_batches(callback: keras.callbacks.TensorBoard) -> bool:
+    """Whether a TensorBoard callback writes or profiles single batches."""
+    # `profile_batch` is kept as the first batch to profile.
+    return callback.update_freq != "epoch" or callback._start_batch > 0

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._fit.global_batch import strings
 from keras_conflux._fit.global_batch.derivation import Derivation
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
@@ -164,7 +163,7 @@ def reduced_by_role(
     def gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         numbers = [_as_numbers(each, step) for each in tensors]
         return [
-            strings.decoded(found.all) if each.dtype == tf.string else found.all
+            _decoded(found.all) if each.dtype == tf.string else found.all
             for each, found in zip(
                 tensors, gathered(numbers, step), strict=True
             )
@@ -191,6 +190,29 @@ def reduced_by_role(
 def _as_numbers(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     if tensor.dtype != tf.string:
         return tensor
-    codes = strings.encoded(tensor)
+    codes = _encoded(tensor)
     step.kinds.mark(codes, step.kinds.of(tensor))
     return codes
+
+
+def _encoded(strings: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes and the length of each string, along a new last axis.
+
+    All replicas call it together, as the longest string of all sets the size.
+    """
+    lengths = tf.strings.length(strings)
+    longest = tf.maximum(tf.reduce_max(lengths), 1)
+    width = replica_collectives().all_reduce("max", [longest])[0]
+    codes = tf.io.decode_raw(strings, tf.uint8, fixed_length=width)
+    codes = tf.cast(codes, lengths.dtype)
+    return tf.concat([codes, lengths[..., tf.newaxis]], -1)
+
+
+def _decoded(codes: tf.Tensor) -> tf.Tensor:
+    """Returns the strings that were encoded."""
+    characters = tf.constant([bytes([code]) for code in range(256)])
+    width = tf.shape(codes)[-1] - 1
+    bytes_of_each, lengths = tf.split(codes, [width, 1], -1)
+    lengths = tf.squeeze(lengths, -1)
+    padded = tf.strings.reduce_join(tf.gather(characters, bytes_of_each), -1)
+    return tf.strings.substr(padded, tf.zeros_like(lengths), lengths)

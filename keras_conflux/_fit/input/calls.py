@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_conflux._cluster.failures import errors_reported_to_all
-from keras_conflux._compat import keras_callbacks
+from keras_conflux._compat import keras_models
 
 
 class KerasCall:
@@ -119,7 +119,7 @@ def _overrides(callback: Any, hook: str) -> bool:
     if _package(owner) == "keras_conflux":
         return False  # ours look at batches where there are no replicas
     if owner is keras.callbacks.TensorBoard:
-        return keras_callbacks.tensorboard_needs_batches(callback)
+        return keras_models.tensorboard_needs_batches(callback)
     return owner not in (
         keras.callbacks.Callback,
         keras.callbacks.ProgbarLogger,

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from keras_conflux._compat import keras_arrays
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input import local_data
 from keras_conflux._fit.input.epoch_observer import EpochObserver
@@ -114,8 +113,8 @@ def reshuffling(wanted: bool) -> Iterator[None]:
 
 def make_dataset(original: Callable, adapter: Any) -> Any:
     """Makes a data set of the arrays of an adapter."""
-    if _reshuffles.get() and keras_arrays.shuffles_samples(adapter):
-        return keras_arrays.reshuffled(adapter)
+    if _reshuffles.get() and keras_iterators.shuffles_samples(adapter):
+        return keras_iterators.reshuffled(adapter)
     return original(adapter)
 
 

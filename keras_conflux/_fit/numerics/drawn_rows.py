@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._compat import keras_random
+from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.blocks import split_blocks
 from keras_conflux._fit.global_batch.derivation import NotDerivable
+from keras_conflux._fit.global_batch.gathered_rows import split_blocks
 from keras_conflux._fit.global_batch.kinds import COUNT
 from keras_conflux._fit.global_batch.kinds import EQUAL
 from keras_conflux._fit.global_batch.kinds import Block
@@ -84,7 +84,7 @@ class DrawnRows:
             sampler: What draws.
             seed: As the functions of `keras.random` take it.
         """
-        seed = keras_random.drawn_seed(seed)
+        seed = keras_internals.drawn_seed(seed)
         if self.axis == 0 and sampler.is_counted:
             drawn = sampler.rows(
                 self._begins(), self._shapes(), self.sizes[1:], seed
