@@ -104,7 +104,7 @@ def test_a_collective_is_refused(step):
         return layer(x, training=True)
 
     with pytest.raises(ValueError, match=r"run makes a collective call"):
-        run(tf.ones((3, 2)))
+        run(kc.replicate(tf.ones((3, 2)), MANY))
     assert float(kc.allreduce("sum", *[1.0] * MANY)[0]) == MANY
 
 

@@ -291,15 +291,16 @@ def test_calls_that_differ_between_replicas_raise():
 @several
 def test_sizes_that_differ_at_run_time_raise():
     run = kc.withdevices(lambda x: kc.allreduce("sum", x), devices=MANY)
-    run(tf.ones(3))
-    run(tf.ones(4))  # from here on the size is unknown while tracing
+    run(kc.replicate(tf.ones(3), MANY))
+    # From here on the size is unknown while tracing.
+    run(kc.replicate(tf.ones(4), MANY))
     uneven = kc.Replicas([tf.ones(2 + i) for i in range(MANY)], MANY)
     with pytest.raises(
         (tf.errors.InvalidArgumentError, kc.ReplicaMismatchError),
         match=r"sizes differ|float32",
     ):
         run(uneven)
-    assert float(run(tf.ones(3))[0][0]) == MANY
+    assert float(run(kc.replicate(tf.ones(3), MANY))[0][0]) == MANY
 
 
 @several
@@ -311,7 +312,7 @@ def test_a_collective_in_a_loop_of_the_program_raises():
         return x
 
     with pytest.raises(NotImplementedError, match="loop around the step"):
-        run(tf.ones(2))
+        run(kc.replicate(tf.ones(2), MANY))
 
 
 def test_nesting_is_refused():
@@ -584,3 +585,35 @@ def test_a_tape_around_a_step_sees_it():
     with tf.GradientTape() as tape:
         y = step(x)[0]
     assert float(tape.gradient(y, x)) == 6.0
+
+
+@several
+def test_a_batch_that_is_not_split_warns_once():
+    x, y = np.ones((2 * MANY + 1, 2)), np.ones(2 * MANY + 1)
+    table = np.ones(2 * MANY)
+    parts = kc.split((x, {"y": y}), MANY)
+    whole = {"x": x, "name": "rows"}
+
+    def step():
+        return kc.withdevices(lambda *_, **given: 1.0, devices=MANY)
+
+    for args, kwargs in [
+        ((x, y), {}),
+        ((whole,), {}),
+        ((), {"x": tf.constant(x)}),
+        ((parts[0], y), {}),
+        ((parts[1],), {"x": x}),
+    ]:
+        run = step()
+        with pytest.warns(kc.ConfluxWarning, match="gets all rows of float"):
+            run(*args, **kwargs)
+        run(*args, **kwargs)
+    for args in [
+        (),
+        (0.1, np.float32(2), tf.constant(1), "text", None, [1, 2]),
+        (*parts, table, np.ones((1, 7))),
+        (kc.replicate(x, MANY), table[:1]),
+        (tf.Variable(x),),
+    ]:
+        step()(*args)
+    kc.withdevices(lambda x: x, devices=1)(x)

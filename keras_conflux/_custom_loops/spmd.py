@@ -23,6 +23,7 @@ from keras_conflux._custom_loops.signatures import Decorator
 from keras_conflux._custom_loops.signatures import P
 from keras_conflux._custom_loops.signatures import PerDeviceFunction
 from keras_conflux._custom_loops.signatures import R
+from keras_conflux._custom_loops.unsplit import warn_if_unsplit
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication import common_seed
@@ -123,7 +124,8 @@ def withdevices(
     `for` work on tensors.
 
     Arguments that are `Replicas` or `tf.distribute` values give each device
-    its own part; all others go to every device as they are. Models and
+    its own part; all others go to every device as they are, with a warning
+    about arrays that look like a batch which was not split. Models and
     optimizers that `fn` uses should have been given to `replicate`, or made
     under a distribution.
 
@@ -175,10 +177,16 @@ def withdevices(
             withdevices, devices=devices, jit_compile=jit_compile
         )
     functions: dict[ReplicatedStrategy, _Compiled] = {}
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    has_warned = False
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Replicas[Any]:
+        nonlocal has_warned
         strategy = _strategy(devices, (args, kwargs))
+        if not has_warned:
+            count = strategy.communicator.size
+            has_warned = warn_if_unsplit(name, count, (args, kwargs))
         if strategy not in functions:
             functions[strategy] = _Compiled(fn, strategy, jit_compile)
         return functions[strategy]((args, kwargs))

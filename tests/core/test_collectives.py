@@ -540,7 +540,7 @@ def test_gradient_of_allgather(count):
 def test_shapes_may_change_between_calls():
     run = kc.withdevices(lambda x: kc.allreduce("sum", x), devices=MANY)
     for size in (3, 5, 2, 7, 0):
-        for result in run(tf.ones([size])):
+        for result in run(kc.replicate(tf.ones([size]), MANY)):
             np.testing.assert_array_equal(result, np.full(size, MANY))
 
 
@@ -685,7 +685,8 @@ def test_a_variable_that_no_replica_uses_is_left_alone(count):
         model.optimizer.apply(gradients, model.trainable_variables)
         return [gradient is None for gradient in gradients]
 
-    assert step(tf.ones((2, 8)))[0] == [False, False, True, True]
+    shared = kc.replicate(tf.ones((2, 8)), count)
+    assert step(shared)[0] == [False, False, True, True]
     np.testing.assert_array_equal(unused.numpy(), before)
     kc.assert_in_sync(model)
 
