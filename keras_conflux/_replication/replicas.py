@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from typing import Any
+from typing import NoReturn
 from typing import TypeVar
 from typing import overload
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common import trees
@@ -19,6 +21,12 @@ from keras_conflux._replication.strategy import strategy_for
 T_co = TypeVar("T_co", covariant=True)
 
 
+_HINT = (
+    "It has a value for each device: write `losses[0]` for that of the first "
+    'one, or `keras_conflux.allreduce("mean", losses)[0]` for the mean of all.'
+)
+
+
 class Replicas(Sequence[T_co]):
     """One tree per device, in device order.
 
@@ -28,7 +36,8 @@ class Replicas(Sequence[T_co]):
     container.
 
     An index that is too large raises `IndexError`, and a device that has no
-    part of it `DeviceError`.
+    part of it `DeviceError`. It is not one number: `float(replicas)` and
+    `replicas.numpy()` raise an error that says what to write.
 
     Args:
         values: One tree per device.
@@ -41,7 +50,8 @@ class Replicas(Sequence[T_co]):
     Example:
         ```python
         rates = kc.Replicas([0.1, 0.2], devices=2)
-        print(rates, rates.devices, rates[1])
+        print(rates)  # Replicas of 0.1, 0.2 on GPU:0, GPU:1
+        print(rates.devices, rates[1])
 
         double = kc.withdevices(lambda rate: 2 * rate)
         print(list(double(rates)))
@@ -130,11 +140,26 @@ class Replicas(Sequence[T_co]):
         return self.devices.index(device)
 
     def __repr__(self) -> str:
-        leaves = trees.flatten(self._values[0])
-        what = (
-            _short(leaves[0]) if len(leaves) == 1 else f"{len(leaves)} leaves"
+        parts = [_short(value) for value in self._values]
+        shown = parts[:1] if len(set(parts)) == 1 else parts
+        return f"Replicas of {', '.join(shown)} on {', '.join(self.devices)}"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        is_of_arrays = name == "numpy" or hasattr(np.ndarray, name)
+        hint = f" {_HINT}" if is_of_arrays and name[0] != "_" else ""
+        raise AttributeError(
+            f"A Replicas has no {name!r}.{hint}", name=name, obj=self
         )
-        return f"Replicas of {what} on {', '.join(self.devices)}"
+
+    def __float__(self) -> NoReturn:
+        raise TypeError(f"A Replicas is not one number. {_HINT}")
+
+    __int__ = __float__
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise TypeError(f"A Replicas is not one number. {_HINT}")
+        return str(self)
 
 
 def _devices_of(values: Sequence[Any]) -> list[Device] | None:
@@ -152,5 +177,19 @@ def as_replicas(leaf: Any) -> Any:
     return leaf
 
 
-def _short(leaf: Any) -> str:
-    return trees.describe(leaf) if hasattr(leaf, "shape") else repr(leaf)
+def _short(tree: Any) -> str:
+    """Returns the number itself, or what a tree is like."""
+    leaves = trees.flatten(tree)
+    if len(leaves) != 1:
+        return f"{len(leaves)} leaves"
+    (leaf,) = leaves
+    if not hasattr(leaf, "shape"):
+        return repr(leaf)
+    is_known = isinstance(leaf, np.generic | np.ndarray) or (
+        isinstance(leaf, tf.Tensor) and hasattr(leaf, "numpy")
+    )
+    if not is_known or leaf.shape != ():
+        return trees.describe(leaf)
+    if tf.as_dtype(leaf.dtype).is_floating:
+        return format(float(leaf), ".6g")
+    return str(leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf)

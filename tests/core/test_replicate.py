@@ -1,6 +1,8 @@
 """What `replicate` makes of each kind of target, and what it refuses."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -42,14 +44,14 @@ def test_values_get_a_copy_on_each_device(count):
     replicas = kc.replicate(tree, count)
     assert len(replicas) == count
     assert replicas.devices == DEVICES[:count]
-    for index, copy in enumerate(replicas):
-        assert replicas[index] is copy
-        assert replicas[DEVICES[index]] is copy
-        np.testing.assert_array_equal(copy["a"], tree["a"])
-        assert copy["a"].device.endswith(DEVICES[index])
-        assert copy["a"].dtype == tf.float64
-        assert copy["b"][0] is None
-        assert copy["name"] == "x"
+    for index, here in enumerate(replicas):
+        assert replicas[index] is here
+        assert replicas[DEVICES[index]] is here
+        np.testing.assert_array_equal(here["a"], tree["a"])
+        assert here["a"].device.endswith(DEVICES[index])
+        assert here["a"].dtype == tf.float64
+        assert here["b"][0] is None
+        assert here["name"] == "x"
     assert repr(kc.replicate(np.ones((2, 3)), 1)).startswith(
         "Replicas of float64(2, 3) on "
     )
@@ -379,3 +381,38 @@ def test_names_stay_when_a_model_is_replicated():
     assert [x.value.name for x in model.variables] == before
     kc.unreplicate(model)
     assert [x.value.name for x in model.variables] == before
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_replicas_show_their_numbers():
+    where = ", ".join(DEVICES[:2])
+    for values, shown in [
+        ([tf.constant(0.5), tf.constant(0.25)], "0.5, 0.25"),
+        ([np.float64(1e-9), 3], "1e-09, 3"),
+        ([tf.constant(7), tf.constant(7)], "7"),
+        ([tf.constant(2.0, tf.bfloat16), np.int8(1)], "2, 1"),
+        ([tf.constant(True), "text"], "True, 'text'"),
+        ([tf.ones(3), tf.ones(2)], "float32(3), float32(2)"),
+        ([{"a": 1, "b": 2}, {"a": 1, "b": 2}], "2 leaves"),
+    ]:
+        assert repr(kc.Replicas(values, 2)) == f"Replicas of {shown} on {where}"
+
+
+def test_a_replicas_that_is_taken_for_a_number_says_what_to_write():
+    losses = kc.Replicas([tf.constant(1.0)] * MANY, MANY)
+    for use in (
+        float,
+        int,
+        lambda x: f"{x:.3f}",
+        lambda x: x.numpy(),
+        lambda x: x.shape,
+    ):
+        with pytest.raises((TypeError, AttributeError), match=r"`losses\[0\]`"):
+            use(losses)
+    with pytest.raises(AttributeError, match=r"no 'numbers'\.$"):
+        losses.numbers  # noqa: B018
+    assert not hasattr(losses, "numpy")
+    assert f"{losses}" == str(losses)
+    assert pickle.loads(pickle.dumps(losses)).devices == losses.devices
+    assert copy.deepcopy(losses).devices == losses.devices
+    np.testing.assert_array_equal(np.asarray(list(losses)), np.ones(MANY))
