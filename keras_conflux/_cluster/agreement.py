@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import arguments
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.waiting import DEFAULT_STEP_TIMEOUT
@@ -79,6 +80,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
         prepared = np.load("prepared.npy")
         ```
     """
+    arguments.assert_seconds("timeout", timeout)
     if process_count() == 1:
         return
     # A barrier of TensorFlow's coordination service would wait for ever where

@@ -73,6 +73,17 @@ def _from_arguments(
         )
     if isinstance(addresses, str):
         addresses = separated(addresses)
+    if not isinstance(addresses, Sequence) or not all(
+        isinstance(each, str) for each in addresses
+    ):
+        raise ClusterError(
+            'Expected addresses such as ["10.0.0.1:2222", "10.0.0.2:2222"]. '
+            f"Got {addresses!r}."
+        )
+    if index is not None and type(index) is not int:
+        raise ClusterError(
+            f"Expected the index of this process, from 0. Got {index!r}."
+        )
     if index is None and len(addresses) > 1:
         raise ClusterError(
             f"Got {len(addresses)} addresses, but no index. Give the index of "

@@ -8,7 +8,9 @@ from typing import Any
 
 from keras_conflux._cluster import processes
 from keras_conflux._cluster.discovery import find_cluster
+from keras_conflux._common import arguments
 from keras_conflux._common.errors import ProcessError
+from keras_conflux._common.waiting import step_timeout
 from keras_conflux._compat import tensorflow_internals
 
 _log = logging.getLogger("keras_conflux")
@@ -69,6 +71,9 @@ def initialize(
         model.fit(dataset, verbose=0)
         ```
     """
+    arguments.assert_seconds("heartbeat", heartbeat)
+    arguments.assert_seconds("timeout", timeout)
+    step_timeout()  # an error now, and not after hours
     if processes.source() is not None:
         return
     _join(find_cluster(addresses, index, resolver), heartbeat, timeout)

@@ -4,6 +4,7 @@ import atexit
 import contextvars
 import functools
 import logging
+import math
 import os
 import queue
 import sys
@@ -16,9 +17,26 @@ DEFAULT_STEP_TIMEOUT = 1800.0
 otherwise."""
 
 
+_VARIABLE = "CONFLUX_STEP_TIMEOUT"
+
+
 def step_timeout() -> float:
-    """Returns how many seconds a step, or another process, is waited for."""
-    return float(os.environ.get("CONFLUX_STEP_TIMEOUT", DEFAULT_STEP_TIMEOUT))
+    """Returns how many seconds a step, or another process, is waited for.
+
+    Raises:
+        ValueError: If `CONFLUX_STEP_TIMEOUT` is no such number.
+    """
+    given = os.environ.get(_VARIABLE, DEFAULT_STEP_TIMEOUT)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValueError(
+            f"The environment variable {_VARIABLE} is a number of seconds "
+            f"above 0, such as 1800. Received: {given!r}"
+        )
+    return seconds
 
 
 _idle: "list[_Daemon]" = []

@@ -263,9 +263,10 @@ class ReplicaCollectives:
         if leaf.shape.rank == 0:
             leaf = tf.expand_dims(leaf, 0)
         rank = leaf.shape.rank
-        if not -rank <= axis < rank:
+        if axis not in range(-rank, rank):
             raise ValueError(
-                f"`axis` is {axis}, but a tensor has {rank} axes: {leaf.shape}"
+                f"`axis` is {axis!r}, but a tensor has {rank} axes: "
+                f"{leaf.shape}"
             )
         if self.count == 1:
             return tf.identity(leaf)

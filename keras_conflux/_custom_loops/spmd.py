@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
@@ -176,6 +177,7 @@ def withdevices(
         return functools.partial(
             withdevices, devices=devices, jit_compile=jit_compile
         )
+    arguments.assert_is(fn, Callable, "a function that is run on every device")
     functions: dict[ReplicatedStrategy, _Compiled] = {}
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     has_warned = False

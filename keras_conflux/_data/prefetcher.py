@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
+from keras_conflux._common import arguments
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_iterators
 from keras_conflux._data.batches import Batches
@@ -46,8 +47,8 @@ def prefetch(
 
     Raises:
         DeviceError: If the device does not exist.
-        TypeError: While it is iterated over, if a model, optimizer, metric or
-            dataset is in a batch.
+        TypeError: If `batches` cannot be iterated over. While it is, if a
+            model, optimizer, metric or dataset is in a batch.
         ValueError: If `ahead` is below 1. While it is iterated over, if
             `batches` is an iterator that has ended.
 
@@ -58,21 +59,15 @@ def prefetch(
             print(loss_fn(targets, model(inputs)).numpy())
         ```
     """
+    arguments.assert_batches(batches)
+    arguments.assert_count("ahead", ahead, "a number of batches")
     (chosen,) = find_devices([device])
-    _check(ahead)
     return Batches(
         batches,
         lambda source: run_ahead(
             source, lambda batch: move_at_once(batch, chosen), ahead
         ),
     )
-
-
-def _check(ahead: int) -> None:
-    if ahead < 1:
-        raise ValueError(
-            f"At least 1 batch is moved ahead of use. Received: ahead={ahead}"
-        )
 
 
 def run_ahead(

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._data import rows
 
@@ -65,6 +66,8 @@ def shard(
     """
     index = process_index() if index is None else index
     count = process_count() if count is None else count
+    arguments.assert_count("count", count, "how many workers there are")
+    arguments.assert_count("index", index, "a worker's", least=0)
     if index not in range(count):
         raise ValueError(
             "`index` is a worker's, from 0 to `count` - 1. Received: "

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._data import rows
@@ -72,6 +73,7 @@ def distribute(
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
+        TypeError: If `dataset` cannot be iterated over.
         ValueError: If `ahead` is negative. While it is iterated over, if a
             batch cannot be split, as `split` says, or if `dataset` is an
             iterator that has ended.
@@ -86,11 +88,9 @@ def distribute(
                 outputs = predict(inputs)
         ```
     """
-    if ahead < 0:
-        raise ValueError(
-            "`ahead` is a number of batches, or 0 to move each when it is "
-            f"asked for. Received: ahead={ahead}"
-        )
+    arguments.assert_batches(dataset)
+    what = "a number of batches, or 0 to move each when it is asked for"
+    arguments.assert_count("ahead", ahead, what, least=0)
     chosen = _devices(devices)
     is_ahead = ahead > 0
 

@@ -2,6 +2,7 @@
 
 import numbers
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -79,6 +80,8 @@ def _check_numbers(devices: DevicesLike) -> None:
         return
     items = devices.split(",") if isinstance(devices, str) else devices
     listed = [items] if isinstance(items, numbers.Integral) else items
+    if not isinstance(listed, Iterable):
+        return  # `devices` refuses it
     if any(not re.search("[A-Za-z]", str(item)) for item in listed):
         raise DeviceError(
             f"`claim({devices!r})` names GPUs by number, and TensorFlow sees "

@@ -10,8 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.waiting import step_timeout
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._devices.device import Device
@@ -29,6 +31,7 @@ from keras_conflux._replication.strategy import strategy_for
 Replicable: TypeAlias = (
     keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
 )
+_EXPECTED = "a model, layer, optimizer or metric of Keras"
 KerasObject = TypeVar("KerasObject", bound=Replicable)
 Result = TypeVar("Result")
 Values = TypeVar("Values")
@@ -127,6 +130,7 @@ def replicate(
         ```
     """
     model_options.check(target, data, reshuffle)
+    step_timeout()  # an error now, and not after hours
     if devices is None:
         strategy = strategy_for(None) if target is None else current_strategy()
     else:
@@ -203,6 +207,7 @@ def unreplicate(target: KerasObject) -> KerasObject:
         kc.unreplicate(model).predict(x, verbose=0)  # on one device
         ```
     """
+    arguments.assert_is(target, Replicable, _EXPECTED)
     promotion.demote(target)
     model_options.forget(target)
     return target
@@ -218,6 +223,9 @@ def devices_of(target: Replicable) -> tuple[Device, ...]:
         Of what is replicated, the devices of this process, in replica order.
         Of all else, those of its variables: none where it has none yet.
 
+    Raises:
+        TypeError: If it is no object of Keras.
+
     Example:
         ```python
         model = kc.replicate(build_model(), devices=2)
@@ -225,6 +233,7 @@ def devices_of(target: Replicable) -> tuple[Device, ...]:
         assert len(kc.devices_of(kc.unreplicate(model))) == 1
         ```
     """
+    arguments.assert_is(target, Replicable, _EXPECTED)
     variables = state.variables_of(target)
     strategy = state.replicated_by(variables)
     if strategy is None and isinstance(target, keras.Model):

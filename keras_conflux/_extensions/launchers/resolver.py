@@ -3,6 +3,7 @@
 from typing import Any
 
 from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers.jobs import cluster_of_jobs
 
 
@@ -19,6 +20,11 @@ def resolve(resolver: Any) -> Cluster | None:
         ClusterError: If there are other jobs, or the resolver does not tell
             which of the tasks this process is.
     """
+    if not hasattr(resolver, "cluster_spec"):
+        raise ClusterError(
+            "Expected a tf.distribute.cluster_resolver.ClusterResolver. Got "
+            f"{resolver!r}."
+        )
     # First: some resolvers know the task of this process only afterwards.
     spec = resolver.cluster_spec()
     jobs = spec.as_dict() if spec else {}

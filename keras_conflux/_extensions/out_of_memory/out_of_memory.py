@@ -9,6 +9,7 @@ from typing import overload
 
 import tensorflow as tf
 
+from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
@@ -111,6 +112,7 @@ def skip_out_of_memory(
         return functools.partial(
             skip_out_of_memory, devices=devices, jit_compile=jit_compile
         )
+    arguments.assert_is(fn, Callable, "a function that is run on every device")
     return _Skipping(fn, devices, jit_compile)
 
 

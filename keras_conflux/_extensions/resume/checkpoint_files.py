@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from keras_conflux._common import arguments
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume.plain_files import is_remote
@@ -34,6 +35,8 @@ MALFORMED = (
     MemoryError,
 )
 """What is raised by a file that this package has not written in this way."""
+LAST_STEP = 10**12 - 1
+"""What the name of a folder can hold."""
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 
 
@@ -84,9 +87,11 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
 
     Raises:
         ImportError: If the URL needs a package that is not installed.
+        TypeError: If it is none of these.
         ValueError: If there is no such kind of URL, if it names no directory,
-            or if it is a `Path`.
+            or if it is a `Path`; if the text is empty.
     """
+    arguments.assert_path(directory)
     text = str(directory)
     if not _URL.match(text):
         return pathlib.Path(directory).absolute()

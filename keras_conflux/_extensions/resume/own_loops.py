@@ -10,6 +10,7 @@ from keras_conflux._cluster.agreement import barrier
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import checkpoint_writing
@@ -52,10 +53,11 @@ def save(
 
     Raises:
         OSError: If it cannot be written.
-        TypeError: If something else is in `state`.
+        TypeError: If something else is in `state`, or an argument is of
+            another type.
         ImportError: If the directory is a URL that needs another package.
-        ValueError: If `keep` is below 1, or if there is a checkpoint of a later
-            step.
+        ValueError: If `keep` is below 1 or `step` below 0, or if there is a
+            checkpoint of a later step.
 
     Example:
         ```python
@@ -64,9 +66,13 @@ def save(
         kc.save(model, "runs/loop", step=100, state={"best": 0.25})
         ```
     """
-    if keep < 1:
+    arguments.assert_is(model, keras.Model, "a Keras model")
+    arguments.assert_count("keep", keep, "how many checkpoints stay")
+    arguments.assert_count("step", step, "how many steps are done", least=0)
+    if step > checkpoint_files.LAST_STEP:
         raise ValueError(
-            f"At least 1 checkpoint is kept. Received: keep={keep}"
+            f"`step` is {checkpoint_files.LAST_STEP} at most. Received: "
+            f"step={step}"
         )
     arrays: Arrays = {}
     encoded = plain_values.encode(state, arrays)
@@ -148,6 +154,7 @@ def load(
         state = loaded.state if loaded else {"best": 1.0}
         ```
     """
+    arguments.assert_is(model, keras.Model, "a Keras model")
     saved = from_first_process.read_newest(directory)
     if saved is None:
         return None

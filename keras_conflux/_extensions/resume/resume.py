@@ -4,6 +4,7 @@ import os
 
 import keras
 
+from keras_conflux._common import arguments
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
 from keras_conflux._extensions.resume.saving_interval import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
@@ -65,10 +66,7 @@ class Resume(keras.callbacks.Callback):
         strict: bool = False,
     ) -> None:
         super().__init__()
-        if keep < 1:
-            raise ValueError(
-                f"At least 1 checkpoint is kept. Received: keep={keep}"
-            )
+        arguments.assert_count("keep", keep, "how many checkpoints stay")
         self.directory = directory_of(directory)
         self.every = every
         self.keep = keep

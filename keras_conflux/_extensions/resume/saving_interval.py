@@ -22,7 +22,7 @@ class SavingInterval:
         matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(every))
         if matched:
             self._seconds = float(matched[1]) * _UNITS[matched[2]]
-        elif isinstance(every, int) and every > 0:
+        elif type(every) is int and every > 0:
             self._steps = every
         else:
             raise ValueError(

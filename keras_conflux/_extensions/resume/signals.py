@@ -4,10 +4,14 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterable
 from collections.abc import Iterator
 from types import FrameType
 
 from keras_conflux._common.user_warnings import warn
+
+_NOT_TOLD = {"SIGKILL", "SIGSTOP"}
+"""Signals of which a program is not told."""
 
 
 class Preemption:
@@ -17,15 +21,22 @@ class Preemption:
         names: Of signals, such as `"SIGTERM"`.
 
     Raises:
-        ValueError: If one is not known here.
+        TypeError: If these are no names.
+        ValueError: If one is not known here, or not told to programs.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        unknown = [name for name in names if not hasattr(signal, name)]
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise TypeError(
+                '`signals` is a tuple of names, such as ("SIGTERM",), or (). '
+                f"Received: {names!r}"
+            )
+        known = {each.name for each in signal.Signals} - _NOT_TOLD
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise ValueError(
-                "`signals` are names of signals of this operating system, "
-                f'such as "SIGTERM". Received: {unknown}'
+                "`signals` are names of signals of this operating system that "
+                f'a program can hear, such as "SIGTERM". Received: {unknown}'
             )
         self._numbers = [signal.Signals[name] for name in names]
         self._terminals: list[int] = []

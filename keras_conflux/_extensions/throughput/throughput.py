@@ -1,5 +1,6 @@
 """`Throughput`: how fast `fit` is, and what it waits for, in the logs."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.agreement import sum_over_processes
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._devices.device import Device
@@ -78,6 +80,7 @@ class Throughput(LogSource):
 
     def __init__(self, keys: Sequence[str] = KEYS, prefix: str = "") -> None:
         super().__init__()
+        arguments.assert_is(keys, Iterable, f"keys of {', '.join(KEYS)}")
         keys = (keys,) if isinstance(keys, str) else tuple(keys)
         unknown = [key for key in keys if key not in KEYS]
         if unknown:

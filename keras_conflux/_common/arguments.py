@@ -1,0 +1,87 @@
+"""What users pass is as expected, or an error says what to write."""
+
+import math
+import numbers
+import os
+from collections.abc import Iterable
+from typing import Any
+
+
+def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
+    """Refuses what is no whole number, or too small.
+
+    Args:
+        name: That of the argument.
+        value: What was passed.
+        what: What it counts, such as `"a number of batches"`.
+        least: The smallest number that makes sense.
+
+    Raises:
+        TypeError: If it is no whole number.
+        ValueError: If it is too small.
+    """
+    said = f"`{name}` is {what}, at least {least}. Received: {name}={value!r}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(said)
+    if value < least:
+        raise ValueError(said)
+
+
+def assert_seconds(name: str, value: Any) -> None:
+    """Refuses what is no time.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is 0 or less, or not a number.
+    """
+    said = f"`{name}` is a number of seconds above 0. Received: {value!r}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(said)
+    if math.isnan(value) or value <= 0:
+        raise ValueError(said)
+
+
+def assert_is(value: Any, kinds: Any, expected: str) -> None:
+    """Refuses what is of another type.
+
+    Args:
+        value: What was passed.
+        kinds: See `isinstance`.
+        expected: What to pass, such as `"a Keras model"`.
+
+    Raises:
+        TypeError: If it is of none of the types.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"Expected {expected}. Received: {value!r}")
+
+
+def assert_batches(value: Any) -> None:
+    """Refuses what yields no batches.
+
+    Raises:
+        TypeError: If it cannot be iterated over, or is a text.
+    """
+    is_drawn_from = isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    if isinstance(value, str | bytes) or not is_drawn_from:
+        raise TypeError(
+            "Expected a `tf.data.Dataset`, or a list or generator of batches. "
+            f"Received: {value!r}"
+        )
+
+
+def assert_path(value: Any) -> None:
+    """Refuses what names no directory.
+
+    Raises:
+        TypeError: If it is neither a text nor a path.
+        ValueError: If it is empty, as a variable that is not set.
+    """
+    said = (
+        'Expected a directory, such as "runs/a" or "gs://bucket/run"; "." is '
+        f"the current one. Received: {value!r}"
+    )
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(said)
+    if not str(value):
+        raise ValueError(said)
