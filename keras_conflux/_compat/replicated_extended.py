@@ -31,7 +31,7 @@ class _OfReplicas:
 
     def _get_replica(self: Any, replica_id: int) -> Any:
         assert_of_running(self)
-        return super()._get_replica(replica_id)  # pyright: ignore
+        return super()._get_replica(replica_id)
 
     def __bool__(self: Any) -> bool:
         return bool(self.read_value())

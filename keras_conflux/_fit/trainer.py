@@ -134,7 +134,7 @@ def _run_on_replicas(
             plan = ExecutionPlan.of(model, strategy)
         else:
             plan = ExecutionPlan.of_fit(model, strategy, callbacks)
-        if strategy.communicator.spans_processes:
+        if common is not None:
             if fits:
                 synchronization.synchronize(model)
                 common.begun()
