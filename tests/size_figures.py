@@ -19,9 +19,7 @@ SPEED = {
     "EINSUM",
     "EINSUM_DENSE_CALL",
     "GELU",
-    "OPTIMIZER_ASSIGN",
     "UPDATE_VARIABLES",
-    "VARIABLE_KEY",
 }
 """Patched methods that compute the same in fewer or faster operations."""
 

@@ -59,6 +59,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--jit", nargs="+", default=["auto"], choices=["auto", "on", "off"]
     )
+    parser.add_argument(
+        "--shard",
+        nargs="+",
+        default=["none"],
+        choices=["none", "optimizer", "weights"],
+        help="what each of several devices keeps a part of, with conflux",
+    )
     measured.add_sizes(parser)
     parser.add_argument(
         "--breakdown", action="store_true", help="where a step's time goes"
@@ -178,13 +185,17 @@ def _training(options: argparse.Namespace) -> Iterator[Run]:
     """Yields the runs of `benchmarks.train`."""
     extra = _sizes(options) + ["--breakdown"] * options.breakdown
     hows = [how for how in options.how if how in _ON_KERAS]
-    for model, count, how, jit in product(
-        options.models, options.devices, hows, options.jit
+    for model, count, how, jit, shard in product(
+        options.models, options.devices, hows, options.jit, options.shard
     ):
+        if shard != "none" and (how != "conflux" or count == 1):
+            continue
         # Plain Keras is for one device, the stock strategy for several.
         if (how == "keras" and count > 1) or (how == "stock" and count == 1):
             continue
         arguments = model, how, str(count), f"--jit={jit}", *extra
+        if shard != "none":
+            arguments = *arguments, f"--shard={shard}"
         yield Run("train", count, arguments)
 
 

@@ -36,7 +36,7 @@ def gpt(
     vocabulary: int = 32_000,
     head_dtype: str | None = "float32",
 ) -> keras.Model:
-    """A decoder of the size of GPT-2 small (Radford et al. 2019).
+    """A decoder, by default of the size of GPT-2 small (Radford et al. 2019).
 
     Args:
         depth: How many blocks it has.
@@ -168,10 +168,16 @@ def _cross_entropy() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
+# Of the sizes of GPT-3 Medium and XL (Brown et al. 2020, arXiv 2005.14165).
+_SIZES_350M = {"depth": 24, "width": 1024, "heads": 16, "head_dtype": None}
+_SIZES_1_3B = {"depth": 24, "width": 2048, "heads": 16, "head_dtype": None}
+
 _BUILDERS = {
     "resnet": resnet,
     "gpt": gpt,
     "gpt-bf16": functools.partial(gpt, head_dtype=None),
+    "gpt-350m": functools.partial(gpt, **_SIZES_350M),
+    "gpt-1.3b": functools.partial(gpt, **_SIZES_1_3B),
     "vit": vit,
     "bert": bert,
     "small": small,

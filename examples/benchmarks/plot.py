@@ -15,6 +15,8 @@ from examples.benchmarks import report
 
 NAMES = {
     "conflux": "keras-conflux",
+    "conflux-optimizer": "keras-conflux, optimizer in parts",
+    "conflux-weights": "keras-conflux, weights in parts",
     "keras": "Keras + XLA",
     "stock": "MirroredStrategy",
     "jax": "Keras on JAX",
@@ -25,6 +27,8 @@ TITLES = {  # in the order of the panels
     "resnet": "ResNet-50, 224x224 images",
     "gpt": "GPT, float32 head",
     "gpt-bf16": "GPT, bfloat16 head",
+    "gpt-350m": "GPT, 350 M parameters",
+    "gpt-1.3b": "GPT, 1.3 B parameters",
     "vit": "ViT-B/16, 224x224 images",
     "bert": "BERT base, padded texts",
 }
@@ -160,7 +164,7 @@ def _draw_panel(axes: Any, runs: list[dict], rows: float, device: str) -> None:
 def _draw_bar(
     axes: Any, row: float, run: dict, runs: list[dict], fastest: float
 ) -> None:
-    ours = run["how"] == "conflux"
+    ours = run["how"].startswith("conflux")
     speed = report.throughput(run)
     axes.barh(row, speed, height=0.78, color=HIGHLIGHT if ours else BAR)
     weight = "bold" if ours else "normal"

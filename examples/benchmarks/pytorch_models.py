@@ -283,8 +283,17 @@ _NETWORKS = {
     "resnet": ResNet50,
     "gpt": Gpt,
     "gpt-bf16": functools.partial(Gpt, has_wide_head=False),
+    "gpt-350m": functools.partial(Gpt, 24, 1024, 16, has_wide_head=False),
+    "gpt-1.3b": functools.partial(Gpt, 24, 2048, 16, has_wide_head=False),
     "vit": VisionTransformer,
     "bert": Bert,
     "small": Small,
 }
-_ADAM_RATES = {"gpt": 1e-4, "gpt-bf16": 1e-4, "vit": 1e-4, "bert": 1e-5}
+_ADAM_RATES = {
+    "gpt": 1e-4,
+    "gpt-bf16": 1e-4,
+    "gpt-350m": 1e-4,
+    "gpt-1.3b": 1e-4,
+    "vit": 1e-4,
+    "bert": 1e-5,
+}

@@ -34,6 +34,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     measured.add_options(parser)
     parser.add_argument("--jit", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--execution", type=int, default=1)
+    parser.add_argument(
+        "--shard",
+        choices=["none", "optimizer", "weights"],
+        default="none",
+        help="what each device keeps a part of, with conflux",
+    )
     parser.add_argument("--profile", help="a folder for a trace of 24 steps")
     parser.add_argument(
         "--breakdown", action="store_true", help="where a step's time goes"
@@ -47,12 +53,13 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
     devices = kc.devices(options.devices)
     keras.config.set_dtype_policy(case.dtype)
     keras.utils.set_random_seed(0)
-    with_scope = options.how == "stock" and options.devices > 1
-    strategy = (
-        tf.distribute.MirroredStrategy(list(devices))
-        if with_scope
-        else tf.distribute.get_strategy()
-    )
+    shard = None if options.shard == "none" else options.shard
+    strategy = tf.distribute.get_strategy()
+    if options.how == "stock" and options.devices > 1:
+        strategy = tf.distribute.MirroredStrategy(list(devices))
+    elif options.how == "conflux" and shard:
+        # A model that is larger than a device is made in parts.
+        strategy = kc.replicate(devices=devices, shard=shard)
     with strategy.scope():
         model = models.build(options.model)
     model.compile(
@@ -62,7 +69,7 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
         steps_per_execution=options.execution,
     )
     if options.how == "conflux":
-        kc.replicate(model, devices)
+        kc.replicate(model, devices, shard=shard)
     batch = options.batch or case.batch_size
     return model, case.data(batch * options.devices * kc.process_count())
 
@@ -97,9 +104,27 @@ def measure(options: argparse.Namespace) -> dict:
         versions,
         kc.process_count(),
     )
+    if options.shard != "none":
+        result["how"] += f"-{options.shard}"
+    result["variable_bytes"] = _bytes_on_devices(model)
     if options.breakdown and options.how == "conflux":
         result["breakdown"] = breakdown.of_program(model, data)
     return result
+
+
+def _bytes_on_devices(model: keras.Model) -> list[int]:
+    """Returns how many bytes of variables each device holds."""
+    found: dict[str, int] = {}
+    for variable in [*model.variables, *model.optimizer.variables]:
+        value: Any = variable.value
+        strategy = getattr(value, "distribute_strategy", None)
+        copies = [value]
+        if strategy is not None:
+            copies = strategy.experimental_local_results(value)
+        for copy in copies:
+            size = copy.shape.num_elements() * copy.dtype.size
+            found[copy.device] = found.get(copy.device, 0) + size
+    return [*found.values()]
 
 
 def main() -> None:

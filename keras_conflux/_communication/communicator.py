@@ -9,6 +9,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import itertools
 import threading
 import zlib
@@ -99,6 +100,20 @@ class OneReplica:
         """Returns what the replica gives."""
         return tf.identity(tensor)
 
+    def reduce_scatter(self, flat: tf.Tensor, *_: Any) -> tf.Tensor:
+        """Returns what the replica gives."""
+        return tf.identity(flat)
+
+    def all_gather(
+        self, parts: Sequence[tf.Tensor], *_: Any
+    ) -> list[tf.Tensor]:
+        """Returns what the replica gives."""
+        return list(parts)
+
+    def can_gather_again(self, _: bool) -> bool:
+        """Returns that there is no need to."""
+        return False
+
     def assert_same_call(self, *_: Any) -> None:
         """Does nothing: there is no other call."""
 
@@ -133,7 +148,7 @@ class Communicator:
         self._latest = Trace(len(self.devices))
         self._lock = threading.RLock()
         self._running: Any = None
-        group_key = _new_group_key(self.devices)
+        group_key = self._group_key = _new_group_key(self.devices)
         with tf.init_scope():
             self._in_xla = XlaNccl(
                 self.devices,
@@ -207,6 +222,81 @@ class Communicator:
             call = self._next_call(index)
             return self._in_xla.all_reduce(tensor, index, op, call)
         return self._reduce_in_graph(tensor, index, op)
+
+    def reduce_scatter(
+        self, flat: tf.Tensor, index: int, rank: Any, in_xla: bool = False
+    ) -> tf.Tensor:
+        """Returns the replica's part of the sum of every replica's tensor.
+
+        Args:
+            flat: Of one axis, which the number of replicas divides.
+            index: The calling replica.
+            rank: Its position among all, which may be a tensor.
+            in_xla: See `all_reduce`.
+        """
+        if in_xla and self.size > 1 and self._in_xla.moves_parts:
+            return self._in_xla.reduce_scatter(flat, self._next_channel(index))
+        total = self.all_reduce(flat, index, SUM, in_xla)
+        length = flat.shape[0] // self.size
+        return tf.slice(total, [rank * length], [length])
+
+    def all_gather(
+        self,
+        parts: Sequence[tf.Tensor],
+        index: int,
+        rank: Any,
+        in_xla: bool = False,
+        after: Sequence[tf.Tensor] = (),
+        again: bool = False,
+    ) -> list[tf.Tensor]:
+        """Returns the parts of all replicas, joined in the order of ranks.
+
+        Args:
+            parts: Of one axis, whose sizes all replicas share.
+            index: The calling replica.
+            rank: Its position among all, which may be a tensor.
+            in_xla: See `all_reduce`.
+            after: Floats that have to be known before, where XLA orders.
+            again: Whether it runs earlier than it is traced. See
+                `can_gather_again`.
+        """
+        if in_xla and self.size > 1 and self._in_xla.moves_parts:
+            channel = self._next_channel(index)
+            return self._in_xla.all_gather(parts, channel, after)
+        is_here = tf.expand_dims(tf.equal(tf.range(self.size), rank), -1)
+
+        def joined(part: tf.Tensor) -> tf.Tensor:
+            zero = SUM.neutral(part.dtype)
+            blocks = tf.where(is_here, tf.expand_dims(part, 0), zero)
+            flat = tf.reshape(blocks, [self.size * part.shape[0]])
+            if again:
+                return self._early.all_reduce(
+                    flat, index, SUM, self._next_call(index)
+                )
+            return self.all_reduce(flat, index, SUM, in_xla)
+
+        return [joined(part) for part in parts]
+
+    def can_gather_again(self, in_xla: bool) -> bool:
+        """Whether what is traced last can be gathered early.
+
+        Between GPUs in a graph, collectives run in the order of tracing.
+        """
+        if self.size == 1 or tf.executing_eagerly():
+            return False
+        return self._in_xla.moves_parts if in_xla else not self.on_gpu
+
+    @functools.cached_property
+    def _early(self) -> Any:
+        """What carries collectives that run earlier than they are traced."""
+        with tf.init_scope():
+            return CpuRing(
+                self.devices, self.size, self._group_key, first=1 << 30
+            )
+
+    def _next_channel(self, index: int) -> int:
+        self._next_call(index)
+        return self.calls(index)
 
     def calls(self, index: int) -> int:
         """Returns how many calls of a replica have been traced so far."""
@@ -310,6 +400,8 @@ class Communicator:
         """
         if not self.spans_processes:
             self._in_graph.recover()
+            if "_early" in vars(self):
+                self._early.recover()
 
     def _transport(self, group_key: int) -> Any:
         if not self.on_gpu:

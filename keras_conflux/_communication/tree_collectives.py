@@ -5,6 +5,8 @@ twice what a special op would, and there is one path to trust.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -130,6 +132,51 @@ class ReplicaCollectives:
                 for c, leaf in zip(copies, leaves, strict=True)
             ],
         )
+
+    def scattered(self, flats: list[tf.Tensor], rank: Any) -> list[tf.Tensor]:
+        """Returns the replica's parts of the sums of all replicas' tensors.
+
+        Args:
+            flats: Of one axis, which the number of replicas divides.
+            rank: The position of the replica, which may be a tensor.
+        """
+        self._assert_same_call("reduce-scatter", flats)
+        # Those of the last layers are known first.
+        parts = [
+            self._communicator.reduce_scatter(
+                flat, self._index, rank, self._in_xla
+            )
+            for flat in reversed(flats)
+        ]
+        return parts[::-1]
+
+    @property
+    def can_gather_again(self) -> bool:
+        """Whether what is traced last can be gathered early."""
+        return self._communicator.can_gather_again(self._in_xla)
+
+    def gathered(
+        self,
+        parts: list[tf.Tensor],
+        rank: Any,
+        after: Sequence[tf.Tensor] = (),
+        again: bool = False,
+    ) -> list[tf.Tensor]:
+        """Returns the parts of all replicas, joined.
+
+        Args:
+            parts: Of one axis, whose sizes all replicas share.
+            rank: The position of the replica, which may be a tensor.
+            after: Floats that have to be known before, where XLA orders.
+            again: Whether it runs earlier than it is traced.
+        """
+        self._assert_same_call("all-gather of parts", parts)
+        whole: list[tf.Tensor] = []
+        for group in _groups(parts, self.count):
+            whole += self._communicator.all_gather(
+                group, self._index, rank, self._in_xla, after, again
+            )
+        return whole
 
     def all_gather(
         self,
@@ -344,6 +391,25 @@ class ReplicaCollectives:
                     continue
                 with tf.control_dependencies([same]):
                     leaves[position] = tf.identity(leaf)
+
+
+GATHERED_TOGETHER = 1 << 25
+"""About how many entries one collective joins."""
+
+
+def _groups(parts: list[tf.Tensor], count: int) -> Iterator[list[tf.Tensor]]:
+    """Yields neighbours whose wholes have few enough entries together."""
+    group: list[tf.Tensor] = []
+    used = 0
+    for part in parts:
+        size = part.shape[0] * count
+        if group and used + size > GATHERED_TOGETHER:
+            yield group
+            group, used = [], 0
+        group.append(part)
+        used += size
+    if group:
+        yield group
 
 
 def _open_along(leaf: Any, axis: int) -> Any:

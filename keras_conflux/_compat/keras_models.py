@@ -184,6 +184,18 @@ def all_layers(model: keras.Model) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def dtypes_of_reading(model: keras.Model) -> dict[int, str]:
+    """Returns in which dtype layers read their variables, by ids of these."""
+    found: dict[int, str] = {}
+    for layer in all_layers(model):  # a layer comes before those in it
+        for variable in layer.variables:
+            casts = variable._autocast and layer.autocast
+            is_float = keras.backend.is_float_dtype(variable._dtype)
+            dtype = layer.compute_dtype if casts and is_float else None
+            found[id(variable)] = dtype or variable._dtype
+    return found
+
+
 def has_own_step(model: keras.Model) -> bool:
     """Whether a model overrides one of the three steps of Keras."""
     trainer = Patched.FIT.owner

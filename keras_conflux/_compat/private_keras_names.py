@@ -58,6 +58,22 @@ class Patched:
         f"{TF_OPTIMIZER}.add_variable_from_reference",
         "self, reference_variable, name, initializer",
     )
+    VARIABLE_KEY = PrivateName(f"{TF_OPTIMIZER}._var_key", "self, variable")
+    APPLY_FILTERED = PrivateName(
+        f"{OPTIMIZER}._backend_apply_gradients",
+        "self, grads, trainable_variables",
+    )
+    UPDATE_AVERAGES = PrivateName(
+        f"{OPTIMIZER}._update_model_variables_moving_average",
+        "self, trainable_variables",
+    )
+    UPDATE_STEP = PrivateName(
+        f"{TF_OPTIMIZER}._backend_update_step",
+        "self, grads, trainable_variables, learning_rate",
+    )
+    OPTIMIZER_ASSIGN = PrivateName(
+        f"{TF_OPTIMIZER}.assign", "self, variable, value"
+    )
     OPTIMIZER_ASSIGN_ADD = PrivateName(
         f"{TF_OPTIMIZER}.assign_add", "self, variable, value"
     )
@@ -81,6 +97,7 @@ class Patched:
     VARIABLE_INITIALIZE = PrivateName(
         f"{_TF_VARIABLE}._initialize", "self, value", ("_value",)
     )
+    VARIABLE_VALUE = PrivateName(f"{_VARIABLE}.value", None, ("_value",))
     VARIABLE_HANDLE = PrivateName(f"{_TF_VARIABLE}.handle", None, ("handle",))
     SYNCHRONIZED_MOMENTS = PrivateName(
         f"{TF_OPS}.nn:_compute_moments_sync",
@@ -226,6 +243,13 @@ READ = (
         f"{TF_TRAINER}._symbolic_build",
         "self, iterator, data_batch",
         ("_compile_loss", "_compile_metrics"),
+    ),
+    PrivateName(f"{_VARIABLE}.__init__", None, ("_autocast", "_dtype")),
+    PrivateName(f"{OPTIMIZER}._get_variable_index", "self, variable"),
+    PrivateName(
+        "keras.src.backend.common.stateless_scope:StatelessScope.__enter__",
+        "self",
+        ("set_global_attribute",),
     ),
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
     PrivateName("keras.src.utils.traceback_utils:_EXCLUDED_PATHS"),

@@ -5,8 +5,13 @@ Read in TensorFlow 2.20.0 and 2.21.0.
 
 from keras_conflux._compat.private_names import PrivateName
 
+MODULE_CALLS = (2, 21)
+"""The first version whose names for calls of StableHLO modules were read."""
+
+_STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
 _DATA = "tensorflow.python.data.ops"
 _DISTRIBUTE = "tensorflow.python.distribute"
+_VARIABLE = f"{_DISTRIBUTE}.values:DistributedVariable"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
 CONTEXT = "tensorflow.python.eager.context:Context"
 _CALL_OPTIONS = "tensorflow.python.eager.context:FunctionCallOptions"
@@ -25,6 +30,16 @@ OVERRIDDEN = (
         "self, container_strategy, devices, cross_device_ops",
     ),
     PrivateName(f"{_EXTENDED}._scope", "self, strategy"),
+    PrivateName(f"{_EXTENDED}._update", "self, var, fn, args, kwargs, group"),
+    PrivateName(
+        f"{_EXTENDED}._replica_ctx_update", "self, var, fn, args, kwargs, group"
+    ),
+    PrivateName(
+        f"{_VARIABLE}._dense_var_to_tensor", "self, dtype, name, as_ref"
+    ),
+    PrivateName(f"{_VARIABLE}._get", "self"),
+    PrivateName(f"{_VARIABLE}._get_cross_replica", "self"),
+    PrivateName(f"{_VARIABLE}._as_graph_element", "self"),
     PrivateName(f"{_EXTENDED}._use_merge_call", "self"),
     PrivateName(f"{_EXTENDED}._make_collective_ops_with_fallbacks", "self"),
     PrivateName(f"{_EXTENDED}._get_cross_device_ops", "self, value"),
@@ -256,6 +271,10 @@ READ = (
         "op",
     ),
     PrivateName("tensorflow.python.framework.ops:Operation._add_control_input"),
+    PrivateName(
+        "tensorflow.python.framework.ops:Operation._update_input",
+        "self, index, tensor",
+    ),
     PrivateName(f"{_CONTROL_FLOW}:CondBranchFuncGraph"),
     PrivateName(f"{_CONTROL_FLOW}:WhileBodyFuncGraph"),
     PrivateName(f"{_CONTROL_FLOW}:WhileCondFuncGraph"),
@@ -275,6 +294,17 @@ READ = (
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_all_reduce",
         "input, group_assignment, reduce_op, mode, name",
     ),
+    PrivateName(
+        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_call_module",
+        "args, version, module, Sout, Tout, dim_args_spec, platforms, "
+        "function_list, has_token_input_output, disabled_checks, "
+        "use_shardy_partitioner, name",
+        since=MODULE_CALLS,
+    ),
+    PrivateName(
+        f"{_STABLEHLO}:serialize_portable_artifact_str", since=MODULE_CALLS
+    ),
+    PrivateName(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
     PrivateName("tensorflow.python.framework.ops:get_gradient_function", "op"),
     PrivateName(
         "tensorflow.python.ops.handle_data_util:copy_handle_data",

@@ -23,7 +23,7 @@ from keras_conflux._compat.replicas_in_turn import run_in_turn
 from keras_conflux._compat.tensorflow_log import without_untrue_lines
 
 
-class _OfReplicas:
+class OfReplicas:
     """What a `tf.Variable` can be made, and one with copies cannot.
 
     It has a copy for the replicas of one strategy, and for no others.
@@ -50,11 +50,11 @@ class _OfReplicas:
         return np.array(self.read_value().numpy(), dtype)
 
 
-class _OurMirroredVariable(_OfReplicas, values.MirroredVariable):
+class _OurMirroredVariable(OfReplicas, values.MirroredVariable):
     """A variable whose copies are equal."""
 
 
-class _OurSyncOnReadVariable(_OfReplicas, values.SyncOnReadVariable):
+class _OurSyncOnReadVariable(OfReplicas, values.SyncOnReadVariable):
     """A variable whose copies are reduced when it is read."""
 
 
@@ -178,6 +178,20 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         return self._conflux_all_reduce("mean" if mean else "sum", value)
 
+    def _update(
+        self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        if _is_in_parts(var):
+            return fn(var, *args, **kwargs)
+        return super()._update(var, fn, args, kwargs, group)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        if _is_in_parts(var):
+            return fn(var, *args, **kwargs)
+        return super()._replica_ctx_update(var, fn, args, kwargs, group)
+
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         is_function = isinstance(fn, tf.types.experimental.PolymorphicFunction)
         program = self._cloned(fn) if is_function else self._prepared(fn)
@@ -230,6 +244,11 @@ def assignments_of_all() -> int:
 def assignments(variable: Any) -> int:
     """Returns how often a variable has been assigned outside of replicas."""
     return getattr(variable, "conflux_assignments", 0)
+
+
+def _is_in_parts(variable: Any) -> bool:
+    """Whether a variable is no copies, and is written whole."""
+    return hasattr(variable, "layout")
 
 
 class _WholeScope:

@@ -89,9 +89,12 @@ def is_own_variable(handle: Any) -> bool:
 
 
 def copy_that_is_read(variable: Any) -> tf.Variable:
-    """Returns the copy of a mirrored variable that is read here.
+    """Returns the copy of a variable that is read here, or the variable itself.
 
     In a replica it is the replica's, elsewhere that of the current device, or
     the first.
     """
-    return variable._get_on_device_or_primary()
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return variable
+    found: Any = variable
+    return found._get_on_device_or_primary()

@@ -21,6 +21,7 @@ from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replicas import Replicas
@@ -328,6 +329,13 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
         for variable in state.variables_of(target)
         if state.is_mirrored(variable) and _is_float(variable)
     ]
+    for variable in found:
+        if sharding.is_sharded(variable):
+            raise ValueError(
+                f"{call}: of {state.name_of(variable)} each device has a part, "
+                "and there are no copies to reduce. Reduce what you have "
+                "computed in the replicas, or replicate without `shard`."
+            )
     if not found:
         raise ValueError(
             f"{call}: there is no floating-point variable in {target!r}. "

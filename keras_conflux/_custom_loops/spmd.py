@@ -27,6 +27,7 @@ from keras_conflux._custom_loops.signatures import R
 from keras_conflux._custom_loops.unsplit import warn_if_unsplit
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
+from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
@@ -38,7 +39,7 @@ from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import replica_rank
-from keras_conflux._replication.strategy import strategy_for
+from keras_conflux._replication.strategy import strategy_over
 from keras_conflux._replication.strategy import whole_batch_strategy
 from keras_conflux._replication.watchdog import StepAbandoned
 from keras_conflux._replication.watchdog import StepWatchdog
@@ -368,12 +369,12 @@ def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
         if _is_per_replica(leaf)
     }
     if devices is not None:
-        found.add(strategy_for(devices).devices)
+        found.add(find_devices(devices))
     if len(found) > 1:
         raise StrategyError(
             "The arguments of one call must be on the same devices. Received "
             f"Replicas on {' and on '.join(', '.join(d) for d in found)}."
         )
     if found:
-        return strategy_for(found.pop())
+        return strategy_over(found.pop())
     return current_strategy()

@@ -17,7 +17,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import current_strategy
-from keras_conflux._replication.strategy import strategy_for
+from keras_conflux._replication.strategy import strategy_over
 
 
 def split(batch: Tree, devices: DevicesLike = None) -> Any:
@@ -103,7 +103,7 @@ def distribute(
 
 
 def _devices(devices: DevicesLike) -> tuple[Device, ...]:
-    strategy = current_strategy() if devices is None else strategy_for(devices)
+    strategy = current_strategy() if devices is None else strategy_over(devices)
     return strategy.devices
 
 
@@ -111,7 +111,7 @@ def _split(
     batch: Tree, devices: tuple[Device, ...], *, at_once: bool = False
 ) -> Any:
     rows.assert_has_samples(batch)
-    communicator = strategy_for(devices).communicator
+    communicator = strategy_over(devices).communicator
     cut = [
         _cut(batch, communicator.rank(index), communicator.size)
         for index in range(len(devices))

@@ -11,6 +11,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -39,6 +40,8 @@ def initialize(original: Callable, variable: Any, value: Any) -> None:
             return
         with tf.init_scope(), strategy.scope():
             original(variable, known)
+    if strategy.shard == "weights":
+        sharding.shard_new(variable, strategy)
 
 
 def _strategy_of_variables() -> ReplicatedStrategy | None:
@@ -79,6 +82,8 @@ def handle(original: Callable, variable: Any) -> Any:
     There TensorFlow has no handle, though a tape watches the copy it reads.
     """
     value = keras_variables.backing(variable)
+    if sharding.is_sharded(value):  # of which a step reads the part
+        return tensorflow_internals.copy_that_is_read(value).handle
     if is_replicated(value) and tf.distribute.in_cross_replica_context():
         return tensorflow_internals.copy_that_is_read(value).handle
     return original(variable)
@@ -120,7 +125,9 @@ def add_optimizer_variable(
         return original(optimizer, reference_variable, *args, **kwargs)
     strategy = value.distribute_strategy
     keras_models.set_optimizer_strategy(optimizer, strategy)
-    if tf.distribute.get_strategy() is strategy:
-        return original(optimizer, reference_variable, *args, **kwargs)
     with strategy.scope():
-        return original(optimizer, reference_variable, *args, **kwargs)
+        made = original(optimizer, reference_variable, *args, **kwargs)
+    name = kwargs.get("name", args[0] if args else None)
+    if name != "gradient_accumulator" or strategy.shard == "weights":
+        sharding.shard_new(made, strategy)
+    return made

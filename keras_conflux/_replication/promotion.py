@@ -1,5 +1,7 @@
 """Gives models and optimizers one copy per device, in place, and back."""
 
+import contextlib
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import running
+from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -36,8 +39,8 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     present = _present_strategy(target, owners)
     if present and wanted and present is not wanted:
         raise StrategyError(
-            f"{target.name!r} is replicated on {', '.join(present.devices)} "
-            f"and was asked for on {', '.join(wanted.devices)}. Call "
+            f"{target.name!r} is replicated on {_described(present)} and was "
+            f"asked for on {_described(wanted)}. Call "
             "`keras_conflux.unreplicate` on it first."
         )
     strategy = present or wanted or current_strategy()
@@ -51,9 +54,14 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     running.assert_not_running(moved, change)
     waiting = _to_promote(owners)
     running.assert_not_read([variable for variable, _ in waiting], change)
-    _promote_all(waiting, strategy)
+    _promote_all(waiting, owners, strategy)
     _attach(owners, strategy)
     batch_norm.log_if_unsynchronized(owners, strategy.communicator.size)
+
+
+def _described(strategy: ReplicatedStrategy) -> str:
+    shard = f" with shard={strategy.shard!r}" if strategy.shard else ""
+    return f"{', '.join(strategy.devices)}{shard}"
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
@@ -67,7 +75,7 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
     seeds = keras_variables.global_seed_generator()
     common_seed.take(seeds, strategy)
     owners = list(state.stateful_objects([target, seeds]))
-    _promote_all(_to_promote(owners), strategy)
+    _promote_all(_to_promote(owners), owners, strategy)
     for owner in owners:
         if isinstance(owner, keras.optimizers.Optimizer):
             keras_models.set_optimizer_strategy(owner, strategy)
@@ -131,6 +139,24 @@ def adopt(
         promote_new_state(model, strategy)
 
 
+@contextlib.contextmanager
+def whole(model: keras.Model) -> Iterator[None]:
+    """Puts a model whose weights lie in parts on one device meanwhile.
+
+    What is exported reads variables that are whole.
+    """
+    is_cut = any(map(sharding.is_sharded, model.variables))
+    strategy = keras_models.strategy_of(model)
+    if not is_cut:
+        yield
+        return
+    demote(model)
+    try:
+        yield
+    finally:
+        promote(model, strategy)
+
+
 def demote(target: Any) -> None:
     """Puts a model or optimizer back on one device, with all state kept."""
     owners = list(state.stateful_objects(target))
@@ -178,12 +204,26 @@ def _attach(owners: Sequence[Any], strategy: ReplicatedStrategy | None) -> None:
 
 def _promote_all(
     waiting: Sequence[tuple[keras.Variable, bool]],
+    owners: Sequence[Any],
     strategy: ReplicatedStrategy,
 ) -> None:
-    """Gives each variable one copy per device; see `_to_promote`."""
-    if waiting:
-        with tf.init_scope(), strategy.scope():
-            for variable, summed in waiting:
+    """Gives each variable one copy per device, or one part.
+
+    One after another, so that no more than the largest is there twice.
+
+    Args:
+        waiting: See `_to_promote`.
+        owners: What has the variables.
+        strategy: What replicates them.
+    """
+    in_parts = sharding.to_shard(owners, strategy)
+    if not waiting and not in_parts:
+        return
+    for variable in in_parts:
+        sharding.shard(variable, strategy)
+    with tf.init_scope(), strategy.scope():
+        for variable, summed in waiting:
+            if not sharding.is_sharded(variable):
                 _promote_variable(variable, summed)
 
 
@@ -209,6 +249,8 @@ def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
     value = keras_variables.backing(variable)
     if value is None or not is_replicated(value):
         return value is not None
+    if sharding.is_sharded(value):
+        return False
     # Made by Keras in the strategy's scope, not by `make_backing`.
     aggregates = value.aggregation != tf.VariableAggregation.NONE
     return state.is_mirrored(variable) and (summed or aggregates)

@@ -25,8 +25,10 @@ from keras_conflux._replication import state
 from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import Shard
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_for
+from keras_conflux._replication.strategy import strategy_over
 
 Replicable: TypeAlias = (
     keras.layers.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
@@ -39,13 +41,17 @@ Values = TypeVar("Values")
 
 @overload
 def replicate(
-    target: None = None, devices: DevicesLike = None
+    target: None = None,
+    devices: DevicesLike = None,
+    *,
+    shard: Shard | None = None,
 ) -> ReplicatedStrategy: ...
 @overload
 def replicate(
     target: KerasObject,
     devices: DevicesLike = None,
     *,
+    shard: Shard | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> KerasObject: ...
@@ -61,6 +67,7 @@ def replicate(
     target: Any = None,
     devices: DevicesLike = None,
     *,
+    shard: Shard | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> Any:
@@ -89,6 +96,10 @@ def replicate(
         devices: See `keras_conflux.devices`. By default all for a strategy;
             for all else the devices of the open scope, else of
             `keras.distribution`, else all.
+        shard: What is too large to have a copy of on each device, which keeps
+            a part of it instead: `"optimizer"`, the optimizer's state, or
+            `"weights"`, also the weights. By default nothing. For a model,
+            what belongs to one, or a strategy in whose scope they are made.
         data: For a model, or a tree of models, what each of several processes
             reads. `"global"`: all read the same batches, and each computes
             its rows of them. `"local"`: each brings its own part of every
@@ -110,12 +121,15 @@ def replicate(
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
+        NotImplementedError: If `shard` is given in one of several processes.
         StrategyError: If the model belongs to another strategy.
         TypeError: If the target is a string or a number, has a dataset or a
             loss in it, or has both models and arrays; if `data` is given for
-            something else than models, or `reshuffle` is.
-        ValueError: If `data` is neither `"global"` nor `"local"`, or
-            `reshuffle` neither `True` nor `False`.
+            something else than models, or `reshuffle` is; if `shard` is given
+            for values.
+        ValueError: If `data` is neither `"global"` nor `"local"`, `reshuffle`
+            neither `True` nor `False`, or `shard` neither `"optimizer"` nor
+            `"weights"`.
 
     Example:
         ```python
@@ -131,31 +145,45 @@ def replicate(
     """
     model_options.check(target, data, reshuffle)
     step_timeout()  # an error now, and not after hours
-    if devices is None:
-        strategy = strategy_for(None) if target is None else current_strategy()
+    if devices is None and target is not None:
+        strategy = current_strategy()
+        if shard is not None:
+            strategy = strategy_for(strategy.devices, shard)
+    elif shard is None and target is not None and not _is_in_place(target):
+        strategy = strategy_over(devices)  # of which values hold the devices
     else:
-        strategy = strategy_for(devices)
+        strategy = strategy_for(devices, shard)
     if target is None:
         return strategy
     _check_target(target)
-    in_place = [isinstance(x, Replicable) for x in trees.flatten(target)]
-    if all(in_place) and not isinstance(target, Replicable):
+    if _is_in_place(target) and not isinstance(target, Replicable):
         return trees.map_leaves(
             lambda leaf: replicate(
-                leaf, devices, data=data, reshuffle=reshuffle
+                leaf, devices, shard=shard, data=data, reshuffle=reshuffle
             ),
             target,
         )
     if isinstance(target, Replicable):
         model_options.choose(target, data, reshuffle)
-        promotion.promote(target, strategy if devices is not None else None)
+        is_chosen = devices is not None or shard is not None
+        promotion.promote(target, strategy if is_chosen else None)
         return target
     if callable(target) and not isinstance(
         target, keras.Variable | tf.Variable
     ):
         with strategy.scope():
             return target()
+    if shard is not None:
+        raise TypeError(
+            "`shard` says what of a model lies in parts, and has no meaning "
+            f"for: {type(target).__name__}. Leave it out."
+        )
     return _replicate_tree(target, strategy)
+
+
+def _is_in_place(target: Any) -> bool:
+    """Whether a target is what has variables, or a tree of such."""
+    return all(isinstance(x, Replicable) for x in trees.flatten(target))
 
 
 def _check_target(target: Any) -> None:

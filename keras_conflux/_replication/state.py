@@ -119,6 +119,12 @@ def copies(variable: Any) -> tuple[tf.Variable, ...]:
     return (variable,)
 
 
+def own_copy(variable: Any) -> tf.Variable:
+    """Returns the running replica's copy, or its part, of a variable."""
+    found = copies(variable)
+    return found[tensorflow_internals.replica_index() if len(found) > 1 else 0]
+
+
 def is_mirrored(variable: keras.Variable) -> bool:
     """Whether copies must be equal; those of a metric are added when read."""
     on_read = tf.VariableSynchronization.ON_READ

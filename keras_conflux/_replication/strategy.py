@@ -8,12 +8,15 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
+from typing import Literal
 from typing import Self
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.initialization import initialize_from_environment
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
@@ -25,6 +28,9 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import steps
+
+Shard: TypeAlias = Literal["optimizer", "weights"]
+"""What of a model lies in parts, one on each device."""
 
 
 class ReplicatedStrategy(tf.distribute.MirroredStrategy):
@@ -43,9 +49,12 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     Args:
         devices: See `keras_conflux.devices`. All GPUs if `None`, or all CPU
             devices where there is no GPU.
+        shard: See `keras_conflux.replicate`.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
+        NotImplementedError: If `shard` is given in one of several processes.
+        ValueError: If `shard` is another word.
 
     Example:
         ```python
@@ -57,8 +66,12 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         ```
     """
 
-    def __init__(self, devices: DevicesLike = None) -> None:
+    def __init__(
+        self, devices: DevicesLike = None, *, shard: Shard | None = None
+    ) -> None:
         initialize_from_environment()
+        _check_shard(shard)
+        self._conflux_shard: Shard | None = shard
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -73,12 +86,17 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
-        _strategies.setdefault(self._conflux_devices, self)
+        _strategies.setdefault((self._conflux_devices, shard), self)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """One device per replica, in replica order."""
         return self._conflux_devices
+
+    @property
+    def shard(self) -> Shard | None:
+        """What lies in parts, one on each device. `None` if nothing does."""
+        return self._conflux_shard
 
     @functools.cached_property
     def ranks(self) -> Any:
@@ -128,7 +146,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_scopes.stack.pop().__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:
-        return f"ReplicatedStrategy([{', '.join(self.devices)}])"
+        shard = f", shard={self.shard!r}" * (self.shard is not None)
+        return f"ReplicatedStrategy([{', '.join(self.devices)}]{shard})"
 
 
 class _OpenScopes(threading.local):
@@ -143,13 +162,41 @@ def _nothing_set() -> tuple[Device, ...] | None:
 
 
 _distributions: list[Callable[[], tuple[Device, ...] | None]] = [_nothing_set]
-_strategies: dict[tuple[Device, ...], ReplicatedStrategy] = {}
+_strategies: dict[
+    tuple[tuple[Device, ...], Shard | None], ReplicatedStrategy
+] = {}
 
 
-def strategy_for(which: DevicesLike) -> ReplicatedStrategy:
+def strategy_for(
+    which: DevicesLike, shard: Shard | None = None
+) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
+    _check_shard(shard)
     chosen = find_devices(which)
-    return _strategies.get(chosen) or ReplicatedStrategy(chosen)
+    known = _strategies.get((chosen, shard))
+    return known or ReplicatedStrategy(chosen, shard=shard)
+
+
+def strategy_over(which: DevicesLike) -> ReplicatedStrategy:
+    """Returns the current strategy if it is over these devices, or another."""
+    chosen = find_devices(which)
+    current = current_strategy()
+    return current if current.devices == chosen else strategy_for(chosen)
+
+
+def _check_shard(shard: Any) -> None:
+    if shard not in (None, "optimizer", "weights"):
+        raise ValueError(
+            '`shard` is "optimizer", if each device is to keep a part of the '
+            'optimizer\'s state, or "weights", if also a part of the weights. '
+            f"Received: shard={shard!r}."
+        )
+    if shard is not None and process_count() > 1:
+        raise NotImplementedError(
+            f"`shard={shard!r}` works in one process, on the devices of one "
+            f"host, in this version. There are {process_count()} processes. "
+            "Start one process, or leave `shard` out."
+        )
 
 
 def has_strategies() -> bool:

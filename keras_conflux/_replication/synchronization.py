@@ -19,6 +19,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -36,14 +37,16 @@ def synchronize(target: Any, root: int = 0) -> None:
     Args:
         target: A replicated model, layer, optimizer, metric or variable, or a
             tree of them. A variable with a single copy is left as it is, and
-            so are the copies of a metric, which are added when it is read.
+            so are the copies of a metric, which are added when it is read, and
+            the parts of what `shard` has cut.
         root: The index of the replica whose copies are kept, from 0.
 
     Raises:
         StrategyError: If variables belong to several strategies, or to a
             strategy that is not a `ReplicatedStrategy`.
         TypeError: If there is something else in `target`.
-        ValueError: If there is no replica `root`.
+        ValueError: If there is no replica `root`, or if it is not 0 and has
+            only parts of some variables.
 
     Example:
         ```python
@@ -53,6 +56,7 @@ def synchronize(target: Any, root: int = 0) -> None:
         ```
     """
     found = _mirrored(target, "synchronize")
+    _refuse_parts(target, root)
     strategy = state.strategy_of(found)
     if strategy is not None and strategy.communicator.spans_processes:
         _copy_to_all(found, strategy, root)
@@ -321,5 +325,19 @@ def _mirrored(target: Any, call: str) -> list[Any]:
     return [
         variable
         for variable in state.variables_of(target)
-        if state.is_mirrored(variable)
+        if state.is_mirrored(variable) and not sharding.is_sharded(variable)
     ]
+
+
+def _refuse_parts(target: Any, root: int) -> None:
+    """Raises if a replica is to give others what it has a part of only."""
+    if root == 0:
+        return
+    for variable in state.variables_of(target):
+        if sharding.is_sharded(variable):
+            raise ValueError(
+                f"`synchronize(..., root={root})` copies the variables of one "
+                f"replica to others, and of {state.name_of(variable)} each has "
+                "a part. Leave out `root`, which copies what there are copies "
+                "of, or call `keras_conflux.unreplicate` first."
+            )

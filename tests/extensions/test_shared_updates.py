@@ -8,7 +8,7 @@ from conftest import ON_GPU
 from keras import optimizers
 
 import keras_conflux as kc
-from keras_conflux._extensions.optimizers import compat
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._extensions.optimizers import shared_updates
 
 RNG = np.random.default_rng(0)
@@ -91,7 +91,9 @@ def test_a_shared_update_does_what_those_of_each_variable_do(
     found = trained(OPTIMIZERS[name]())
     shapes = list(traced)
     assert sorted(shapes) == [(3,), (6,), (6, 3), (6, 6)]
-    monkeypatch.setattr(compat, "updates_with_tensors", lambda *_: False)
+    monkeypatch.setattr(
+        keras_optimizers, "updates_with_tensors", lambda *_: False
+    )
     expected = trained(OPTIMIZERS[name]())
     assert traced == shapes
     keras.tree.map_structure(assert_same, found, expected)
@@ -149,7 +151,9 @@ def test_variables_of_tensorflow_are_traced_one_by_one(traced):
 def test_an_update_that_writes_more_is_traced_for_each_variable(
     monkeypatch, traced
 ):
-    monkeypatch.setattr(compat, "updates_with_tensors", lambda *_: True)
+    monkeypatch.setattr(
+        keras_optimizers, "updates_with_tensors", lambda *_: True
+    )
     assert trained(Counting(0.1))[2][2] == 6 * 8
     assert len(traced) == 8  # each is tried
 

@@ -21,14 +21,20 @@ class CpuRing:
         devices: One device per replica of this process, in replica order.
         size: The number of replicas, those of all processes.
         group_key: Tells this group of devices from others.
+        first: The number from which keys are counted, far from those of
+            another ring of the group.
     """
 
     def __init__(
-        self, devices: Sequence[Device], size: int, group_key: int
+        self,
+        devices: Sequence[Device],
+        size: int,
+        group_key: int,
+        first: int = 0,
     ) -> None:
         self._size = size
         self._group_key = group_key
-        self._counters = [own_variable(device) for device in devices]
+        self._counters = [own_variable(device, first) for device in devices]
 
     def all_reduce(
         self, tensor: tf.Tensor, index: int, op: Op, call: str

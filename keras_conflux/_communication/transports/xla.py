@@ -1,4 +1,4 @@
-"""All-reduces inside XLA programs, between GPUs."""
+"""Reduces, scatters and gathers inside XLA programs, between GPUs."""
 
 import functools
 from collections.abc import Callable
@@ -9,10 +9,14 @@ import tensorflow as tf
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
+
+_GATHERS, _SCATTERS = 1 << 20, 1 << 21
+"""The numbers from which channels are counted, far from TensorFlow's own."""
 
 
 class XlaNccl:
@@ -62,14 +66,46 @@ class XlaNccl:
             tf.reshape(reduced[:-1], tf.shape(tensor)), tensor.shape
         )
 
+    @property
+    def moves_parts(self) -> bool:
+        """Whether it has collectives that move no more than parts."""
+        return tensorflow_xla.has_module_calls()
+
+    def reduce_scatter(self, flat: tf.Tensor, call: int) -> tf.Tensor:
+        """Returns this replica's part of the sum of all replicas' tensors."""
+        self._say_devices()
+        return tensorflow_xla.reduce_scatter(flat, self._size, _SCATTERS + call)
+
+    def all_gather(
+        self,
+        parts: Sequence[tf.Tensor],
+        call: int,
+        after: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Returns the joined parts of all replicas.
+
+        An entry of each tensor of `after` travels along, as XLA removes other
+        dependencies before it orders.
+        """
+        self._say_devices()
+        entries = [
+            tensorflow_graphs.an_entry(each, parts[0].dtype) for each in after
+        ]
+        if entries:
+            parts = [*parts, tf.concat(entries, 0)]
+        found = tensorflow_xla.all_gather(parts, self._size, _GATHERS + call)
+        return found[: len(found) - bool(entries)]
+
+    def _say_devices(self) -> None:
+        # Only CollectiveReduceV2 says which devices the program is for, and it
+        # supports sums and products alone. So it sums an empty tensor.
+        self._lowered(tf.zeros([0], tf.int32), SUM)
+
     def _reduced(self, tensor: tf.Tensor, index: int, op: Op) -> tf.Tensor:
         if not isinstance(op, Extreme):
             return self._lowered(tensor, op)
         if tensor.dtype == tf.int32:
-            # Only CollectiveReduceV2 says which devices the program is for,
-            # and it supports sums and products alone. So it sums an empty
-            # tensor.
-            self._lowered(tf.zeros([0], tensor.dtype), SUM)
+            self._say_devices()
             return tensorflow_xla.xla_all_reduce(
                 tensor, self._size, op.merge_op
             )

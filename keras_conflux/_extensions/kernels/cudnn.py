@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._extensions.kernels import compat
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.kernels.kernel import Form
 from keras_conflux._replication.steps import Step
 
@@ -37,7 +37,7 @@ class Cudnn:
         """See `Kernel`."""
         if not step.in_xla:
             return "the step is not compiled by XLA"
-        if not compat.has_module_calls():
+        if not tensorflow_xla.has_module_calls():
             return "TensorFlow is older than 2.21"
         strategy: Any = tf.distribute.get_strategy()
         capability = strategy.communicator.compute_capability
@@ -184,7 +184,7 @@ def _call(
         [shape[axis] for axis in (0, 2, 1, 3)] if len(shape) == 4 else [*shape]
         for shape, _ in results
     ]
-    return compat.module_call(
+    return tensorflow_xla.module_call(
         _module(target, operands, results, config),
         operands,
         shapes,

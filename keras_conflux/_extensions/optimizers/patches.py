@@ -1,19 +1,13 @@
 """What optimizers of Keras do in fewer operations."""
 
 from keras_conflux._compat.patching import patch_all
-from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.optimizers import private_names
 from keras_conflux._extensions.optimizers import shared_updates
-from keras_conflux._extensions.optimizers import tensors
 from keras_conflux._extensions.optimizers import weight_decay
 
 PATCHES = (
     (private_names.DECAY_WEIGHTS, weight_decay.decay),
     (private_names.UPDATE_VARIABLES, shared_updates.update),
-    (private_names.VARIABLE_KEY, tensors.key),
-    (private_names.OPTIMIZER_ASSIGN, tensors.write),
-    (Patched.OPTIMIZER_ASSIGN_ADD, tensors.write),
-    (Patched.OPTIMIZER_ASSIGN_SUB, tensors.write),
 )
 
 

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.optimizers import compat
 from keras_conflux._replication import steps
 
@@ -33,7 +34,9 @@ def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
         variable = keras_variables.backing(each) if is_keras else each
         if compat.decays(optimizer, variable):
             weight_decay, rate = factors(variable.dtype)
-            # What a variable does besides takes longer to trace.
+            # What a variable does besides takes longer to trace. The copy of
+            # a variable that lies in parts is the replica's part.
+            own = tensorflow_internals.copy_that_is_read(variable)
             tf.raw_ops.AssignSubVariableOp(
-                resource=variable.handle, value=variable * weight_decay * rate
+                resource=own.handle, value=own * weight_decay * rate
             )

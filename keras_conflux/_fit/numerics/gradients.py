@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._custom_loops.collectives import operations_of
 from keras_conflux._fit.global_batch.derivation import NotDerivable
@@ -15,7 +17,9 @@ from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._replication import sharding
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
 
 
@@ -108,22 +112,34 @@ class Gradients(Exit):
         return summed(found, sources, self.step)
 
     def to_apply(
-        self, grads: list[Any], trained: list[Any] | None, accumulates: bool
+        self,
+        grads: list[Any],
+        trained: list[Any] | None,
+        accumulates: bool,
+        scattered: Callable[[list[Any]], list[Any]] | None = None,
     ) -> list[Any]:
         """Returns the gradients of the global batch, or a replica's part.
 
         What a tape returned, and what was computed from that, is global
         already. Anything else, such as gradients that were computed by hand, is
         reduced here.
+
+        Args:
+            grads: What an optimizer was given.
+            trained: What they are for, if the optimizer was told.
+            accumulates: Whether it adds them up until it updates.
+            scattered: Sums those of all replicas, and cuts the sums, where the
+                optimizer needs no more than parts.
         """
-        collectives = replica_collectives()
+        if scattered is not None and _all_in(grads, self._postponed):
+            return scattered(shaped(grads, trained))
         if accumulates and _all_in(grads, self._postponed):
             grads = shaped(grads, trained)
-            return collectives.weighted(grads, _has_samples(self.step))
+            return _weighted(grads, trained, has_samples(self.step))
         if not _are_global(grads, self.step):
             grads = _made_global(shaped(grads, trained), trained, self.step)
         if accumulates:  # the copies of accumulators are added up
-            return collectives.weighted(grads, self.step.batch_fraction)
+            return _weighted(grads, trained, self.step.batch_fraction)
         return grads
 
     def warn_if_local(self, grads: list[Any]) -> None:
@@ -145,7 +161,44 @@ class Gradients(Exit):
 
 
 def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
-    """Sums the gradients of all replicas, which have their weights already."""
+    """Sums the gradients of all replicas, which have their weights already.
+
+    Of weights that lie in parts, a tape has parts of sums, which are gathered.
+    """
+    parts = [i for i, x in enumerate(sources) if sharding.is_sharded(x)]
+    if not parts:
+        return _summed_wholes(grads, sources, step)
+    others = [i for i in range(len(grads)) if i not in parts]
+    found = list(grads)
+    totals = _summed_wholes(
+        [grads[i] for i in others], [sources[i] for i in others], step
+    )
+    for i, total in zip(others, totals, strict=True):
+        found[i] = total
+    wholes = _gathered(
+        [grads[i] for i in parts], [sources[i] for i in parts], step
+    )
+    for i, whole in zip(parts, wholes, strict=True):
+        found[i] = whole
+    return found
+
+
+def _gathered(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
+    """Returns whole gradients of what lies in parts."""
+    given = [i for i, g in enumerate(grads) if g is not None]
+    flats = replica_collectives().gathered(
+        [grads[i] for i in given], rank_as_tensor()
+    )
+    found = list(grads)
+    for i, flat in zip(given, flats, strict=True):
+        found[i] = keras_variables.backing(sources[i]).layout.whole(flat)
+    step.kinds.mark_equal(found)
+    return found
+
+
+def _summed_wholes(
+    grads: list[Any], sources: list[Any], step: Step
+) -> list[Any]:
     grads = shaped(repeatable(grads), sources)
     is_value = [is_overwritten(source) for source in sources]
     own = [i for i, value in enumerate(is_value) if not value]
@@ -167,7 +220,7 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
 def _summed(grads: list[Any], step: Step) -> list[Any]:
     collectives = replica_collectives()
     if step.may_be_empty:
-        return collectives.weighted_sum(grads, _has_samples(step))
+        return collectives.weighted_sum(grads, has_samples(step))
     return collectives.all_reduce("sum", grads)
 
 
@@ -181,8 +234,20 @@ def _maxima(values: list[Any], step: Step) -> list[Any]:
         return []
     collectives = replica_collectives()
     if step.may_be_empty:
-        values = collectives.weighted(values, _has_samples(step))
+        values = collectives.weighted(values, has_samples(step))
     return collectives.all_reduce("max", values)
+
+
+def _weighted(
+    grads: list[Any], trained: list[Any] | None, weight: tf.Tensor
+) -> list[Any]:
+    """Returns summands of gradients. Those of parts are sums already."""
+    found = replica_collectives().weighted(grads, weight)
+    for i, variable in enumerate(trained or []):
+        if grads[i] is not None and sharding.is_sharded(variable):
+            layout = keras_variables.backing(variable).layout
+            found[i] = layout.own_part(grads[i], rank_as_tensor())
+    return found
 
 
 def _are_global(grads: list[Any], step: Step) -> bool:
@@ -249,6 +314,6 @@ def is_overwritten(variable: Any) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-def _has_samples(step: Step) -> tf.Tensor:
+def has_samples(step: Step) -> tf.Tensor:
     """A weight that ignores what a stand-in for samples has computed."""
     return tf.where(step.batch_fraction > 0, 1.0, 0.0)

@@ -6,6 +6,7 @@ replica alike.
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -19,12 +20,16 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat.replicated_extended import assert_of_running
 from keras_conflux._custom_loops import spmd
+from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics import sharded_updates
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.sharded_updates import ShardedUpdates
 from keras_conflux._fit.numerics.sparse_gradients import each_once
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import promotion
@@ -72,11 +77,30 @@ def apply(
         accumulating = _accumulates(optimizer)
         Choices.of(step).note_update(optimizer)
         Writes.of(step).make_global_before_update(given or [])
-        grads = Gradients.of(step).to_apply(grads, given, accumulating)
+        grads = _to_apply(optimizer, grads, given, accumulating, step)
     else:
         Gradients.of(step).warn_if_local(grads)
     with _applying(accumulating):
         return original(optimizer, grads, given)
+
+
+def _to_apply(
+    optimizer: Any,
+    grads: list[Any],
+    given: list[Any] | None,
+    accumulates: bool,
+    step: Step,
+) -> list[Any]:
+    """See `Gradients.to_apply`."""
+    trained = given
+    scattered = None
+    if sharded_updates.is_sharding():
+        trained = given or keras_optimizers.trained_by(optimizer)
+        if not accumulates and _cuts(optimizer):
+            scattered = functools.partial(
+                sharded_updates.scattered, trained, step
+            )
+    return Gradients.of(step).to_apply(grads, trained, accumulates, scattered)
 
 
 @contextlib.contextmanager
@@ -155,14 +179,23 @@ def _accumulates(optimizer: Any) -> bool:
     return bool(inner.gradient_accumulation_steps)
 
 
-def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Notes losses of which an optimizer accumulates the gradients.
+def _cuts(optimizer: Any) -> bool:
+    """Whether replicas need no more than parts of gradients."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return sharded_updates.is_sharding() and sharded_updates.updates_parts(
+        inner
+    )
 
-    They are reduced when it updates, and not in each step.
+
+def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Notes losses of which an optimizer reduces the gradients itself.
+
+    Those that it accumulates are reduced when it updates, and not in each step.
+    Those that it needs a part of are scattered when they are reduced.
     """
     result = original(optimizer, loss)
     step = steps.current_fit_step()
-    if step is not None and _accumulates(optimizer):
+    if step is not None and (_accumulates(optimizer) or _cuts(optimizer)):
         Gradients.of(step).postpone(result)
     return result
 
@@ -174,6 +207,14 @@ def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
         return original(model, data)
     with Gradients.of(step).in_keras_step():
         return original(model, data)
+
+
+def write(
+    original: Callable, optimizer: Any, variable: Any, value: Any
+) -> None:
+    """Writes a variable, or the tensor that an update is given for it."""
+    if not given_tensors.write(original.__name__, variable, value):
+        original(optimizer, variable, value)
 
 
 def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
@@ -188,7 +229,7 @@ def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
     # XLA has one replica here; several on GPUs have dense gradients.
     if is_sparse and _has_copies():
         value = each_once(value)
-    original(optimizer, variable, value)
+    write(original, optimizer, variable, value)
 
 
 def reduce_accumulated(
@@ -199,6 +240,11 @@ def reduce_accumulated(
     So there is one reduction per update, not one per micro-step. Until then
     each replica's accumulators hold the part of its own samples.
     """
+    updates = ShardedUpdates.running()
+    if updates is not None:
+        if _is_accumulating():
+            grads = updates.summed(grads)
+        return updates.clipped(original, grads)
     if _is_accumulating():
         grads = replica_collectives().all_reduce("sum", grads)
     return original(optimizer, grads)
@@ -207,7 +253,7 @@ def reduce_accumulated(
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
     """Whether the gradients of all replicas are finite."""
     finite = original(optimizer, grads)
-    if _is_accumulating():
+    if _is_accumulating() or sharded_updates.is_sharding():
         finite = (
             replica_collectives().all_reduce("min", tf.cast(finite, tf.int32))
             > 0

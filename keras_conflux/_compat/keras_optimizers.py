@@ -1,0 +1,145 @@
+"""What Keras' optimizers keep for each variable, and how they update it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+_ELEMENTWISE = (
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+    keras.optimizers.SGD,
+)
+"""The optimizers that update each entry of a variable by itself."""
+
+_OF_WHOLE_TENSORS = (
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
+"""The optimizers whose updates compare the entries of a variable."""
+
+_WITH_TENSORS = (*_ELEMENTWISE, *_OF_WHOLE_TENSORS)
+"""The optimizers that do with tensors what they do with variables.
+
+ScheduleFreeAdamW keeps the `value` of a variable, writes the variable, and then
+uses what it has kept. In TensorFlow that is the variable itself, and so the new
+value. A tensor would still be the old one.
+"""
+
+
+def updates_with_tensors(optimizer: Any, learning_rate: Any) -> bool:
+    """Whether an optimizer can be given tensors in place of variables.
+
+    It does the same for each variable of a shape then, unless its learning rate
+    or another setting is a variable that it updates.
+    """
+    settings = vars(optimizer)
+    updated = set(map(id, optimizer._trainable_variables))
+    return (
+        type(optimizer) in _WITH_TENSORS
+        and "update_step" not in settings
+        and not any(
+            id(each) in updated for each in (*settings.values(), learning_rate)
+        )
+    )
+
+
+def updates_each_entry(optimizer: Any) -> bool:
+    """Whether an update of an entry depends on no other entry of a variable."""
+    return _updates_as_one_of(optimizer, _ELEMENTWISE)
+
+
+def updates_whole_tensors(optimizer: Any) -> bool:
+    """Whether an optimizer of Keras compares the entries of a variable."""
+    return _updates_as_one_of(optimizer, _OF_WHOLE_TENSORS)
+
+
+def _updates_as_one_of(optimizer: Any, classes: Sequence[type]) -> bool:
+    known: Any = next((x for x in classes if isinstance(optimizer, x)), None)
+    return (
+        known is not None
+        and type(optimizer).update_step is known.update_step
+        and "update_step" not in vars(optimizer)
+    )
+
+
+def updated_together(optimizer: Any) -> list[list[Any]]:
+    """Returns for each variable the variable, and what is kept for it alone.
+
+    Args:
+        optimizer: One that has been built.
+
+    Returns:
+        Variables of Keras, or `None` for what it does not keep for one. All
+        lists of one variable for each count as what it keeps.
+    """
+    trained = optimizer._trainable_variables
+    kept = [
+        found
+        for name, found in vars(optimizer).items()
+        if name not in _NOT_UPDATED and _is_one_for_each(found, trained)
+    ]
+    # Adafactor puts the integer 0 in the place of what it does not keep for a
+    # variable. TensorFlow has integers on the CPU, where XLA cannot read them.
+    return [
+        [variable, *map(_unless_integer, own)]
+        for variable, *own in zip(trained, *kept, strict=True)
+    ]
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer was built for."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(inner._trainable_variables)
+
+
+def averages(optimizer: Any) -> list[Any]:
+    """Returns the averages of the variables that an optimizer was built for."""
+    return optimizer._model_variables_moving_average
+
+
+def index_of(optimizer: Any, variable: tf.Variable) -> int:
+    """Returns the position of a variable among those that are updated."""
+    return optimizer._get_variable_index(variable)
+
+
+def _unless_integer(variable: keras.Variable | None) -> keras.Variable | None:
+    if variable is None or variable.dtype.startswith("int"):
+        return None
+    return variable
+
+
+_NOT_UPDATED = (
+    "_trainable_variables",
+    "_variables",
+    "_accumulated_gradients",
+    "_model_variables_moving_average",
+)
+"""Lists of variables of an optimizer that its `update_step` does not use."""
+
+
+def _is_one_for_each(found: Any, trained: Sequence[Any]) -> bool:
+    """Whether something is a list of a variable, or `None`, for each."""
+    return (
+        isinstance(found, list | tuple)
+        and len(found) == len(trained)
+        and all(
+            each is None or isinstance(each, keras.Variable) for each in found
+        )
+        and any(each is not None for each in found)
+    )
+
+
+def stateless_scope() -> Any:
+    """Returns the `keras.StatelessScope` that this thread is in, or `None`."""
+    return global_state.get_global_attribute("stateless_scope")

@@ -1,0 +1,179 @@
+"""A variable of which each device holds a part."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import values
+
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.parts import Layout
+from keras_conflux._compat.replicated_extended import OfReplicas
+
+
+class ShardedVariable(OfReplicas, values.DistributedVariable):
+    """A variable that is flat, filled up and cut: a part on each device.
+
+    It is read and written whole, inside of replicas and outside, so nothing
+    that uses variables has to know. What works on parts asks for `part`.
+
+    Args:
+        strategy: What the variable belongs to.
+        parts: A variable for each replica, of one axis.
+        layout: How the parts make the whole.
+        gathered: Returns, in a replica, the whole value of this variable.
+        rank: Returns, in a replica, the position of the replica.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        parts: Sequence[tf.Variable],
+        layout: Layout,
+        gathered: Callable[["ShardedVariable"], tf.Tensor],
+        rank: Callable[[], Any],
+    ) -> None:
+        super().__init__(strategy, parts, tf.VariableAggregation.NONE)
+        self.layout = layout
+        self._gathered = gathered
+        self._rank = rank
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """That of the whole."""
+        return tf.TensorShape(self.layout.shape)
+
+    def get_shape(self) -> tf.TensorShape:
+        """Returns that of the whole."""
+        return self.shape
+
+    @property
+    def part(self) -> tf.Variable:
+        """The part of the running replica."""
+        return self._get_on_device_or_primary()
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the whole value."""
+        if self._in_replica():
+            return self._gathered(self)
+        flat = tf.concat([each.read_value() for each in self._values], 0)
+        return self.layout.whole(flat)
+
+    def value(self) -> tf.Tensor:
+        """Returns the whole value."""
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value, whose parts are joined on the host."""
+        flat = np.concatenate([each.numpy() for each in self._values])
+        return flat[: self.layout.size].reshape(self.layout.shape)
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Gives each device its part of a whole value."""
+        return self._write("assign", value, read_value)
+
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds to each part that of a whole value."""
+        return self._write("assign_add", value, read_value)
+
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts from each part that of a whole value."""
+        return self._write("assign_sub", value, read_value)
+
+    def scatter_add(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
+        """Adds some rows."""
+        return self.assign_add(tf.convert_to_tensor(sparse_delta))
+
+    def scatter_sub(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
+        """Subtracts some rows."""
+        return self.assign_sub(tf.convert_to_tensor(sparse_delta))
+
+    def scatter_update(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
+        """Sets some rows."""
+        places = tf.expand_dims(sparse_delta.indices, -1)
+        whole = tf.tensor_scatter_nd_update(
+            self.read_value(), places, sparse_delta.values
+        )
+        return self.assign(whole)
+
+    def _write(self, method: str, value: Any, read_value: bool) -> Any:
+        if self._in_replica():
+            part = self.layout.part_of(self._as_tensor(value), self._rank())
+            return getattr(self.part, method)(part, read_value=read_value)
+        # On the host, unless the value is on a device already: each device
+        # gets its part only.
+        is_tensor = isinstance(value, tf.Tensor | tf.Variable)
+        device = None if is_tensor else "CPU:0"
+        with tf.device(device):
+            whole = self._as_tensor(value)
+            parts = self.layout.parts(whole)
+        for own, part in zip(self._values, parts, strict=True):
+            getattr(own, method)(part, read_value=False)
+        return self
+
+    def _as_tensor(self, value: Any) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(value, dtype=self.dtype)
+        if not self.shape.is_compatible_with(tensor.shape):
+            raise ValueError(
+                f"{self.name} has the shape {self.shape}. Received a value "
+                f"of shape {tensor.shape}."
+            )
+        return tensor
+
+    def _in_replica(self) -> bool:
+        if not distribute_lib.has_strategy():
+            return False
+        strategy = distribute_lib.get_strategy()
+        if strategy is not self._distribute_strategy:
+            raise StrategyError(
+                f"{self.name} belongs to {self._distribute_strategy}, and "
+                f"{strategy} runs here. Call `keras_conflux.replicate` with "
+                "the same `devices` and `shard` before."
+            )
+        return distribute_lib.get_replica_context() is not None
+
+    def _get(self) -> Any:
+        return self.read_value()
+
+    def _get_cross_replica(self) -> tf.Tensor:
+        return self.read_value()
+
+    def _as_graph_element(self) -> tf.Tensor:
+        return self.read_value()
+
+    def _dense_var_to_tensor(
+        self,
+        dtype: tf.DType | None = None,
+        name: str | None = None,
+        as_ref: bool = False,
+    ) -> Any:
+        if as_ref or (dtype is not None and dtype != self.dtype):
+            return NotImplemented
+        return self.read_value()
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        return self.assign(restored_tensors["VARIABLE_VALUE"])

@@ -1,0 +1,282 @@
+"""Weights of which each device holds a part, as the layers of a step read them.
+
+A weight is gathered when a layer first reads it, together with its neighbours,
+in the dtype in which the layer computes. The gradient of a gathering sums the
+gradients of all replicas and leaves each its part of the sum, so a tape returns
+parts. What reads a weight in the backward pass is pointed at a second
+gathering, so that no weight lives from the forward pass until then.
+
+When a gathering may begin is told by data: one entry of what the step computes
+at that time travels along, because XLA drops all other orders.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.parts import Layout
+from keras_conflux._communication import dtypes
+from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_optimizers
+from keras_conflux._compat import keras_variables
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat.sharded_variable import ShardedVariable
+from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.sharded_updates import ShardedUpdates
+from keras_conflux._replication import sharding
+from keras_conflux._replication import state
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import rank_as_tensor
+from keras_conflux._replication.strategy import replica_collectives
+
+AHEAD = 1
+"""How many units earlier than they are read weights may be gathered."""
+
+UNITS_AT_LEAST = 8
+"""About how many units the weights of a small model make."""
+
+
+def value(original: Callable, variable: keras.Variable) -> Any:
+    """Returns the value of a variable, gathered in the step of a replica.
+
+    An optimizer that applies gradients gets what it accumulates in parts.
+    """
+    backing = keras_variables.backing(variable)
+    if (
+        not isinstance(backing, ShardedVariable)
+        or not in_replica()
+        or keras_optimizers.stateless_scope() is not None
+    ):
+        return original(variable)
+    updates = ShardedUpdates.running()
+    if updates is not None:
+        part = updates.accumulated(variable)
+        return original(variable) if part is None else part
+    step = steps.current_fit_step()
+    if step is None or tf.executing_eagerly() or Gradients.of(step).are_applied:
+        return original(variable)
+    return GatheredWeights.of(step).read(variable)
+
+
+class _Unit:
+    """Weights that are gathered together, in one dtype.
+
+    Args:
+        variables: The weights.
+        dtype: In which they travel.
+    """
+
+    def __init__(
+        self, variables: Sequence[keras.Variable], dtype: tf.DType
+    ) -> None:
+        self.variables: list[keras.Variable] = []
+        self.layouts: list[Layout] = []
+        self.dtype = dtype
+        for each in variables:
+            self.add(each)
+        self.parts: list[tf.Tensor] = []
+        self.whole: list[tf.Tensor] = []
+        self.reduced: list[tf.Tensor] = []
+
+    def add(self, variable: keras.Variable) -> None:
+        """Puts one more weight into it."""
+        self.variables.append(variable)
+        self.layouts.append(_layout(variable))
+
+    def gather(self, step: Step, after: Sequence[tf.Tensor]) -> None:
+        """Gathers them, once some tensors are known."""
+
+        @tf.custom_gradient
+        def gathered(*parts: tf.Tensor) -> Any:
+            self.parts = [tf.cast(part, self.dtype) for part in parts]
+            found = self.joined(after)
+
+            def gradient(*upstream: Any) -> list[tf.Tensor]:
+                self.reduced = self._scattered(upstream, parts, step)
+                return self.reduced
+
+            return found, gradient
+
+        parts = [state.own_copy(each).read_value() for each in self.variables]
+        found = gathered(*parts)
+        # A list of one comes back as its element.
+        self.whole = list(found) if isinstance(found, list | tuple) else [found]
+        step.kinds.mark_equal(self.whole)
+
+    def joined(
+        self, after: Sequence[tf.Tensor], again: bool = False
+    ) -> list[tf.Tensor]:
+        """Returns the whole weights, of parts that have been cast."""
+        flats = replica_collectives().gathered(
+            self.parts, rank_as_tensor(), after, again
+        )
+        return [
+            layout.whole(flat)
+            for layout, flat in zip(self.layouts, flats, strict=True)
+        ]
+
+    def _scattered(
+        self, upstream: Sequence[Any], parts: Sequence[tf.Tensor], step: Step
+    ) -> list[tf.Tensor]:
+        """Sums the gradients of all replicas, in the dtype of the weights."""
+        weight = gradients.has_samples(step) if step.may_be_empty else None
+        flats = [
+            layout.flat(
+                dtypes.weighted(
+                    tf.cast(tf.convert_to_tensor(g), part.dtype), weight
+                )
+            )
+            for g, part, layout in zip(
+                upstream, parts, self.layouts, strict=True
+            )
+        ]
+        return replica_collectives().scattered(flats, rank_as_tensor())
+
+
+class GatheredWeights(Part):
+    """The weights that a step has gathered."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._units: list[_Unit] = []
+        self._planned: dict[int, _Unit] | None = None
+        self._whole: dict[tuple[int, tf.DType], tf.Tensor] = {}
+        self._begins: list[tf.Tensor | None] = []
+
+    def read(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns a whole weight, in the dtype in which it is read."""
+        key = id(variable), tf.as_dtype(variable.dtype)
+        if key not in self._whole:
+            self._gather(variable, key[1])
+        return self._whole[key]
+
+    def forget(self, variable: keras.Variable) -> None:
+        """Says that a weight has been written."""
+        for key in [key for key in self._whole if key[0] == id(variable)]:
+            del self._whole[key]
+
+    def _gather(self, variable: keras.Variable, dtype: tf.DType) -> None:
+        unit = self._plan().pop(id(variable), None)
+        if unit is None or unit.dtype != dtype or unit in self._units:
+            unit = _Unit([variable], dtype)
+        self._units.append(unit)
+        # Branches and functions capture what the step has gathered.
+        with self.step.graph.as_default():
+            unit.gather(self.step, self._earlier())
+        for each, whole in zip(unit.variables, unit.whole, strict=True):
+            self._whole[id(each), dtype] = whole
+
+    def _earlier(self) -> list[tf.Tensor]:
+        """Returns what has to be known before the next gathering begins."""
+        self._begins.append(tensorflow_graphs.latest_float(self.step.graph))
+        begin = self._begins[max(0, len(self._begins) - 1 - AHEAD)]
+        return [] if begin is None else [begin]
+
+    def _plan(self) -> dict[int, _Unit]:
+        """Groups neighbours that layers read in one dtype, by their ids."""
+        if self._planned is None:
+            model = self.step.model
+            known = keras_models.dtypes_of_reading(model)
+            variables = [
+                variable
+                for variable in state.variables_of(model)
+                if id(variable) in known and sharding.is_sharded(variable)
+            ]
+            self._planned = {
+                id(variable): unit
+                for unit in _units(variables, known)
+                for variable in unit.variables
+            }
+        return self._planned
+
+    @contextlib.contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """Gathers weights again for what is traced here, the backward pass."""
+        graph = self.step.graph
+        begin = len(graph.get_operations())
+        yield
+        collectives = replica_collectives()
+        is_inside = tf.compat.v1.get_default_graph() is graph
+        if self._units and is_inside and collectives.can_gather_again:
+            before = len(graph.get_operations())
+            with graph.as_default():
+                self._gather_again(begin)
+            # They are traced last, and run early.
+            if steps.in_xla():
+                tensorflow_graphs.run_independently(graph, before)
+
+    def _gather_again(self, begin: int) -> None:
+        """Lets what was traced since read weights that are gathered there."""
+        order = tensorflow_graphs.positions(self.step.graph)
+        found: list[tuple[int, _Unit, list[tensorflow_graphs.Reader]]] = []
+        for unit in self._units:
+            readers = [
+                reader
+                for position, tensor in enumerate(unit.whole)
+                for reader in tensorflow_graphs.readers_since(
+                    tensor, order, begin, position
+                )
+            ]
+            if readers:
+                first = min(order[reader.operation] for reader in readers)
+                found.append((first, unit, readers))
+        found.sort(key=lambda each: each[0])
+        begins = [_upstream(readers, order) for _, _, readers in found]
+        for n, (first, unit, readers) in enumerate(found):
+            after = [begins[max(0, n - AHEAD)]]
+            # Gradients that wait to be summed are as large as weights.
+            for _, earlier, _ in found[: max(0, n - AHEAD - 1)][-2:]:
+                after += earlier.reduced
+            known = [x for x in after if x is not None and order[x.op] < first]
+            whole = unit.joined(known, again=True)
+            self.step.kinds.mark_equal(whole)
+            for reader in readers:
+                reader.read(whole[reader.position])
+
+
+def _upstream(
+    readers: list[tensorflow_graphs.Reader], order: dict[tf.Operation, int]
+) -> tf.Tensor | None:
+    """Returns what the first of some readers takes beside a weight."""
+    first = min(readers, key=lambda reader: order[reader.operation])
+    others = [
+        tensor
+        for index, tensor in enumerate(first.operation.inputs)
+        if index != first.index and tensorflow_graphs.may_tell(tensor)
+    ]
+    return max(others, key=lambda x: order[x.op], default=None)
+
+
+def _layout(variable: keras.Variable) -> Layout:
+    return keras_variables.backing(variable).layout
+
+
+def _units(
+    variables: Sequence[keras.Variable], known: dict[int, str]
+) -> list[_Unit]:
+    """Groups neighbours that are read in one dtype.
+
+    Two or three units are whole at a time, so one is a small part of a model.
+    """
+    sizes = [_layout(variable).size for variable in variables]
+    limit = min(GATHERED_TOGETHER, sum(sizes) // UNITS_AT_LEAST)
+    found: list[_Unit] = []
+    room = 0
+    for variable, size in zip(variables, sizes, strict=True):
+        dtype = tf.as_dtype(known[id(variable)])
+        if not found or size > room or found[-1].dtype != dtype:
+            found.append(_Unit([], dtype))
+            room = limit
+        found[-1].add(variable)
+        room -= size
+    return found

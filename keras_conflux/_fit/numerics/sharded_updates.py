@@ -1,0 +1,387 @@
+"""Optimizers update parts of variables, one on each device.
+
+Keras' optimizers run unchanged. What one does to each entry by itself, it does
+to a replica's part of a gradient, of a weight and of its state. What one does
+to a whole tensor, such as Muon, it does to the gathered whole on every replica,
+which keeps its part of the result.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.parts import Layout
+from keras_conflux._communication import dtypes
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_optimizers
+from keras_conflux._compat import keras_variables
+from keras_conflux._fit.numerics import given_tensors
+from keras_conflux._fit.numerics import gradients
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._replication import sharding
+from keras_conflux._replication import state
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import rank_as_tensor
+from keras_conflux._replication.strategy import replica_collectives
+
+
+class ShardedUpdates(Part):
+    """What an optimizer updates in a step, part by part."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._variables: Sequence[Any] | None = None
+        self._layouts: list[Layout | None] = []
+
+    @classmethod
+    def running(cls) -> "ShardedUpdates | None":
+        """Returns those of the step, while an optimizer applies gradients."""
+        step = steps.current()
+        if step is None or not in_replica():
+            return None
+        found = cls.of(step)
+        return None if found._variables is None else found
+
+    @contextlib.contextmanager
+    def of_variables(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> Iterator[None]:
+        """Says which variables an optimizer is applying gradients to."""
+        self._optimizer = optimizer
+        self._variables = variables
+        self._layouts = layouts_of(variables)
+        if any(self._layouts):
+            _assert_known(optimizer)
+        try:
+            yield
+        finally:
+            self._variables = None
+
+    @property
+    def by_parts(self) -> bool:
+        """Whether replicas update parts, and not wholes of which they keep."""
+        return updates_parts(self._optimizer)
+
+    def to_parts(self, grads: list[Any]) -> list[Any]:
+        """Cuts gradients that are whole, and those of all samples."""
+        rank = rank_as_tensor()
+        return [
+            layout.own_part(g, rank) if layout else g
+            for g, layout in zip(grads, self._layouts, strict=True)
+        ]
+
+    def summed(self, grads: list[Any]) -> list[Any]:
+        """Sums what has been accumulated, and leaves parts where it can."""
+        collectives = replica_collectives()
+        if not self.by_parts:
+            return self._summed_whole(grads)
+        return _in_parts(
+            grads,
+            self._layouts,
+            lambda whole, _: collectives.all_reduce("sum", whole),
+        )
+
+    def _summed_whole(self, grads: list[Any]) -> list[Any]:
+        """Sums what replicas have summands of, and joins what they have cut."""
+        collectives = replica_collectives()
+        cut = [
+            i
+            for i, layout in enumerate(self._layouts)
+            if layout is not None and layout.is_part(grads[i])
+        ]
+        rest = [i for i in range(len(grads)) if i not in cut]
+        found = list(grads)
+        sums = collectives.all_reduce("sum", [grads[i] for i in rest])
+        for i, total in zip(rest, sums, strict=True):
+            found[i] = total
+        flats = collectives.gathered([grads[i] for i in cut], rank_as_tensor())
+        for i, flat in zip(cut, flats, strict=True):
+            layout = self._layouts[i]
+            assert layout is not None, "it is cut"
+            found[i] = layout.whole(flat)
+        return found
+
+    def accumulated(self, variable: keras.Variable) -> tf.Variable | None:
+        """Returns what a replica has of an accumulator that lies in parts."""
+        backing = keras_variables.backing(variable)
+        known = keras_models.accumulators(self._optimizer)
+        if any(variable is each for each in known):
+            return backing.part
+        return None
+
+    def clipped(self, original: Callable, grads: list[Any]) -> list[Any]:
+        """Clips gradients, of some of which a replica has a part."""
+        optimizer = self._optimizer
+        if not self.by_parts:
+            return original(optimizer, grads)
+        if optimizer.clipnorm and optimizer.clipnorm > 0:
+            squares = self._squares(grads)
+            return [
+                _clipped_by_norm(g, square, optimizer.clipnorm)
+                for g, square in zip(grads, squares, strict=True)
+            ]
+        if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+            total = tf.reduce_sum(tf.stack(self._squares(grads)))
+            return _clipped_together(grads, total, optimizer.global_clipnorm)
+        return original(optimizer, grads)
+
+    def _squares(self, grads: list[Any]) -> list[tf.Tensor]:
+        """Returns the sum of squares of each whole gradient."""
+        squares = [tf.reduce_sum(tf.square(g)) for g in grads]
+        where = [i for i, layout in enumerate(self._layouts) if layout]
+        if where:
+            own = tf.stack([tf.cast(squares[i], tf.float32) for i in where])
+            total = replica_collectives().all_reduce("sum", own)
+            for i, square in zip(where, tf.unstack(total), strict=True):
+                squares[i] = tf.cast(square, squares[i].dtype)
+        return squares
+
+    def update(
+        self,
+        original: Callable,
+        grads: list[Any],
+        variables: list[Any],
+        learning_rate: Any,
+    ) -> None:
+        """Updates variables, each replica its parts, and gathers weights."""
+        optimizer = self._optimizer
+        together = keras_optimizers.updated_together(optimizer)
+        shared = given_tensors.SharedUpdate(optimizer, learning_rate)
+        rest: list[tuple[Any, Any]] = []
+        cut: list[tuple[tf.Variable, Layout, tf.Tensor]] = []
+        for g, variable, layout in zip(
+            grads, variables, self._layouts, strict=True
+        ):
+            if layout is None:
+                rest.append((g, variable))
+                continue
+            backing = keras_variables.backing(variable)
+            index = keras_optimizers.index_of(optimizer, backing)
+            kept = together[index]
+            values = [
+                None if x is None else self._read(x, layout) for x in kept
+            ]
+            new = shared.of(g, kept, values)
+            for each, value in zip(kept, new, strict=True):
+                if each is None or value is None:
+                    continue
+                if self.by_parts and not sharding.is_sharded(each):
+                    cut.append((_own(each), layout, value))
+                else:
+                    self._write(each, value)
+        if rest:
+            left_grads, left = map(list, zip(*rest, strict=True))
+            original(optimizer, left_grads, left, learning_rate)
+        _write_whole(cut)
+
+    def move_average(self, mean: keras.Variable, variable: Any) -> None:
+        """Moves an average towards a weight, as Keras computes it."""
+        own = _own(mean)
+        value = _own(variable).read_value()
+        if sharding.is_sharded(mean):
+            layout = keras_variables.backing(mean).layout
+            value = layout.own_part(value, rank_as_tensor())
+        is_first = tf.equal(self._optimizer.iterations, 0)
+        kept = tf.where(is_first, 0.0, self._optimizer.ema_momentum)
+        kept = tf.cast(kept, own.dtype)
+        _assign(own, kept * own + (1 - kept) * value)
+
+    def _read(self, variable: keras.Variable, layout: Layout) -> tf.Tensor:
+        backing = keras_variables.backing(variable)
+        if not self.by_parts:
+            return tf.convert_to_tensor(backing)
+        if sharding.is_sharded(backing):
+            return backing.part.read_value()
+        whole = tf.convert_to_tensor(backing)
+        return layout.part_of(whole, rank_as_tensor())
+
+    def _write(self, variable: keras.Variable, value: tf.Tensor) -> None:
+        if self.by_parts or not sharding.is_sharded(variable):
+            _assign(_own(variable), value)
+        else:
+            keras_variables.backing(variable).assign(value)
+
+
+def updates_parts(optimizer: Any) -> bool:
+    """Whether an optimizer may be given parts in place of variables."""
+    return keras_optimizers.updates_each_entry(optimizer) or getattr(
+        optimizer, "conflux_elementwise", False
+    )
+
+
+def _assert_known(optimizer: Any) -> None:
+    """Raises for an optimizer that may not be able to update tensors."""
+    if updates_parts(optimizer) or keras_optimizers.updates_whole_tensors(
+        optimizer
+    ):
+        return
+    shard = tf.distribute.get_strategy().shard
+    raise NotImplementedError(
+        f"Nobody knows whether {type(optimizer).__name__} updates each entry "
+        f"of a weight by itself, so it cannot train with `shard={shard!r}`. "
+        "Replicate with `shard=None`, or, if it does, write "
+        "`conflux_elementwise = True` in its class, read and write variables "
+        "by `self.assign` and its kin, and use no shapes in `update_step`."
+    )
+
+
+def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:
+    """Returns how replicas cut variables, `None` of what they update whole."""
+    strategy = tf.distribute.get_strategy()
+    return [
+        sharding.layout_for(variable, strategy)
+        if isinstance(variable, keras.Variable)
+        else None
+        for variable in variables
+    ]
+
+
+def is_sharding() -> bool:
+    """Whether the running replica keeps parts of some variables."""
+    strategy: Any = tf.distribute.get_strategy()
+    return (
+        in_replica()
+        and strategy.shard is not None
+        and strategy.communicator.size > 1
+    )
+
+
+def scattered(
+    variables: Sequence[Any], step: Step, grads: list[Any]
+) -> list[Any]:
+    """Sums the gradients of all replicas, which have their weights already.
+
+    Args:
+        variables: What they are for.
+        step: What the replica runs.
+        grads: This replica's.
+
+    Returns:
+        The sums: of variables that are cut, this replica's part.
+    """
+
+    def of_wholes(whole: list[Any], where: list[int]) -> list[Any]:
+        return gradients.summed(whole, [variables[i] for i in where], step)
+
+    weight = gradients.has_samples(step) if step.may_be_empty else None
+    return _in_parts(grads, layouts_of(variables), of_wholes, weight)
+
+
+def _in_parts(
+    grads: list[Any],
+    layouts: Sequence[Layout | None],
+    of_wholes: Callable[[list[Any], list[int]], list[Any]],
+    weight: tf.Tensor | None = None,
+) -> list[Any]:
+    """Sums some gradients whole, and of others a part.
+
+    Args:
+        grads: This replica's. What is a part already is a sum, too.
+        layouts: How each is cut, or `None`.
+        of_wholes: Sums those that are not, given their positions.
+        weight: Of what is cut.
+    """
+    collectives = replica_collectives()
+    found = list(grads)
+    whole = [i for i, layout in enumerate(layouts) if layout is None]
+    sums = of_wholes([grads[i] for i in whole], whole)
+    for i, total in zip(whole, sums, strict=True):
+        found[i] = total
+    where: list[int] = []
+    flats: list[tf.Tensor] = []
+    for i, (g, layout) in enumerate(zip(grads, layouts, strict=True)):
+        if layout is not None and g is not None and not layout.is_part(g):
+            where.append(i)
+            dense = tf.convert_to_tensor(g)
+            flats.append(layout.flat(dtypes.weighted(dense, weight)))
+    parts = collectives.scattered(flats, rank_as_tensor())
+    for i, part in zip(where, parts, strict=True):
+        found[i] = part
+    return found
+
+
+def apply_filtered(
+    original: Callable, optimizer: Any, grads: list[Any], variables: list[Any]
+) -> None:
+    """Applies gradients, of parts where an optimizer takes them."""
+    step = steps.current()
+    if step is None or not is_sharding():
+        original(optimizer, grads, variables)
+        return
+    updates = ShardedUpdates.of(step)
+    with updates.of_variables(optimizer, variables):
+        if updates.by_parts and not Gradients.of(step).are_accumulated:
+            grads = updates.to_parts(grads)
+        original(optimizer, grads, variables)
+
+
+def update_step(
+    original: Callable,
+    optimizer: Any,
+    grads: list[Any],
+    variables: list[Any],
+    learning_rate: Any,
+) -> None:
+    """Updates parts of variables, in replicas that keep parts."""
+    updates = ShardedUpdates.running()
+    if updates is None:
+        original(optimizer, grads, variables, learning_rate)
+    else:
+        updates.update(original, grads, variables, learning_rate)
+
+
+def average(
+    original: Callable, optimizer: Any, variables: Sequence[Any]
+) -> None:
+    """Moves averages of weights, each replica its parts of them."""
+    updates = ShardedUpdates.running()
+    if updates is None or not optimizer.use_ema:
+        original(optimizer, variables)
+        return
+    averages = keras_optimizers.averages(optimizer)
+    for variable, each in zip(variables, averages, strict=True):
+        if each is not None:
+            updates.move_average(each, variable)
+
+
+def _own(variable: keras.Variable) -> tf.Variable:
+    """Returns the running replica's copy, or part, of a variable."""
+    return state.own_copy(keras_variables.backing(variable))
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    # What a variable does besides takes longer to trace.
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
+    """Gathers what all replicas hold whole, and each has updated a part of."""
+    parts = [part for _, _, part in cut]
+    flats = replica_collectives().gathered(parts, rank_as_tensor())
+    for (variable, layout, _), flat in zip(cut, flats, strict=True):
+        _assign(variable, layout.whole(flat))
+
+
+def _clipped_by_norm(g: tf.Tensor, square: tf.Tensor, limit: float) -> Any:
+    # As `tf.clip_by_norm` computes it.
+    is_positive = square > 0
+    safe = tf.where(is_positive, square, tf.ones_like(square))
+    norm = tf.where(is_positive, tf.sqrt(safe), square)
+    return g * limit / tf.maximum(norm, limit)
+
+
+def _clipped_together(
+    grads: list[Any], square: tf.Tensor, limit: float
+) -> list[Any]:
+    # As `clip_by_global_norm` of Keras computes it: NaN if it is not finite.
+    norm = tf.sqrt(square)
+    scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
+    return [g * tf.cast(scale, g.dtype) for g in grads]

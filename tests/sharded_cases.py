@@ -1,0 +1,154 @@
+"""Trainings whose optimizer's state, or weights, lie in parts.
+
+`python sharded_cases.py 8` trains some of them on so many CPU devices.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from keras import optimizers
+
+import keras_conflux as kc
+
+RNG = np.random.default_rng(0)
+WIDTH = 65  # the sizes of variables are odd, and no count divides them
+X = RNG.normal(size=(22, WIDTH)).astype("float32")
+Y = (X[:, :3] * 2).astype("float32")
+
+
+def model():
+    """Variables that are cut, and some that are too small."""
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            layers.Input((WIDTH,)),
+            layers.Dense(67, activation="tanh"),
+            layers.LayerNormalization(),
+            layers.Dense(71, activation="tanh"),
+            layers.Dense(71, activation="tanh"),
+            layers.Dense(3),
+        ]
+    )
+
+
+def schedule():
+    return optimizers.schedules.CosineDecay(0.02, 10)
+
+
+def masked():
+    optimizer = optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.05)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return optimizer
+
+
+def scaled():
+    inner = optimizers.RMSprop(0.01, global_clipnorm=0.1)
+    return optimizers.LossScaleOptimizer(inner)
+
+
+OPTIMIZERS = {
+    "Adadelta": lambda: optimizers.Adadelta(1.0),
+    "Adafactor": lambda: optimizers.Adafactor(0.01),
+    "Adagrad": lambda: optimizers.Adagrad(0.02),
+    "Adam, amsgrad": lambda: optimizers.Adam(schedule(), amsgrad=True),
+    "Adam, accumulation": lambda: optimizers.Adam(
+        0.01, gradient_accumulation_steps=2, clipvalue=0.01
+    ),
+    "Adam, averages": lambda: optimizers.Adam(
+        0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "AdamW, a mask": masked,
+    "Adamax": lambda: optimizers.Adamax(0.01, weight_decay=0.1),
+    "Ftrl": lambda: optimizers.Ftrl(0.01),
+    "Lamb": lambda: optimizers.Lamb(0.01, clipnorm=0.05),
+    "Lion": lambda: optimizers.Lion(0.001),
+    "loss scaling": scaled,
+    "Muon": lambda: optimizers.Muon(0.01, weight_decay=0.1),
+    "Muon, accumulation": lambda: optimizers.Muon(
+        0.01, gradient_accumulation_steps=2, global_clipnorm=0.05
+    ),
+    "Nadam": lambda: optimizers.Nadam(0.01),
+    "RMSprop, centered": lambda: optimizers.RMSprop(
+        0.01, centered=True, momentum=0.9
+    ),
+    "SGD": lambda: optimizers.SGD(0.05, clipnorm=0.03),
+    "SGD, averages": lambda: optimizers.SGD(
+        0.05, momentum=0.9, nesterov=True, use_ema=True
+    ),
+}
+
+
+def trained(optimizer, count=None, shard=None, made=model, x=X, y=Y, **options):
+    """Trains for two epochs, whose last batch is uneven, or has 2 samples."""
+    one = made()
+    if count:
+        kc.replicate(one, devices=count, shard=shard)
+    one.compile(optimizer, "mse", **options)
+    history = one.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    return one, history.history["loss"]
+
+
+def assert_equal(found, expected, tolerance=1e-5):
+    """Compares trained models, and what their training returned."""
+    (one, losses), (other, expected_losses) = found, expected
+    np.testing.assert_allclose(losses, expected_losses, rtol=tolerance)
+    for variable, value in zip(one.variables, other.variables, strict=True):
+        close(variable, value, tolerance)
+    if one.optimizer is not None:
+        for variable, value in zip(
+            one.optimizer.variables, other.optimizer.variables, strict=True
+        ):
+            close(variable, value, tolerance)
+    assert kc.in_sync(one)
+
+
+def close(variable, expected, tolerance):
+    assert variable.shape == expected.shape, variable.path
+    expected = expected.numpy()
+    largest = np.abs(expected).max(initial=0)
+    np.testing.assert_allclose(
+        variable.numpy(),
+        expected,
+        rtol=tolerance,
+        atol=tolerance * max(largest, 1e-3),
+        err_msg=variable.path,
+    )
+
+
+def bytes_on_devices(variables):
+    """Returns how many bytes variables have on each device."""
+    found = {}
+    for variable in variables:
+        value = variable.value
+        strategy = getattr(value, "distribute_strategy", None)
+        copies = (
+            strategy.experimental_local_results(value) if strategy else [value]
+        )
+        for copy in copies:
+            size = copy.shape.num_elements() * copy.dtype.size
+            found[copy.device] = found.get(copy.device, 0) + size
+    return list(found.values())
+
+
+def main() -> None:
+    count = int(sys.argv[1])
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
+    for name in ("AdamW, a mask", "Adam, accumulation", "Muon"):
+        expected = trained(OPTIMIZERS[name]())
+        for shard in ("optimizer", "weights"):
+            found = trained(OPTIMIZERS[name](), count, shard)
+            assert_equal(found, expected)
+            print(name, shard)
+
+
+if __name__ == "__main__":
+    main()

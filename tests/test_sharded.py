@@ -1,0 +1,449 @@
+"""State and weights that lie in parts train what one device trains."""
+
+import functools
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+
+import hypothesis
+import hypothesis.strategies as st
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import COUNTS
+from conftest import MANY
+from conftest import RUN_LONG_TESTS
+from keras import layers
+from keras import optimizers
+from sharded_cases import OPTIMIZERS
+from sharded_cases import WIDTH
+from sharded_cases import X
+from sharded_cases import Y
+from sharded_cases import assert_equal
+from sharded_cases import bytes_on_devices
+from sharded_cases import close
+from sharded_cases import model
+from sharded_cases import trained
+
+import keras_conflux as kc
+
+SHARDS = ("optimizer", "weights")
+SEVERAL = [count for count in COUNTS if count > 1]
+pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+
+# Sums of squares, and of samples, in another order.
+TOLERANCE = 5e-5
+
+
+@functools.cache
+def on_one_device(name):
+    return trained(OPTIMIZERS[name]())
+
+
+def runs():
+    """Yields each optimizer with both words, and one number of devices each."""
+    for index, name in enumerate(OPTIMIZERS):
+        for shard in SHARDS:
+            for count in SEVERAL:
+                is_sample = count == SEVERAL[index % len(SEVERAL)]
+                if RUN_LONG_TESTS or (is_sample and index % 4 == 0):
+                    yield name, shard, count
+
+
+@pytest.mark.parametrize(("name", "shard", "count"), [*runs()])
+def test_training_equals_one_device(name, shard, count):
+    found = trained(OPTIMIZERS[name](), count, shard)
+    assert_equal(found, on_one_device(name), TOLERANCE)
+
+
+class OfTwo(keras.Model):
+    """A step of the user's own, which looks at whole gradients."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = keras.metrics.Mean("norm")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        grads = tape.gradient(loss, weights)
+        for g, weight in zip(grads, weights, strict=True):
+            assert g.shape == weight.shape
+        self.norm.update_state(tf.linalg.global_norm(grads))
+        grads = [g * 0.5 for g in grads]
+        self.optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return {"loss": loss, "norm": self.norm.result()}
+
+
+def own_step():
+    keras.utils.set_random_seed(1)
+    given = layers.Input((WIDTH,))
+    hidden = layers.Dense(67, activation="tanh")(given)
+    return OfTwo(inputs=given, outputs=layers.Dense(3)(hidden))
+
+
+def tied_and_frozen():
+    """A kernel that two layers read, one that is frozen, and a penalty."""
+    keras.utils.set_random_seed(1)
+    given = layers.Input((WIDTH,))
+    tied = layers.Dense(WIDTH, activation="tanh", kernel_regularizer="l2")
+    frozen = layers.Dense(70, trainable=False)
+    return keras.Sequential(
+        [
+            given,
+            tied,
+            layers.BatchNormalization(synchronized=True),
+            tied,
+            frozen,
+            layers.Dense(71, kernel_constraint="max_norm"),
+            layers.Dense(3),
+        ]
+    )
+
+
+def nested():
+    keras.utils.set_random_seed(1)
+    inner = keras.Sequential(
+        [
+            layers.Input((5, 13)),
+            layers.LSTM(33, return_sequences=True),
+            layers.LSTM(33),
+        ]
+    )
+    given = layers.Input((WIDTH,))
+    outputs = layers.Dense(3)(inner(layers.Reshape((5, 13))(given)))
+    return keras.Model(given, outputs)
+
+
+class Branching(layers.Layer):
+    """Reads a weight in a branch, and in a function."""
+
+    def build(self, shape):
+        shape = (shape[-1], shape[-1])
+        self.one = self.add_weight(shape=shape, name="one")
+        self.two = self.add_weight(shape=shape, name="two")
+        self.three = self.add_weight(shape=shape, name="three")
+
+    @tf.function
+    def in_function(self, x):
+        return keras.ops.matmul(x, self.three)
+
+    def call(self, x):
+        x = keras.ops.cond(
+            keras.ops.sum(self.one) > -1e9,
+            lambda: keras.ops.matmul(x, self.one),
+            lambda: keras.ops.matmul(x, self.two),
+        )
+        return self.in_function(keras.ops.tanh(x))
+
+
+def branching():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [layers.Input((WIDTH,)), Branching(), layers.Dense(3)]
+    )
+
+
+def mixed():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return model()
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+MODELS = {
+    "own step": (own_step, 5e-5),
+    "tied and frozen": (tied_and_frozen, 5e-5),
+    "nested, recurrent": (nested, 5e-5),
+    "branching": (branching, 5e-5),
+    "mixed precision": (mixed, 3e-2),
+}
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_equal_one_device(name, shard):
+    made, tolerance = MODELS[name]
+
+    def optimizer():
+        return optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5)
+
+    expected = trained(optimizer(), made=made)
+    found = trained(optimizer(), MANY, shard, made=made)
+    assert_equal(found, expected, tolerance)
+
+
+def is_whole(variable):
+    return variable.shape.num_elements() < 4096
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_devices_hold_parts(shard):
+    one, _ = trained(optimizers.Adam(0.01), MANY, shard)
+    for variables, is_cut in (
+        (one.weights, shard == "weights"),
+        (one.optimizer.variables, True),
+    ):
+        large = [v for v in variables if not is_whole(v)]
+        small = [v for v in variables if is_whole(v)]
+        size = sum(v.shape.num_elements() for v in large) * 4
+        expected = size / MANY if is_cut else size
+        for held in bytes_on_devices(large):
+            assert expected <= held < expected + 4 * len(large)
+        one_copy = sum(
+            v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in small
+        )
+        assert set(bytes_on_devices(small)) == {one_copy}
+
+
+def test_models_that_are_made_in_parts():
+    with kc.replicate(devices=MANY, shard="weights").scope():
+        one = model()
+        large = [v for v in one.weights if not is_whole(v)]
+        whole = 4 * sum(v.shape.num_elements() for v in large)
+        assert max(bytes_on_devices(large)) < whole / MANY + 4 * len(large)
+        one.compile(optimizers.Adam(0.01), "mse")
+    expected = trained(optimizers.Adam(0.01))
+    history = one.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    assert_equal((one, history.history["loss"]), expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_nothing_else_has_to_know(shard, tmp_path):
+    one, _ = trained(optimizers.Adam(0.01), MANY, shard, metrics=["mae"])
+    plain, _ = trained(optimizers.Adam(0.01), metrics=["mae"])
+    lines: list[str] = []
+    one.summary(print_fn=lines.append)
+    expected: list[str] = []
+    plain.summary(print_fn=expected.append)
+    assert lines[1:] == expected[1:]
+    assert one.count_params() == plain.count_params()
+    for a, b in zip(one.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    # Reading outside of replicas.
+    one.set_weights(plain.get_weights())
+    for a, b in zip(one.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    kernel = one.layers[0].kernel
+    np.testing.assert_array_equal(kernel + 0, kernel.numpy())
+    np.testing.assert_allclose(one(X), plain(X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        one.predict(X, verbose=0), plain.predict(X, verbose=0), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        one.evaluate(X, Y, batch_size=10, verbose=0),
+        plain.evaluate(X, Y, batch_size=10, verbose=0),
+        rtol=1e-5,
+    )
+    # Files.
+    one.save_weights(tmp_path / "a.weights.h5")
+    one.save(tmp_path / "a.keras")
+    for other in (model(), keras.saving.load_model(tmp_path / "a.keras")):
+        other.load_weights(tmp_path / "a.weights.h5")
+        for a, b in zip(other.weights, one.weights, strict=True):
+            close(a, b, 0)
+    for a, b in zip(
+        other.optimizer.variables, one.optimizer.variables, strict=True
+    ):
+        close(a, b, 0)
+    kernel.assign(kernel + 1)
+    one.load_weights(tmp_path / "a.weights.h5")
+    for a, b in zip(one.weights, other.weights, strict=True):
+        close(a, b, 0)
+    one.export(tmp_path / "served", verbose=False)
+    served = tf.saved_model.load(tmp_path / "served")
+    np.testing.assert_allclose(served.serve(X), plain(X), atol=1e-6)
+    # On one device again, and on fewer.
+    kc.unreplicate(one)
+    for count, word in ((None, None), (2, "optimizer"), (2, "weights")):
+        if count:
+            kc.replicate(one, devices=count, shard=word)
+        for a, b in zip(one.weights, other.weights, strict=True):
+            close(a, b, 0)
+        for a, b in zip(
+            one.optimizer.variables, other.optimizer.variables, strict=True
+        ):
+            close(a, b, 0)
+        kc.unreplicate(one)
+    assert kc.in_sync(one)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_training_is_resumed_on_other_devices(shard, tmp_path):
+    def train(count, word, epochs):
+        one = model()
+        if count:
+            kc.replicate(one, devices=count, shard=word)
+        one.compile(optimizers.SGD(0.05, momentum=0.9), "mse")
+        history = one.fit(
+            X,
+            Y,
+            batch_size=10,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[kc.Resume(tmp_path / str(word))],
+        )
+        return one, history.history["loss"]
+
+    train(MANY, shard, 2)
+    found, _ = train(2, SHARDS[shard == "optimizer"], 4)
+    keras.utils.set_random_seed(0)
+    expected = model()
+    expected.compile(optimizers.SGD(0.05, momentum=0.9), "mse")
+    expected.fit(X, Y, batch_size=10, epochs=4, verbose=0)
+    for a, b in zip(found.weights, expected.weights, strict=True):
+        close(a, b, TOLERANCE)
+
+
+class Unknown(optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * keras.ops.sign(gradient))
+
+
+class Known(Unknown):
+    conflux_elementwise = True
+
+
+def test_optimizers_of_ones_own():
+    with pytest.raises(NotImplementedError, match="conflux_elementwise = True"):
+        trained(Unknown(0.01), MANY, "weights")
+    with pytest.raises(NotImplementedError, match="ScheduleFreeAdamW"):
+        trained(optimizers.ScheduleFreeAdamW(0.01), MANY, "optimizer")
+    found = trained(Known(0.001), MANY, "weights")
+    assert_equal(found, trained(Known(0.001)), TOLERANCE)
+
+
+def test_what_is_refused():
+    one = model()
+    with pytest.raises(ValueError, match=r"`shard` is .*Received: shard='all'"):
+        kc.replicate(one, shard="all")
+    with pytest.raises(TypeError, match="has no meaning for: ndarray"):
+        kc.replicate(X, shard="weights")
+    kc.replicate(one, devices=2, shard="weights")
+    with pytest.raises(kc.StrategyError, match="unreplicate"):
+        kc.replicate(one, devices=2, shard="optimizer")
+    with pytest.raises(ValueError, match="there are no copies to reduce"):
+        kc.allreduce("mean", one)
+    with pytest.raises(ValueError, match="each has a part"):
+        kc.synchronize(one, root=1)
+    kc.synchronize(one)
+
+    @kc.withdevices(devices=2)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(one(x))
+        return tape.gradient(loss, one.trainable_variables)
+
+    with pytest.raises(NotImplementedError, match="computed in `fit` only"):
+        step(kc.replicate(X, devices=2))
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_other_loops(shard):
+    """`train_on_batch`, steps that run eagerly, and loops of the user's."""
+    one, other = model(), model()
+    kc.replicate(one, devices=2, shard=shard)
+    for each in (one, other):
+        each.compile(optimizers.Adam(0.01, use_ema=True), "mse")
+        for begin in (0, 7):
+            each.train_on_batch(X[begin : begin + 7], Y[begin : begin + 7])
+        each.compile(each.optimizer, "mse", run_eagerly=True)
+        each.fit(X, Y, batch_size=11, verbose=0, shuffle=False)
+    for a, b in zip(
+        [*one.weights, *one.optimizer.variables],
+        [*other.weights, *other.optimizer.variables],
+        strict=True,
+    ):
+        close(a, b, TOLERANCE)
+
+    @kc.withdevices(devices=2)
+    def predicted(x):
+        return one(x)
+
+    found = predicted(kc.replicate(X, devices=2))
+    np.testing.assert_allclose(found[1], one(X), atol=1e-5)
+
+
+def test_the_optimizer_in_a_loop_of_the_users():
+    one = kc.replicate(model(), devices=2, shard="optimizer")
+    optimizer = kc.replicate(
+        optimizers.Adam(0.01), devices=2, shard="optimizer"
+    )
+    other, plain = model(), optimizers.Adam(0.01)
+
+    def loss(model, x, y):
+        return tf.reduce_mean(tf.square(model(x) - y))
+
+    @kc.withdevices(devices=2)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(one, x, y)
+        grads = tape.gradient(value, one.trainable_variables)
+        grads = kc.allreduce("mean", grads)
+        optimizer.apply(grads, one.trainable_variables)
+
+    x, y = kc.Replicas([X[:11], X[11:]], 2), kc.Replicas([Y[:11], Y[11:]], 2)
+    for _ in range(2):
+        step(x, y)
+        with tf.GradientTape() as tape:
+            value = loss(other, X, Y)
+        grads = tape.gradient(value, other.trainable_variables)
+        plain.apply(grads, other.trainable_variables)
+    for a, b in zip(one.weights, other.weights, strict=True):
+        close(a, b, TOLERANCE)
+
+
+CLIPPING = (
+    {},
+    {"clipvalue": 1e-3},
+    {"clipnorm": 0.02},
+    {"global_clipnorm": 0.05},
+)
+KINDS = (optimizers.SGD, optimizers.AdamW, optimizers.Lion, optimizers.Muon)
+
+
+@hypothesis.settings(max_examples=12 if RUN_LONG_TESTS else 2)
+@hypothesis.given(
+    kind=st.sampled_from(KINDS),
+    clipping=st.sampled_from(CLIPPING),
+    accumulated=st.sampled_from((None, 2, 3)),
+    before=st.sampled_from([(None, None), *itertools.product(SEVERAL, SHARDS)]),
+    after=st.sampled_from([*itertools.product(SEVERAL, SHARDS)]),
+)
+def test_drawn_trainings_go_on_elsewhere(
+    kind, clipping, accumulated, before, after
+):
+    """What has been trained in one way is trained on in another, in place."""
+
+    def train(*ways):
+        one = model()
+        rate = 1e-3 if kind is optimizers.Lion else 0.01
+        optimizer = kind(rate, gradient_accumulation_steps=accumulated)
+        for name, limit in clipping.items():
+            setattr(optimizer, name, limit)
+        one.compile(optimizer, "mse")
+        for count, shard in ways:
+            if count:
+                kc.replicate(one, devices=count, shard=shard)
+            one.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+            kc.unreplicate(one)
+        return one
+
+    found = train(before, after)
+    expected = train((None, None), (None, None))
+    for a, b in zip(found.weights, expected.weights, strict=True):
+        close(a, b, TOLERANCE)
+
+
+@pytest.mark.long
+def test_eight_devices():
+    script = pathlib.Path(__file__).with_name("sharded_cases.py")
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, script, "8"], env=hidden, check=True)
