@@ -45,6 +45,8 @@ _SHOWN = {"Assert", "Print", "PrintV2", "StringFormat"}
 _NAMES = {"config", "config_proto", "container", "executor_type"}
 _NAMES |= {"shared_name", "token", "seed", "seed2", "value"}
 _UNKNOWN = "input"
+_Find = Callable[[str], tf.Operation | None]
+"""Returns the operation of a name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +114,8 @@ class CommonProgram:
         """
         if process_count() == 1:
             return
-        told = gather_if_different(what, self._own)
-        pair = _first_pair(told or [])
+        told = gather_if_different(what, self._own) or []
+        pair = _first_pair(told)
         if pair is None:
             return
         shown = None
@@ -220,7 +222,7 @@ class _Lines:
         return [*itertools.chain.from_iterable(self._bodies.values()), *lines]
 
     def _lines(
-        self, nodes: Sequence[Any], known: dict[str, Any], find: Callable
+        self, nodes: Sequence[Any], known: dict[str, Any], find: _Find
     ) -> Iterator[_Line]:
         for node in nodes:
             if _is_unsaid(node):

@@ -189,7 +189,7 @@ def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
         if isinstance(value, _SCALARS) and not key.startswith("_")
     ]
     if with_rates:
-        rate = keras.ops.convert_to_numpy(optimizer.learning_rate)
+        rate: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
         found.append(("learning_rate", float(rate)))
     return [
         (f"`{key}` of {optimizer.name}", value)
@@ -258,7 +258,9 @@ def _sums(variables: list[Any]) -> list[list[float]]:
 
 
 @functools.lru_cache(maxsize=16)
-def _summing(device: str, specs: tuple[tf.TensorSpec, ...]) -> Callable:
+def _summing(
+    device: str, specs: tuple[tf.TensorSpec, ...]
+) -> Callable[[list[tf.Tensor]], tf.Tensor]:
     """Returns a program that holds no variable."""
 
     def sums(values: list[tf.Tensor]) -> tf.Tensor:

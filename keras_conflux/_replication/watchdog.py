@@ -60,7 +60,7 @@ class StepWatchdog:
                 expand_composites=True,
             )
 
-    def call(self, program: Callable, *arguments: Any) -> Any:
+    def call(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Returns what the program returns, or raises what it raises.
 
         Args:
