@@ -8,13 +8,18 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
+from typing import TypeAlias
+from typing import TypeVar
+from typing import overload
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
+from keras_conflux._communication.transports.ops import OpName
 from keras_conflux._communication.transports.ops import find_op
 from keras_conflux._custom_loops import verbs
 from keras_conflux._custom_loops.spmd import withdevices
@@ -29,9 +34,44 @@ from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import whole_batch_strategy
 
+KerasVariables: TypeAlias = (
+    keras.layers.Layer | keras.optimizers.Optimizer | keras.Variable
+)
+Number: TypeAlias = bool | int | float | np.number[Any]
+V = TypeVar("V")
 
+
+@overload
+def allreduce(
+    op: OpName, values: KerasVariables, *, weight: Any = None
+) -> None: ...
+@overload
+def allreduce(
+    op: OpName, values: Replicas[V], *, weight: Any = None
+) -> Replicas[V]: ...
+@overload
+def allreduce(
+    op: OpName, values: Number, *, weight: Any = None
+) -> tf.Tensor: ...
+@overload
+def allreduce(op: OpName, values: V, *, weight: Any = None) -> V: ...
+@overload
+def allreduce(
+    op: OpName,
+    values: Number,
+    other: Number,
+    /,
+    *others: Number,
+    weight: Any = None,
+) -> Replicas[tf.Tensor]: ...
+@overload
+def allreduce(
+    op: OpName, values: V, other: V, /, *others: V, weight: Any = None
+) -> Replicas[V]: ...
 @tf.autograph.experimental.do_not_convert
-def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
+def allreduce(
+    op: OpName, values: Any, *others: Tree, weight: Any = None
+) -> Any:
     """Reduces the replicas' trees, leaf by leaf, to one that all get.
 
     Inside a `withdevices` function, `strategy.run` or a `train_step`, each
@@ -99,8 +139,26 @@ def allreduce(op: str, values: Any, *others: Tree, weight: Any = None) -> Any:
     return _collective(call, (values, *others), weight)
 
 
+@overload
+def reduce(op: OpName, values: KerasVariables, *, root: int = 0) -> None: ...
+@overload
+def reduce(
+    op: OpName, values: Replicas[V], *, root: int = 0
+) -> Replicas[V]: ...
+@overload
+def reduce(op: OpName, values: Number, *, root: int = 0) -> tf.Tensor: ...
+@overload
+def reduce(op: OpName, values: V, *, root: int = 0) -> V: ...
+@overload
+def reduce(
+    op: OpName, values: Number, other: Number, /, *others: Number, root: int = 0
+) -> Replicas[tf.Tensor]: ...
+@overload
+def reduce(
+    op: OpName, values: V, other: V, /, *others: V, root: int = 0
+) -> Replicas[V]: ...
 @tf.autograph.experimental.do_not_convert
-def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
+def reduce(op: OpName, values: Any, *others: Tree, root: int = 0) -> Any:
     """Reduces the replicas' trees to replica `root`; others keep their own.
 
     The call forms, the leaves and their dtypes are those of `allreduce`.
@@ -134,6 +192,22 @@ def reduce(op: str, values: Any, *others: Tree, root: int = 0) -> Any:
     return _collective(call, (values, *others))
 
 
+@overload
+def broadcast(values: KerasVariables, *, root: int = 0) -> None: ...
+@overload
+def broadcast(values: Replicas[V], *, root: int = 0) -> Replicas[V]: ...
+@overload
+def broadcast(values: Number, *, root: int = 0) -> tf.Tensor: ...
+@overload
+def broadcast(values: V, *, root: int = 0) -> V: ...
+@overload
+def broadcast(
+    values: Number, other: Number, /, *others: Number, root: int = 0
+) -> Replicas[tf.Tensor]: ...
+@overload
+def broadcast(
+    values: V, other: V, /, *others: V, root: int = 0
+) -> Replicas[V]: ...
 @tf.autograph.experimental.do_not_convert
 def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     """Gives every replica the tree of replica `root`, bit by bit.
@@ -179,6 +253,20 @@ def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     return _collective(call, (values, *others))
 
 
+@overload
+def allgather(values: Replicas[V], *, axis: int = 0) -> Replicas[V]: ...
+@overload
+def allgather(values: Number, *, axis: int = 0) -> tf.Tensor: ...
+@overload
+def allgather(values: V, *, axis: int = 0) -> V: ...
+@overload
+def allgather(
+    values: Number, other: Number, /, *others: Number, axis: int = 0
+) -> Replicas[tf.Tensor]: ...
+@overload
+def allgather(
+    values: V, other: V, /, *others: V, axis: int = 0
+) -> Replicas[V]: ...
 @tf.autograph.experimental.do_not_convert
 def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     """Joins the replicas' leaves along an axis, in replica order.

@@ -6,21 +6,23 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
+from typing import TypeVar
 
 from keras_conflux._common import arguments
-from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_iterators
 from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import move_at_once
 from keras_conflux._devices.device import devices as find_devices
+
+V = TypeVar("V")
 
 _JOIN_TIMEOUT = 5
 """For how many seconds an iterator that is closed waits for its thread."""
 
 
 def prefetch(
-    batches: Iterable[Tree], device: int | str, *, ahead: int = 2
-) -> Batches[Any]:
+    batches: Iterable[V], device: int | str, *, ahead: int = 2
+) -> Batches[V]:
     """Moves batches to a device before they are asked for.
 
     A thread draws and moves them while the program works on those before. It

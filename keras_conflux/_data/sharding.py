@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
+from typing import overload
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +14,25 @@ from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._data import rows
 
+V = TypeVar("V")
 
+
+@overload
+def shard(
+    samples: list[str],
+    index: int | None = None,
+    count: int | None = None,
+    *,
+    pad: bool = False,
+) -> Sequence[str]: ...
+@overload
+def shard(
+    samples: V,
+    index: int | None = None,
+    count: int | None = None,
+    *,
+    pad: bool = False,
+) -> V: ...
 def shard(
     samples: Any,
     index: int | None = None,

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterable
 from typing import Any
+from typing import TypeAlias
+from typing import TypeVar
+from typing import overload
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_conflux._common import arguments
@@ -19,7 +23,27 @@ from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_over
 
+Array: TypeAlias = npt.NDArray[Any] | tf.Tensor
+Parts: TypeAlias = Replicas[tf.Tensor]
+V = TypeVar("V")
 
+
+@overload
+def split(batch: Array, devices: DevicesLike = None) -> Parts: ...
+@overload
+def split(
+    batch: tuple[Array, Array], devices: DevicesLike = None
+) -> tuple[Parts, Parts]: ...
+@overload
+def split(
+    batch: tuple[Array, Array, Array], devices: DevicesLike = None
+) -> tuple[Parts, Parts, Parts]: ...
+@overload
+def split(
+    batch: tuple[V, ...], devices: DevicesLike = None
+) -> tuple[Replicas[V], ...]: ...
+@overload
+def split(batch: V, devices: DevicesLike = None) -> Replicas[V]: ...
 def split(batch: Tree, devices: DevicesLike = None) -> Any:
     """Splits a batch along its first axis, one part per device.
 
@@ -52,6 +76,21 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
     return _split(batch, _devices(devices))
 
 
+@overload
+def distribute(
+    dataset: Iterable[Array], devices: DevicesLike = None, *, ahead: int = 0
+) -> Batches[Parts]: ...
+@overload
+def distribute(
+    dataset: Iterable[tuple[Array, Array]],
+    devices: DevicesLike = None,
+    *,
+    ahead: int = 0,
+) -> Batches[tuple[Parts, Parts]]: ...
+@overload
+def distribute(
+    dataset: Iterable[Any], devices: DevicesLike = None, *, ahead: int = 0
+) -> Batches[Any]: ...
 def distribute(
     dataset: Iterable[Any], devices: DevicesLike = None, *, ahead: int = 0
 ) -> Batches[Any]:

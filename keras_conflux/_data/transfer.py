@@ -7,9 +7,12 @@ what is shared stays shared, and leaves that disagree are an error.
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
+from typing import overload
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_conflux._common import trees
@@ -24,10 +27,19 @@ from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _COMPOSITE = tf.IndexedSlices | tf.RaggedTensor | tf.SparseTensor
 _STATEFUL = state.STATEFUL | tf.Module
 
 
+@overload
+def to_device(
+    tree: npt.NDArray[Any] | float, device: int | str
+) -> tf.Tensor: ...
+@overload
+def to_device(tree: V, device: int | str) -> V: ...
 def to_device(tree: Tree, device: int | str) -> Tree:
     """Returns `tree` with its tensors, arrays and numbers on a device.
 
@@ -62,6 +74,14 @@ def to_device(tree: Tree, device: int | str) -> Tree:
     return place([opened], find_devices([device]))[0]
 
 
+@overload
+def to_cpu(tree: tf.Tensor) -> npt.NDArray[Any]: ...
+@overload
+def to_cpu(tree: list[tf.Tensor]) -> list[npt.NDArray[Any]]: ...
+@overload
+def to_cpu(tree: dict[K, tf.Tensor]) -> dict[K, npt.NDArray[Any]]: ...
+@overload
+def to_cpu(tree: V) -> V: ...
 def to_cpu(tree: Tree) -> Tree:
     """Returns `tree` with its tensors as NumPy arrays.
 

@@ -78,7 +78,7 @@ def _check_numbers(devices: DevicesLike) -> None:
     """Raises where a number, which means a GPU, would mean a CPU device."""
     if devices is None or tf.config.get_visible_devices("GPU"):
         return
-    items = devices.split(",") if isinstance(devices, str) else devices
+    items: Any = devices.split(",") if isinstance(devices, str) else devices
     listed = [items] if isinstance(items, numbers.Integral) else items
     if not isinstance(listed, Iterable):
         return  # `devices` refuses it

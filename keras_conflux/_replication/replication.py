@@ -57,6 +57,14 @@ def replicate(
 ) -> KerasObject: ...
 @overload
 def replicate(
+    target: list[KerasObject],
+    devices: DevicesLike = None,
+    *,
+    data: DataContract | None = None,
+    reshuffle: bool | None = None,
+) -> list[KerasObject]: ...
+@overload
+def replicate(
     target: Callable[[], Result], devices: DevicesLike = None
 ) -> Result: ...
 @overload
@@ -249,7 +257,7 @@ def devices_of(target: Replicable) -> tuple[Device, ...]:
 
     Returns:
         Of what is replicated, the devices of this process, in replica order.
-        Of all else, those of its variables: none where it has none yet.
+        Of all else, those of its variables, and none where it has none yet.
 
     Raises:
         TypeError: If it is no object of Keras.

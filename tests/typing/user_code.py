@@ -3,9 +3,13 @@
 A line that ends in `# error` is one that it rejects.
 """
 
+from collections.abc import Sequence
+from typing import Any
 from typing import assert_type
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 import keras_conflux as kc
@@ -70,3 +74,34 @@ compiled(tensor, tensor)  # error
 forward()  # error
 Trainer().step("a word")  # error
 kc.replicate(model, device=2)  # error
+
+Parts = kc.Replicas[tf.Tensor]
+array = np.ones((4, 2))
+assert_type(kc.split(array), Parts)
+assert_type(kc.split((array, tensor)), tuple[Parts, Parts])
+for x, y in kc.distribute([(array, array)]):
+    assert_type(step(x, y), Parts)
+assert_type(len(kc.distribute([array])), int)
+assert_type(kc.allreduce("mean", tensor, weight=2), tf.Tensor)
+assert_type(kc.allreduce("sum", [tensor]), list[tf.Tensor])
+assert_type(kc.allreduce("sum", 1.0), tf.Tensor)
+assert_type(kc.allreduce("max", tensors), Parts)
+assert_type(kc.allreduce("+", tensor, tensor), Parts)
+assert_type(kc.allreduce("mean", model), None)
+gradients: list[Any] = [tensor]
+assert_type(kc.allreduce("mean", gradients), list[Any])
+assert_type(kc.broadcast(tensor, root=1), tf.Tensor)
+assert_type(kc.allgather(tensor, tensor, axis=1), Parts)
+kc.allreduce("average", tensor)  # error
+kc.reduce(tensor, "sum")  # error
+assert_type(kc.statistics(model), list[kc.Statistics])
+assert_type(kc.statistics(tensors), kc.Replicas[list[kc.Statistics]])
+assert_type(kc.shard(array), np.ndarray[tuple[int, int], np.dtype[np.float64]])
+assert_type(kc.shard(["a.txt", "b.txt"]), Sequence[str])
+assert_type(kc.to_cpu(tensor), npt.NDArray[Any])
+assert_type(kc.replicate([model, model]), list[keras.Sequential])
+assert_type(kc.devices_of(model), tuple[kc.Device, ...])
+loaded = kc.load(model, "runs")
+print(loaded.step)  # error
+if loaded is not None:
+    assert_type(loaded.step, int)

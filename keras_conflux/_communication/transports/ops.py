@@ -7,11 +7,18 @@ divided afterwards.
 import operator
 from collections.abc import Callable
 from typing import Any
+from typing import Literal
 from typing import Protocol
+from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+OpName: TypeAlias = Literal[
+    "sum", "mean", "product", "min", "max", "+", "avg", "*", "prod"
+]
+"""How a user writes an op."""
 
 
 class Peers(Protocol):

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from typing import overload
 
 import keras
 import numpy as np
@@ -55,6 +56,12 @@ class Statistics:
         )
 
 
+@overload
+def statistics(target: keras.layers.Layer) -> list[Statistics]: ...
+@overload
+def statistics(target: Replicas[Any]) -> Replicas[list[Statistics]]: ...
+@overload
+def statistics(target: Any) -> list[Statistics]: ...
 def statistics(target: Any) -> Any:
     """Returns the `Statistics` of each leaf: mean, range, NaN and the like.
 

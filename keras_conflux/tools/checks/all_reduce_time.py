@@ -51,7 +51,7 @@ def bytes_moved(size: int, devices: int) -> float:
     return size * 2 * (1 - 1 / devices)
 
 
-def _chain(op: str, devices: Any, jit_compile: bool, times: int) -> Any:
+def _chain(op: Any, devices: Any, jit_compile: bool, times: int) -> Any:
     def chain(tensors: list[Any]) -> list[Any]:
         for _ in range(times):
             tensors = kc.allreduce(op, tensors)

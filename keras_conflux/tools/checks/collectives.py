@@ -22,7 +22,7 @@ def check(options: argparse.Namespace) -> Passed:
     return Passed("sums, means, minima and maxima are right")
 
 
-def _assert_right(devices: Any, op: str, dtype: str) -> None:
+def _assert_right(devices: Any, op: Any, dtype: str) -> None:
     import numpy as np
 
     import keras_conflux as kc
