@@ -44,23 +44,24 @@ def _all_gpus() -> list[str]:
     return [str(number) for number in range(len(lines))]
 
 
-def why_unseen(
-    listed: int, seen: int, for_cuda: bool
-) -> tuple[str, str] | None:
-    """Returns what is wrong and what to type, or `None` if nothing is.
+def unseen(listed: int, seen: int) -> str:
+    """Returns what TensorFlow does not see of the GPUs, `""` if nothing.
 
     Args:
         listed: How many GPUs the driver lists.
         seen: How many of them TensorFlow sees.
-        for_cuda: Whether TensorFlow is built for CUDA.
     """
     if listed <= seen:
-        return None
-    wrong = f"the driver lists {listed} GPUs, and TensorFlow sees {seen}"
-    return wrong, _todo(for_cuda)
+        return ""
+    return f"the driver lists {listed} GPUs, and TensorFlow sees {seen}"
 
 
-def _todo(for_cuda: bool) -> str:
+def cure(for_cuda: bool) -> str:
+    """Returns what to type where TensorFlow does not see GPUs.
+
+    Args:
+        for_cuda: Whether TensorFlow is built for CUDA.
+    """
     if not for_cuda:
         return "pip install 'tensorflow[and-cuda]'; this one has no CUDA"
     installed = {each.name for each in metadata.distributions()}

@@ -13,8 +13,9 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.notices import tell
 from keras_conflux._devices.device import list_devices
+from keras_conflux._devices.driver import cure
+from keras_conflux._devices.driver import unseen
 from keras_conflux._devices.driver import visible_gpus
-from keras_conflux._devices.driver import why_unseen
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
@@ -59,10 +60,10 @@ def _devices(strategy: ReplicatedStrategy) -> str:
         text += f" in {processes} processes"
     if used == there:
         return text
-    cure = 'kc.replicate(model, devices="all")'
+    all_of_them = 'for all: kc.replicate(model, devices="all")'
     if processes == 1:
-        return f"{used} of {there} {noun}s (for all: {cure})"
-    return f"{text}, {used} of {there} in this one (for all: {cure})"
+        return f"{used} of {there} {noun}s ({all_of_them})"
+    return f"{text}, {used} of {there} in this one ({all_of_them})"
 
 
 def _batches(sizes: Sequence[int]) -> str:
@@ -82,8 +83,6 @@ def _tell_of_driver() -> None:
     if _has_told_of_driver or seen:
         return
     _has_told_of_driver = True
-    for_cuda = tf.test.is_built_with_cuda()
-    found = why_unseen(len(visible_gpus(os.environ)), seen, for_cuda)
-    if found is not None:
-        wrong, todo = found
-        tell(f"{wrong}. Type: {todo}")
+    wrong = unseen(len(visible_gpus(os.environ)), seen)
+    if wrong:
+        tell(f"{wrong}. Type: {cure(tf.test.is_built_with_cuda())}")

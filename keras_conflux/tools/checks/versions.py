@@ -3,7 +3,8 @@
 import argparse
 
 from keras_conflux._compat import versions
-from keras_conflux._devices.driver import why_unseen
+from keras_conflux._devices.driver import cure
+from keras_conflux._devices.driver import unseen
 from keras_conflux.tools.checks.table import Passed
 from keras_conflux.tools.checks.table import Wrong
 
@@ -19,10 +20,9 @@ def check(options: argparse.Namespace) -> Passed:
     import keras_conflux as kc
 
     seen = len(tf.config.list_physical_devices("GPU"))
-    for_cuda = tf.test.is_built_with_cuda()
-    unseen = why_unseen(options.gpus, seen, for_cuda)
-    if unseen is not None:
-        raise Wrong(*unseen)
+    wrong = unseen(options.gpus, seen)
+    if wrong:
+        raise Wrong(wrong, cure(tf.test.is_built_with_cuda()))
     return Passed(
         f"keras-conflux {kc.__version__}, Keras {keras.__version__}, "
         f"TensorFlow {tf.__version__}",
