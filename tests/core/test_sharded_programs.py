@@ -1,0 +1,80 @@
+"""What XLA makes of steps whose weights, or optimizer's state, lie in parts.
+
+On CPU devices it compiles collectives, and refuses to run them.
+"""
+
+import collections
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from conftest import ON_GPU
+from keras import layers
+from tensorflow.python.eager.polymorphic_function import compiler_ir
+
+import keras_conflux as kc
+from keras_conflux._communication.communicator import Communicator
+from keras_conflux._compat import shared_trace
+from keras_conflux._compat import tensorflow_xla
+
+LAYERS = 6  # whose kernels are cut
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """What replicas have traced for XLA, though the devices are CPUs."""
+    found = []
+    original = shared_trace.SharedTrace.__init__
+
+    def noted(self, *arguments):
+        original(self, *arguments)
+        found.append(self)
+
+    monkeypatch.setattr(shared_trace.SharedTrace, "__init__", noted)
+    monkeypatch.setattr(Communicator, "supports_xla", True)
+    monkeypatch.setattr(tensorflow_xla, "_PLATFORM", "CPU")
+    return found
+
+
+def collectives(trace):
+    """Returns the names of the collectives of a program, with operands."""
+    specs = [
+        tf.TensorSpec([4 if x is None else x for x in each.shape], each.dtype)
+        for each in trace._concrete.inputs
+        if each.dtype != tf.resource
+    ]
+    compiled = compiler_ir.from_concrete_function(trace._concrete, specs)
+    program = compiled("optimized_hlo", "/device:CPU:0")
+    kind = r" (all-gather|all-reduce|reduce-scatter)\(([^)]*)\)"
+    return [(x[1], len(x[2].split(","))) for x in re.finditer(kind, program)]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_collectives_of_a_step(traces, shard):
+    model = keras.Sequential(
+        [layers.Input((64,))]
+        + [layers.Dense(64, activation="tanh") for _ in range(LAYERS)]
+    )
+    kc.replicate(model, devices=2, shard=shard)
+    model.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
+    x = np.ones([8, 64], "float32")
+    with pytest.warns(kc.ConfluxWarning, match="Collectives are not yet"):
+        model.fit(x, x, verbose=0)
+    (trace,) = traces
+    assert trace.serves_others()
+    found = collectives(trace)
+    kinds = collections.Counter(kind for kind, _ in found)
+    assert kinds["reduce-scatter"] == LAYERS
+    if shard == "optimizer":
+        assert kinds["all-gather"] == 1
+        assert ("all-gather", LAYERS) in found
+    else:
+        # The backward pass does not read the first kernel.
+        assert kinds["all-gather"] == 2 * LAYERS - 1
+        # An activation or a gradient travels along.
+        assert found.count(("all-gather", 2)) == 2 * LAYERS - 1
