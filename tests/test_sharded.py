@@ -345,8 +345,14 @@ def test_what_is_refused():
             loss = tf.reduce_sum(one(x))
         return tape.gradient(loss, one.trainable_variables)
 
-    with pytest.raises(NotImplementedError, match="computed in `fit` only"):
-        step(kc.replicate(X, devices=2))
+    x = kc.replicate(X, devices=2)
+    with pytest.raises(kc.StrategyError, match="devices=2, shard='weights'"):
+        step(x)
+    with (
+        kc.replicate(devices=2, shard="weights"),
+        pytest.raises(NotImplementedError, match="computed in `fit` only"),
+    ):
+        step(x)
 
 
 @pytest.mark.sampled(2)
@@ -372,7 +378,8 @@ def test_other_loops(shard):
     def predicted(x):
         return one(x)
 
-    found = predicted(kc.replicate(X, devices=2))
+    with kc.replicate(devices=2, shard=shard):
+        found = predicted(kc.replicate(X, devices=2))
     np.testing.assert_allclose(found[1], one(X), atol=1e-5)
 
 
@@ -395,8 +402,11 @@ def test_the_optimizer_in_a_loop_of_the_users():
         optimizer.apply(grads, one.trainable_variables)
 
     x, y = kc.Replicas([X[:11], X[11:]], 2), kc.Replicas([Y[:11], Y[11:]], 2)
-    for _ in range(2):
+    with pytest.raises(kc.StrategyError, match="shard='optimizer'"):
         step(x, y)
+    for _ in range(2):
+        with kc.replicate(devices=2, shard="optimizer"):
+            step(x, y)
         with tf.GradientTape() as tape:
             value = loss(other, X, Y)
         grads = tape.gradient(value, other.trainable_variables)

@@ -73,8 +73,9 @@ def _from_arguments(
         )
     if isinstance(addresses, str):
         addresses = separated(addresses)
-    if not isinstance(addresses, Sequence) or not all(
-        isinstance(each, str) for each in addresses
+    given: Any = addresses
+    if not isinstance(given, Sequence) or not all(
+        isinstance(each, str) for each in given
     ):
         raise ClusterError(
             'Expected addresses such as ["10.0.0.1:2222", "10.0.0.2:2222"]. '

@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
 from keras_conflux._cluster import loopback
 from keras_conflux._cluster.cluster import split_address
@@ -147,12 +148,13 @@ class _Callers:
         """
         left = max(0.0, end - time.monotonic())
         for key, _ in self._selector.select(left):
-            if key.fileobj is self._server:
+            caller: Any = key.fileobj
+            if caller is self._server:
                 self._accept()
-            elif key.fileobj in self._unknown:
-                found = self._listen(key.fileobj)
+            elif caller in self._unknown:
+                found = self._listen(caller)
                 if found is not None:
-                    yield key.fileobj, *found
+                    yield caller, *found
 
     def answer(self, text: str) -> None:
         """Answers all who are known."""

@@ -65,21 +65,23 @@ _CONVERTIBLE = {
 
 
 def assert_of_running(variable: Any) -> None:
-    """Raises if the replica that runs is on other devices than the copies."""
-    running = tf.distribute.get_strategy()
-    if not isinstance(running.extended, ReplicatedExtended):
+    """Raises if the replica that runs is of another strategy than the copies.
+
+    What lies in parts belongs to a strategy that cuts it.
+    """
+    own, running = variable.distribute_strategy, tf.distribute.get_strategy()
+    if own is running or not isinstance(running.extended, ReplicatedExtended):
         return
-    ours, theirs = (
-        each.extended.worker_devices
-        for each in (variable.distribute_strategy, running)
-    )
-    if ours != theirs:
+    ours, theirs = (each.extended.worker_devices for each in (own, running))
+    shard = getattr(own, "shard", None)
+    if ours != theirs or shard is not None:
+        given = "" if shard is None else f", shard={shard!r}"
         raise StrategyError(
-            f"The variable {variable.name!r} is replicated on {_short(ours)}, "
-            f"and the step runs on {_short(theirs)}. Models, optimizers and "
-            "batches of a step have the same devices: write "
-            f"`with keras_conflux.replicate(devices={len(ours)}):` around all "
-            "of them, or give each call the same `devices`."
+            f"The variable {variable.name!r} is replicated on "
+            f"{_short(ours)}{given}, and the step runs on {_short(theirs)}. "
+            "Models, optimizers and batches of a step have the same devices: "
+            f"write `with keras_conflux.replicate(devices={len(ours)}{given}):`"
+            " around all of them, or give each call the same `devices`."
         )
 
 
@@ -170,6 +172,8 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         # Replicas write their copies without this.
         if tf.executing_eagerly():
             _note_assignment(var)
+        if _is_in_parts(var):
+            return fn(var, *args, **kwargs)
         return super()._update(var, fn, args, kwargs, group)
 
     def _replica_ctx_all_reduce(
@@ -177,13 +181,6 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         return self._conflux_all_reduce("mean" if mean else "sum", value)
-
-    def _update(
-        self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
-    ) -> Any:
-        if _is_in_parts(var):
-            return fn(var, *args, **kwargs)
-        return super()._update(var, fn, args, kwargs, group)
 
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool

@@ -9,9 +9,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values
 
-from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.parts import Layout
 from keras_conflux._compat.replicated_extended import OfReplicas
+from keras_conflux._compat.replicated_extended import assert_of_running
 
 
 class ShardedVariable(OfReplicas, values.DistributedVariable):
@@ -144,13 +144,7 @@ class ShardedVariable(OfReplicas, values.DistributedVariable):
     def _in_replica(self) -> bool:
         if not distribute_lib.has_strategy():
             return False
-        strategy = distribute_lib.get_strategy()
-        if strategy is not self._distribute_strategy:
-            raise StrategyError(
-                f"{self.name} belongs to {self._distribute_strategy}, and "
-                f"{strategy} runs here. Call `keras_conflux.replicate` with "
-                "the same `devices` and `shard` before."
-            )
+        assert_of_running(self)
         return distribute_lib.get_replica_context() is not None
 
     def _get(self) -> Any:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from keras_conflux._common.user_warnings import warn
 
@@ -26,7 +27,8 @@ class Preemption:
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        if isinstance(names, str) or not isinstance(names, Iterable):
+        given: Any = names
+        if isinstance(given, str) or not isinstance(given, Iterable):
             raise TypeError(
                 '`signals` is a tuple of names, such as ("SIGTERM",), or (). '
                 f"Received: {names!r}"

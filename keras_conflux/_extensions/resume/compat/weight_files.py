@@ -76,7 +76,7 @@ def assert_fits(path: pathlib.Path, entries: list[Entry]) -> None:
 
     def note(name: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
-            sizes.append(found.size)
+            sizes.append(found.size or 0)
 
     with h5py.File(path, "r") as file:
         file.visititems(note)
