@@ -7,6 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 
+def length(flat: tf.Tensor) -> int:
+    """Returns the number of entries of a tensor of one axis."""
+    found = flat.shape[0]
+    assert found is not None, "parts are of known sizes"
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """A tensor that lies flat, filled up and cut into equal parts."""

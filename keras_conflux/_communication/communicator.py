@@ -26,6 +26,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.parts import length
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports import eager
@@ -237,8 +238,8 @@ class Communicator:
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             return self._in_xla.reduce_scatter(flat, self._next_channel(index))
         total = self.all_reduce(flat, index, SUM, in_xla)
-        length = flat.shape[0] // self.size
-        return tf.slice(total, [rank * length], [length])
+        size = length(flat) // self.size
+        return tf.slice(total, [rank * size], [size])
 
     def all_gather(
         self,
@@ -268,7 +269,7 @@ class Communicator:
         def joined(part: tf.Tensor) -> tf.Tensor:
             zero = SUM.neutral(part.dtype)
             blocks = tf.where(is_here, tf.expand_dims(part, 0), zero)
-            flat = tf.reshape(blocks, [self.size * part.shape[0]])
+            flat = tf.reshape(blocks, [self.size * length(part)])
             if again:
                 return self._early.all_reduce(
                     flat, index, SUM, self._next_call(index)

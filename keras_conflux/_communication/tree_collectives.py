@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.parts import length
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
@@ -402,7 +403,7 @@ def _groups(parts: list[tf.Tensor], count: int) -> Iterator[list[tf.Tensor]]:
     group: list[tf.Tensor] = []
     used = 0
     for part in parts:
-        size = part.shape[0] * count
+        size = length(part) * count
         if group and used + size > GATHERED_TOGETHER:
             yield group
             group, used = [], 0

@@ -53,7 +53,8 @@ class ShardedVariable(OfReplicas, values.DistributedVariable):
     @property
     def part(self) -> tf.Variable:
         """The part of the running replica."""
-        return self._get_on_device_or_primary()
+        found: Any = self._get_on_device_or_primary()
+        return found
 
     def read_value(self) -> tf.Tensor:
         """Returns the whole value."""

@@ -489,7 +489,8 @@ def readers_since(
 def _moved(operation: tf.Operation, tensor: tf.Tensor) -> tf.Tensor:
     """Returns what a change of shape or dtype makes of another tensor."""
     if operation.type == "Transpose":
-        return tf.transpose(tensor, operation.inputs[1])
+        order: Any = operation.inputs[1]
+        return tf.transpose(tensor, order)
     if operation.type == "Cast":
         return tf.cast(tensor, operation.outputs[0].dtype)
     if operation.type == "Identity":

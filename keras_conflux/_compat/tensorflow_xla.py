@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from keras_conflux._common.parts import length
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._compat.private_tensorflow_names import MODULE_CALLS
@@ -84,8 +85,8 @@ def all_gather(
         count: How many devices there are.
         channel: A number that this call has on all devices, and no other.
     """
-    given = [f"tensor<{x.shape[0]}x{_NAMES[x.dtype]}>" for x in parts]
-    found = [f"tensor<{count * x.shape[0]}x{_NAMES[x.dtype]}>" for x in parts]
+    given = [f"tensor<{length(x)}x{_NAMES[x.dtype]}>" for x in parts]
+    found = [f"tensor<{count * length(x)}x{_NAMES[x.dtype]}>" for x in parts]
     names = [f"%a{i}" for i in range(len(parts))]
     arguments = ", ".join(map(": ".join, zip(names, given, strict=True)))
     several = len(parts) > 1
@@ -96,7 +97,7 @@ def all_gather(
         all_gather_dim = 0 : i64, {_group(count, channel)}}}>
         : ({", ".join(given)}) -> ({", ".join(found)})
       return {", ".join(results)} : {", ".join(found)} }} }}"""
-    shapes = [[count * part.shape[0]] for part in parts]
+    shapes = [[count * length(part)] for part in parts]
     dtypes = [part.dtype for part in parts]
     return module_call(text, list(parts), shapes, dtypes, _PLATFORM)
 
@@ -109,7 +110,7 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
         count: How many devices there are.
         channel: A number that this call has on all devices, and no other.
     """
-    size, dtype = flat.shape[0], _NAMES[flat.dtype]
+    size, dtype = length(flat), _NAMES[flat.dtype]
     given, found = f"tensor<{size}x{dtype}>", f"tensor<{size // count}x{dtype}>"
     text = f"""module {{ func.func @main(%0: {given}) -> {found} {{
       %1 = "stablehlo.reduce_scatter"(%0) <{{

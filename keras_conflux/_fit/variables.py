@@ -125,8 +125,11 @@ def add_optimizer_variable(
         return original(optimizer, reference_variable, *args, **kwargs)
     strategy = value.distribute_strategy
     keras_models.set_optimizer_strategy(optimizer, strategy)
-    with strategy.scope():
+    if tf.distribute.get_strategy() is strategy:
         made = original(optimizer, reference_variable, *args, **kwargs)
+    else:
+        with strategy.scope():
+            made = original(optimizer, reference_variable, *args, **kwargs)
     name = kwargs.get("name", args[0] if args else None)
     if name != "gradient_accumulator" or strategy.shard == "weights":
         sharding.shard_new(made, strategy)

@@ -109,7 +109,7 @@ def shard(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
     old = keras_variables.backing(variable)
     layout = layout_for(old, strategy)
     assert layout is not None, "the caller has asked"
-    copies = state.copies(old)
+    copies = list(state.copies(old))
 
     def made() -> list[tf.Variable]:
         found = []
@@ -136,10 +136,11 @@ def shard(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
 
 def joined(variable: Any, parts: Sequence[tf.Tensor | None]) -> Any:
     """Returns a whole tensor for a variable, of one for each of its parts."""
-    if any(part is None for part in parts):
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
     layout = _backing(variable).layout
-    return layout.whole(tf.concat(list(parts), 0))
+    return layout.whole(tf.concat(known, 0))
 
 
 def gathered(variable: ShardedVariable) -> tf.Tensor:

@@ -89,7 +89,7 @@ class SharedUpdate:
         known = [
             (variable, value)
             for variable, value in zip(self._variables, values, strict=True)
-            if variable is not None
+            if variable is not None and value is not None
         ]
         with GivenTensors(known) as scope:
             before = scope.values.copy()
