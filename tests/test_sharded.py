@@ -19,6 +19,7 @@ from conftest import RUN_LONG_TESTS
 from keras import layers
 from keras import optimizers
 from sharded_cases import OPTIMIZERS
+from sharded_cases import TOLERANCE
 from sharded_cases import WIDTH
 from sharded_cases import X
 from sharded_cases import Y
@@ -33,9 +34,6 @@ import keras_conflux as kc
 SHARDS = ("weights", "optimizer")
 SEVERAL = [count for count in COUNTS if count > 1]
 pytestmark = pytest.mark.skipif(MANY < 2, reason="takes several devices")
-
-# Sums of squares, and of samples, in another order.
-TOLERANCE = 5e-5
 
 
 @functools.cache
