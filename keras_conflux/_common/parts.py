@@ -35,7 +35,7 @@ class Layout:
 
     def flat(self, tensor: Any) -> tf.Tensor:
         """Returns a whole tensor with one axis, filled up with zeros."""
-        flat = tf.reshape(tensor, [-1])
+        flat = tf.reshape(tensor, [self.size])
         missing = self.part_size * self.count - self.size
         return tf.pad(flat, [[0, missing]]) if missing else flat
 
