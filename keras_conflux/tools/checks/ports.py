@@ -13,8 +13,8 @@ _FIRST_USER = 1000
 _NOBODY = 65534
 _NO_SHELLS = ("nologin", "false")
 _TODO = (
-    "conflux run --private-network ..., for scripts that load nothing from "
-    "elsewhere, or close the ports with a firewall"
+    "conflux run --private-network ..., for scripts that load nothing "
+    "from elsewhere, or close the ports with a firewall"
 )
 
 
@@ -30,8 +30,8 @@ def check(options: argparse.Namespace) -> Passed:
     if not who:
         return Passed("nobody else reaches the processes of `conflux run`")
     return Passed(
-        f"{' and '.join(who)} can reach the processes of `conflux run`, and so "
-        "read and write your files and run programs as you",
+        f"{' and '.join(who)} can reach the processes of `conflux run`, "
+        "and so read and write your files and run programs as you",
         open_to_others=_TODO,
     )
 

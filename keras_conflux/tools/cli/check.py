@@ -54,8 +54,8 @@ def add_to(subcommands: Any) -> None:
         "--processes",
         type=at_least(2),
         metavar="N",
-        help="also start so many processes, as `conflux run` does, and tell "
-        "who else can reach them",
+        help="also start so many processes, as `conflux run` does, and "
+        "tell who else can reach them",
     )
     parser.add_argument(
         "--directory",

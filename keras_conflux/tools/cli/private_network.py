@@ -75,9 +75,9 @@ def main() -> None:
         enter()
     except OSError as error:
         sys.exit(
-            f"conflux run: {OPTION} needs Linux with user namespaces, which "
-            "containers and some distributions forbid, or the root user. The "
-            f"system says: {error.strerror}. Type `sysctl "
+            f"conflux run: {OPTION} needs Linux with user namespaces, "
+            "which containers and some distributions forbid, or the root user. "
+            f"The system says: {error.strerror}. Type `sysctl "
             "user.max_user_namespaces "
             "kernel.apparmor_restrict_unprivileged_userns`, which should be "
             f"more than 0, and 0, and ask the administrator. Leave {OPTION} "
