@@ -1,6 +1,6 @@
 """Trains on real handwritten digits, in several processes.
 
-    conflux run --processes 2 examples/several_processes.py [--epochs 12]
+    keras-conflux run --processes 2 examples/several_processes.py [--epochs 12]
 
 Slurm, `mpirun` and Kubernetes start the same program on several hosts. Started
 by `python examples/several_processes.py`, it is one process.

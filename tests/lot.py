@@ -7,7 +7,7 @@
 In each run, a process does something wrong at some moment. All others have to
 end with an error, in time, and whatever any of them has computed before has to
 be what one device computes. With `--restarts`, the process is killed and
-`conflux run` starts all of them again: they must end as one device does.
+`keras-conflux run` starts all of them again: they must end as one device does.
 
 A failure is printed with what was drawn. `--only` repeats it.
 """

@@ -2,7 +2,7 @@
 
     python -m examples.benchmarks.collectives DEVICES [options]
 
-`conflux check` times them in the same way.
+`keras-conflux check` times them in the same way.
 """
 
 import argparse

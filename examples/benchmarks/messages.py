@@ -1,6 +1,6 @@
 r"""Measures what several processes say to each other outside of steps.
 
-    conflux run --processes 8 --gpus-per-process 0 \\
+    keras-conflux run --processes 8 --gpus-per-process 0 \\
         -m examples.benchmarks.messages
 
 The first process prints one line of JSON: how long the processes take to join,

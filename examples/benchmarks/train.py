@@ -4,7 +4,7 @@
 
 HOW is `keras`, plain Keras on one device; `stock`, Keras under TensorFlow's
 own `MirroredStrategy`; or `conflux`, a model that was given to `replicate`.
-DEVICES is how many each process has; `conflux run --processes N -m`
+DEVICES is how many each process has; `keras-conflux run --processes N -m`
 starts several.
 """
 

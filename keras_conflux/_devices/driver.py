@@ -1,6 +1,6 @@
 """GPUs that the NVIDIA driver lists, and why TensorFlow may not see them.
 
-Nothing here needs TensorFlow, so `conflux run` is quick.
+Nothing here needs TensorFlow, so `keras-conflux run` is quick.
 """
 
 import subprocess

@@ -67,5 +67,5 @@ def test_the_addresses_are_those_of_the_metadata():
 @in_a_checkout
 def test_forms_for_issues_ask_for_the_environment():
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
-        asks = "What `conflux env` prints" in path.read_text()
+        asks = "What `keras-conflux env` prints" in path.read_text()
         assert asks or path.stem == "config"

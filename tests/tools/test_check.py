@@ -1,4 +1,4 @@
-"""`conflux check` and `conflux env`: what is wrong is named."""
+"""`keras-conflux check` and `keras-conflux env`: what is wrong is named."""
 
 import argparse
 import dataclasses
@@ -89,7 +89,7 @@ def test_versions(wrong, monkeypatch):
 
 def test_compute(wrong, monkeypatch):
     assert "each computes right" in compute.check(given()).text
-    assert "conflux check --devices 0" in wrong(compute, count=99)
+    assert "keras-conflux check --devices 0" in wrong(compute, count=99)
     original = tf.linalg.matmul
 
     def nearly(a, b):
@@ -190,7 +190,7 @@ def test_collectives_that_are_right(monkeypatch):
 
 
 FAULTS = {
-    "copies come apart": (lambda right, given: given, "conflux env"),
+    "copies come apart": (lambda right, given: given, "keras-conflux env"),
     "all get too much": (lambda right, given: right * 1.5, "differs by .*env"),
 }
 
@@ -343,7 +343,7 @@ def test_processes_that_add_up_wrongly(wrong, monkeypatch):
 
 @pytest.fixture
 def conflux(monkeypatch, capsys):
-    """Runs `conflux check` with a script in place of each check."""
+    """Runs `keras-conflux check` with a script in place of each check."""
 
     def run(script, *options, limit=None):
         scripts = script if isinstance(script, dict) else {}
@@ -417,7 +417,7 @@ time.sleep(60)
     status, out = conflux({"collectives": script}, limit=1.5)
     assert status == 1
     assert "hangs: ended after 1.5 s in the sum of float32" in out
-    assert "type: NCCL_P2P_DISABLE=1 conflux check" in out
+    assert "type: NCCL_P2P_DISABLE=1 keras-conflux check" in out
     assert time.monotonic() - began < 20
     time.sleep(3)
     assert not mark.exists()  # what it has started has ended with it
@@ -548,7 +548,7 @@ def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2  # no other one began
 
 
-# --- conflux env --------------------------------------------------
+# --- keras-conflux env --------------------------------------------------
 
 KEYS_OF_ENV = {
     *("python", "system", "cpu_cores", "packages"),
@@ -665,7 +665,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 def test_help_needs_no_tensorflow(words, without_tensorflow):
     ended = without_tensorflow(*words, "--help")
     assert ended.returncode == 0, ended.stderr
-    assert "usage: conflux" in ended.stdout
+    assert "usage: keras-conflux" in ended.stdout
 
 
 def test_the_list_of_checkpoints_needs_no_tensorflow(

@@ -1,4 +1,4 @@
-"""`conflux run`, with scripts that do not import TensorFlow."""
+"""`keras-conflux run`, with scripts that do not import TensorFlow."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from keras_conflux.tools.cli.__main__ import main
 
 PACKAGE = pathlib.Path(keras_conflux.__file__).parent
 
-COMMAND = PACKAGE.parent / "conflux_command.py"
+COMMAND = PACKAGE.parent / "keras_conflux_command.py"
 BEGIN = """
 import json, os, pathlib, signal, subprocess, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -411,7 +411,7 @@ sys.exit(4)
 """
     status, out, err = run(script, "--processes", "2", "--grace", "20")
     assert (status, out) == (3, "[0] saved\n")
-    assert err == "conflux run: process 1 ended with exit status 3\n"
+    assert err == "keras-conflux run: process 1 ended with exit status 3\n"
 
 
 def test_others_are_terminated_and_then_killed(run):
@@ -447,8 +447,8 @@ if attempt < 2:
     status, out, err = run(script, *options)
     assert status == 0
     assert err.splitlines() == [
-        "conflux run: process 0 ended with exit status 5; restart 1 of 3",
-        "conflux run: process 0 ended with exit status 5; restart 2 of 3",
+        "keras-conflux run: process 0 ended with exit status 5; restart 1 of 3",
+        "keras-conflux run: process 0 ended with exit status 5; restart 2 of 3",
     ]
     first = [line for line in out.splitlines() if line.startswith("[0]")]
     assert [line[:6] for line in first] == ["[0] 0 ", "[0] 1 ", "[0] 2 "]
@@ -600,7 +600,7 @@ def test_systems_that_cannot_do_it(tmp_path, monkeypatch, capsys):
 def test_the_installed_command():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     scripts = project["project"]["scripts"]
-    assert scripts["conflux"] == f"{COMMAND.stem}:main"
+    assert scripts["keras-conflux"] == f"{COMMAND.stem}:main"
 
 
 @pytest.mark.parametrize("module", ["keras_conflux", COMMAND.stem])

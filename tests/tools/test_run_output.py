@@ -1,4 +1,4 @@
-"""`conflux run`, however its output waits or fails, and how it ends."""
+"""`keras-conflux run`, however its output waits or fails, and how it ends."""
 
 import itertools
 import os
@@ -17,7 +17,9 @@ import keras_conflux
 from keras_conflux.tools.cli import output
 from keras_conflux.tools.cli import reasons
 
-COMMAND = pathlib.Path(keras_conflux.__file__).parents[1] / "conflux_command.py"
+COMMAND = (
+    pathlib.Path(keras_conflux.__file__).parents[1] / "keras_conflux_command.py"
+)
 LONG = 100_000
 """More than a pipe holds, and a line that is written in parts."""
 
@@ -237,7 +239,7 @@ def test_every_output_with_every_end(start, tmp_path, kind, end):
         assert status == (1 if end == "failure" else number and 128 + number)
     if end == "failure" and numbers == {0}:
         last = "process 1 ended with exit status 1: ValueError: broken"
-        assert told.endswith(f"conflux run: {last}\n")
+        assert told.endswith(f"keras-conflux run: {last}\n")
     for index, part in itertools.product(range(2), range(10)):
         assert f"[{index}] part {part}\n" in told
         assert not out.is_read or f"[{index}] saves {part}" in read
@@ -295,7 +297,7 @@ print("after")
     assert process.wait(20) == 0
     assert before.startswith(b"[0] before aaa")
     missing = len("[0] before [0] dropped ") + 4000 + 2 - 2000
-    told = f"conflux run: {missing} bytes are missing here, as they"
+    told = f"keras-conflux run: {missing} bytes are missing here, as they"
     assert f"{told} could not" in log.read_text()
     assert log.read_text().endswith("[0] after\n")
 

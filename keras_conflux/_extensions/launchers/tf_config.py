@@ -1,6 +1,6 @@
 """Processes that are told in `TF_CONFIG`.
 
-It is the variable of `tf.distribute`, and set by `conflux run`, by TFJobs
+It is the variable of `tf.distribute`, and set by `keras-conflux run`, by TFJobs
 on Kubernetes, and on Vertex AI. TensorFlow describes it at
 https://www.tensorflow.org/guide/distributed_training.
 """

@@ -93,7 +93,7 @@ def _find(environ: Mapping[str, str], rank: int, count: int) -> Cluster:
 
 def _take_gpus(environ: Mapping[str, str], place: int, count: int) -> None:
     """Lets this process see its part of the GPUs of its host."""
-    import tensorflow as tf  # `conflux run` does without it
+    import tensorflow as tf  # `keras-conflux run` does without it
 
     local_rank = integer(environ, "LOCAL_RANK")
     place = place if local_rank is None else local_rank

@@ -1,6 +1,6 @@
 """The folders of checkpoints, as they are read: damaged ones are noticed.
 
-Nothing here needs TensorFlow, so `conflux resume` is quick.
+Nothing here needs TensorFlow, so `keras-conflux resume` is quick.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""What `conflux check` checks, each in a process of its own."""
+"""What `keras-conflux check` checks, each in a process of its own."""

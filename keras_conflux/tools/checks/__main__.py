@@ -1,4 +1,4 @@
-"""Runs one check, for `conflux check`, and prints a line of JSON."""
+"""Runs one check, for `keras-conflux check`, and prints a line of JSON."""
 
 import argparse
 import dataclasses

@@ -39,7 +39,7 @@ def _assert_right(devices: Any, op: Any, dtype: str) -> None:
         if not np.allclose(found, expected, rtol=1e-6, equal_nan=True):
             raise Wrong(
                 f"the {op} of {dtype} is wrong on {device}",
-                "NCCL_P2P_DISABLE=1 conflux check. If that passes, the "
+                "NCCL_P2P_DISABLE=1 keras-conflux check. If that passes, the "
                 "direct access from GPU to GPU is broken, as with some "
                 "settings of IOMMU and ACS",
             )

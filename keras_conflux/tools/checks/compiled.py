@@ -41,7 +41,7 @@ def check(options: argparse.Namespace) -> Passed:
         raise Wrong(
             f"with XLA a training differs by {difference:.1e}",
             "compile models with `jit_compile=False`, and report this with "
-            "what `conflux env` prints",
+            "what `keras-conflux env` prints",
         )
     where = "all devices" if on_gpu else "one CPU device; several have none"
     return Passed(f"XLA compiles a step on {where}")

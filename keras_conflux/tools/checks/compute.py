@@ -24,7 +24,7 @@ def check(options: argparse.Namespace) -> Passed:
         devices = kc.devices(options.devices)
     except kc.DeviceError as error:
         raise Wrong(
-            str(error), f"conflux check --devices {options.gpus}"
+            str(error), f"keras-conflux check --devices {options.gpus}"
         ) from None
     names = {device.name for device in devices}
     if len(names) > 1:

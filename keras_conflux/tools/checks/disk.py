@@ -18,7 +18,7 @@ def check(options: argparse.Namespace) -> Passed:
     """Writes a file aside, renames it, and reads it."""
     directory: Path = options.directory
     doing(f"a file of {_MEGABYTES} MB in {directory}")
-    other = "conflux check --directory ... with another directory"
+    other = "keras-conflux check --directory ... with another directory"
     block = os.urandom(10**6)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from keras_conflux.tools.checks.table import Wrong
 _TOLERANCE = 1e-4
 """Larger than the roundings of some steps, and far below any error."""
 
-_REPORT = "`conflux env`, and report both: the package promises this"
+_REPORT = "`keras-conflux env`, and report both: the package promises this"
 
 
 def check(options: argparse.Namespace) -> Passed:

@@ -29,7 +29,7 @@ _CONNECTION = "`nvidia-smi topo -m` shows whether NVLink connects the GPUs"
 def check(options: argparse.Namespace) -> Passed:
     """Trains a model of large matrices on one GPU, and on all; times a sum.
 
-    CPU devices share one CPU: `conflux check` leaves this out for them.
+    CPU devices share one CPU: `keras-conflux check` leaves this out for them.
     """
     import keras_conflux as kc
 

@@ -1,4 +1,4 @@
-"""Who can reach the processes that `conflux run` starts on this host."""
+"""Who can reach the processes that `keras-conflux run` starts on this host."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ _FIRST_USER = 1000
 _NOBODY = 65534
 _NO_SHELLS = ("nologin", "false")
 _TODO = (
-    "conflux run --private-network ..., for scripts that load nothing "
+    "keras-conflux run --private-network ..., for scripts that load nothing "
     "from elsewhere, or close the ports with a firewall"
 )
 
@@ -28,9 +28,11 @@ def check(options: argparse.Namespace) -> Passed:
     if interfaces and not _other_hosts_are_refused():
         who.append(f"hosts that reach {interfaces[0]}")
     if not who:
-        return Passed("nobody else reaches the processes of `conflux run`")
+        return Passed(
+            "nobody else reaches the processes of `keras-conflux run`"
+        )
     return Passed(
-        f"{' and '.join(who)} can reach the processes of `conflux run`, "
+        f"{' and '.join(who)} can reach the processes of `keras-conflux run`, "
         "and so read and write your files and run programs as you",
         open_to_others=_TODO,
     )

@@ -1,4 +1,4 @@
-"""Whether processes find each other. `conflux run` starts this in all."""
+"""Whether processes find each other. `keras-conflux run` starts this in all."""
 
 import argparse
 
@@ -31,7 +31,7 @@ def check(options: argparse.Namespace) -> Passed:
         raise Wrong(
             f"a sum over {count} processes is {found}, and should be "
             f"{expected}",
-            "`conflux env`, and report both",
+            "`keras-conflux env`, and report both",
         )
     kc.barrier(_SECONDS)
     return Passed(f"{count} processes meet, and add up right")

@@ -14,7 +14,7 @@ from keras_conflux.tools.checks.table import Wrong
 
 _TOLERANCE = 1e-4
 """On GPUs, where sums are added up in any order."""
-_REPORT = "`conflux env`, and report both: the package promises this"
+_REPORT = "`keras-conflux env`, and report both: the package promises this"
 _KILLED = """
 import sys
 import keras_conflux as kc

@@ -23,8 +23,8 @@ class Check:
 
 
 _PEER_ACCESS = (
-    "NCCL_P2P_DISABLE=1 conflux check tells whether the direct access "
-    "from GPU to GPU is to blame, NCCL_DEBUG=INFO conflux check what "
+    "NCCL_P2P_DISABLE=1 keras-conflux check tells whether the direct access "
+    "from GPU to GPU is to blame, NCCL_DEBUG=INFO keras-conflux check what "
     "NCCL does"
 )
 _BUSY = "look with `top` and `nvidia-smi` for what else runs on this machine"

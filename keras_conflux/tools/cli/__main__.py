@@ -1,4 +1,4 @@
-"""The command `conflux`, also `python -m keras_conflux`."""
+"""The command `keras-conflux`, also `python -m keras_conflux`."""
 
 import argparse
 import pathlib
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    parser = argparse.ArgumentParser("conflux", allow_abbrev=False)
+    parser = argparse.ArgumentParser("keras-conflux", allow_abbrev=False)
     parser.add_argument(
         "--version", action="version", version=f"keras-conflux {_version()}"
     )

@@ -1,4 +1,4 @@
-"""`conflux check` tells whether training on this machine works."""
+"""`keras-conflux check` tells whether training on this machine works."""
 
 import argparse
 import dataclasses
@@ -54,7 +54,7 @@ def add_to(subcommands: Any) -> None:
         "--processes",
         type=at_least(2),
         metavar="N",
-        help="also start so many processes, as `conflux run` does, and "
+        help="also start so many processes, as `keras-conflux run` does, and "
         "tell who else can reach them",
     )
     parser.add_argument(
@@ -103,7 +103,7 @@ def main(options: argparse.Namespace) -> int:
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
         found = [dataclasses.asdict(result) for result in results]
-        typed = "conflux check"
+        typed = "keras-conflux check"
         if options.directory:
             typed += f" --directory {options.directory}"
         document = {"typed": typed, "sentence": said, "checks": found}

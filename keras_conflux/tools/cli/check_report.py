@@ -1,4 +1,4 @@
-"""What `conflux check` says of the results."""
+"""What `keras-conflux check` says of the results."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _WRONG = ("wrong", "bold red")
 
 
 def exit_status(results: list[Result], strict: bool) -> int:
-    """Returns the exit status of `conflux check`."""
+    """Returns the exit status of `keras-conflux check`."""
     found = {result.status for result in results}
     if strict and found & {"slow", "open"}:
         found.add("wrong")

@@ -1,4 +1,4 @@
-"""Runs the checks of `conflux check`, each in a process of its own."""
+"""Runs the checks of `keras-conflux check`, each in a process of its own."""
 
 import contextlib
 import dataclasses
@@ -90,7 +90,7 @@ class CheckRunner:
         for process in self._running:
             module += ["--running", *process]
         if name == "processes":
-            run = ["-m", "conflux_command", "run", "--processes"]
+            run = ["-m", "keras_conflux_command", "run", "--processes"]
             run += [str(self._processes), "--grace", "5"]
             return [sys.executable, *run, *module]
         return [sys.executable, *module]
@@ -166,8 +166,8 @@ def _result(
         check.name,
         "wrong",
         f"ended ({how}) in {at or 'its start'}: {last}",
-        f"`conflux check --only {check.name} --json` and "
-        "`conflux env`, and report both",
+        f"`keras-conflux check --only {check.name} --json` and "
+        "`keras-conflux env`, and report both",
         seconds,
         {},
     )

@@ -1,4 +1,4 @@
-"""`conflux env` prints what an issue should say about a machine."""
+"""`keras-conflux env` prints what an issue should say about a machine."""
 
 import argparse
 import json

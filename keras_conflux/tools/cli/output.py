@@ -101,7 +101,7 @@ class Screen:
         """Writes a line of the launcher's own. This does not wait."""
         file = self._files[descriptor]
         with self._lock:
-            line = f"conflux run: {text}\n".encode(errors="replace")
+            line = f"keras-conflux run: {text}\n".encode(errors="replace")
             file.sink.put(file.begun(None) + line)
 
     def keep_up_to(self, limit: float) -> None:

@@ -75,7 +75,7 @@ def main() -> None:
         enter()
     except OSError as error:
         sys.exit(
-            f"conflux run: {OPTION} needs Linux with user namespaces, "
+            f"keras-conflux run: {OPTION} needs Linux with user namespaces, "
             "which containers and some distributions forbid, or the root user. "
             f"The system says: {error.strerror}. Type `sysctl "
             "user.max_user_namespaces "

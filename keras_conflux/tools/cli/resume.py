@@ -1,4 +1,4 @@
-"""`conflux resume` lists the checkpoints of a training."""
+"""`keras-conflux resume` lists the checkpoints of a training."""
 
 import argparse
 import datetime
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         listed = checkpoints(options.directory)
     except (ImportError, OSError, ValueError) as error:
-        print(f"conflux resume: {error}", file=sys.stderr)
+        print(f"keras-conflux resume: {error}", file=sys.stderr)
         return 2
     found = [
         {

@@ -1,4 +1,4 @@
-"""`conflux run` starts a script in several processes of this host."""
+"""`keras-conflux run` starts a script in several processes of this host."""
 
 import argparse
 import json
@@ -35,8 +35,8 @@ from keras_conflux.tools.cli.output import Screen
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals of which a second one does not wait."""
 _EXAMPLES = """examples:
-  conflux run --processes 4 train.py --epochs 10
-  conflux run --processes 4 --restarts 3 -m project.train --epochs 10
+  keras-conflux run --processes 4 train.py --epochs 10
+  keras-conflux run --processes 4 --restarts 3 -m project.train --epochs 10
 """
 
 
@@ -298,7 +298,7 @@ def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
 
 def _say(text: str) -> None:
     with suppress(OSError):  # nobody reads it
-        print(f"conflux run: {text}", file=sys.stderr, flush=True)
+        print(f"keras-conflux run: {text}", file=sys.stderr, flush=True)
 
 
 def _seconds(text: str) -> float:

@@ -108,7 +108,7 @@ class Sink:
     def _tells_of_loss(self) -> bool:
         """Says in the file itself what is missing, and whether it could."""
         told = (
-            f"\nconflux run: {self._lost} bytes are missing here, as "
+            f"\nkeras-conflux run: {self._lost} bytes are missing here, as "
             f"they could not be written: {self._failure}\n"
         ).encode()
         if self._written(told) < len(told):

@@ -1,9 +1,9 @@
-"""Is run when `conflux` is typed; also `python -m conflux_command`.
+"""Is run when `keras-conflux` is typed; also `python -m keras_conflux_command`.
 
 `import keras_conflux` imports TensorFlow, because it changes Keras there and
 then. That takes seconds, and memory that a launcher of processes would hold for
 nothing. So the command imports modules of the package without running the
-package's own `__init__`. `conflux env`, which needs that, runs it later.
+package's own `__init__`. `keras-conflux env`, which needs that, runs it later.
 """
 
 import importlib.util
