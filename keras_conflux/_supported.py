@@ -14,6 +14,9 @@ from keras_conflux._extensions.optimizers import private_names as optimizers
 from keras_conflux._extensions.program_cache import (
     private_names as program_cache,
 )
+from keras_conflux._extensions.recomputation import (
+    private_names as recomputation,
+)
 from keras_conflux._extensions.resume import private_names as resume
 
 NAMES = (
@@ -23,6 +26,7 @@ NAMES = (
     *kernels.NAMES,
     *optimizers.NAMES,
     *program_cache.NAMES,
+    *recomputation.NAMES,
     *resume.NAMES,
 )
 """All of them."""

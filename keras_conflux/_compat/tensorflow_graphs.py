@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -90,6 +91,27 @@ def uses_of(variable: tf.Variable) -> list[tf.Operation]:
     # FuncGraph.capture makes at the first use and finds again.
     graph: Any = tf.compat.v1.get_default_graph()
     return graph.capture(variable.handle).consumers()
+
+
+def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:
+    """Whether anything that has an effect, or a result, follows from one.
+
+    Args:
+        operation: Of the graph that is being traced.
+        results: Tensors of the graph that somebody will read.
+    """
+    read = {id(each) for each in results}
+    waiting, seen = [operation], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        is_read = any(id(output) in read for output in each.outputs)
+        if is_read or not only_reads(each):
+            return True
+        waiting += [x for out in each.outputs for x in out.consumers()]
+    return False
 
 
 def captures(graph: Any) -> dict[int, Any]:

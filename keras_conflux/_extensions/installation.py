@@ -11,6 +11,7 @@ from keras_conflux._extensions.launchers import order as launchers
 from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._extensions.program_cache import cached_program
 from keras_conflux._extensions.program_cache import setup
+from keras_conflux._extensions.recomputation import patches as recomputation
 from keras_conflux._extensions.resume import fit as resume
 from keras_conflux._extensions.throughput import slow_input
 
@@ -33,5 +34,6 @@ def install(version: str) -> None:
     optimizers.install()
     launchers.install()
     keras_distribution.install()
+    recomputation.install()
     slow_input.install()
     resume.install()

@@ -151,6 +151,7 @@ EXTENSIONS = [
     "_extensions.kernels",
     "_extensions.optimizers",
     "_extensions.program_cache",
+    "_extensions.recomputation",
     "_extensions.throughput",
     "_extensions.resume.compat",
     "_extensions.resume",

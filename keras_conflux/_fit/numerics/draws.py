@@ -11,7 +11,6 @@ numbers.
 """
 
 import contextlib
-import itertools
 import re
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ class Draws(Exit):
         self._takes_rows: bool | None = None
         self._counted: str | None = None
         self._by_sample: frozenset[int] = frozenset()
-        self._numbers = itertools.count()
+        self.count = 0
         self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
 
     def draw_by_sample(self, multiples: frozenset[int]) -> None:
@@ -68,6 +67,19 @@ class Draws(Exit):
             multiples: Their numbers, in the order in which a step draws them.
         """
         self._by_sample = multiples
+
+    @contextlib.contextmanager
+    def again(self, count: int) -> Iterator[None]:
+        """Says that what has been drawn is drawn again, which does not count.
+
+        Args:
+            count: What `count` was before it was drawn first.
+        """
+        before, self.count = self.count, count
+        try:
+            yield
+        finally:
+            self.count = before
 
     def begin(self) -> None:
         """See `Exit`."""
@@ -117,7 +129,8 @@ class Draws(Exit):
             if COUNT in kinds:
                 raise NotDerivable("a number of samples")
             if rows is not None and rows.is_multiple:
-                number = next(self._numbers)
+                number = self.count
+                self.count += 1
                 if number in self._by_sample or any(
                     map(uses_of_rows.has_several_each, kinds)
                 ):
@@ -132,7 +145,7 @@ class Draws(Exit):
             with self._taking_rows(False):
                 return original()
         if rows is not None and rows.is_multiple:
-            self._joined[number] = drawn, rows.kind
+            self._joined.setdefault(number, (drawn, rows.kind))
         if rows is not None and all(
             _is_alike(kind, rows.kind) for kind in kinds
         ):

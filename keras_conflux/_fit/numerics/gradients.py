@@ -43,11 +43,11 @@ class Gradients(Exit):
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """Says that a gradient tape is computing some."""
-        self._is_differentiating = True
+        before, self._is_differentiating = self._is_differentiating, True
         try:
             yield
         finally:
-            self._is_differentiating = False
+            self._is_differentiating = before
 
     @contextlib.contextmanager
     def in_keras_step(self) -> Iterator[None]:

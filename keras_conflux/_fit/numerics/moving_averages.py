@@ -7,6 +7,7 @@ averaging them after each one does, up to rounding. The statistics that
 BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -22,7 +23,10 @@ from keras_conflux._replication.strategy import replica_index
 
 
 def is_moving_average(
-    variable: keras.Variable, step: Step, of_own_samples: bool
+    variable: keras.Variable,
+    step: Step,
+    of_own_samples: bool,
+    results: Iterable[tf.Tensor],
 ) -> bool:
     """Whether all that a replica's step does with a variable is as above.
 
@@ -33,9 +37,16 @@ def is_moving_average(
         variable: Which the step writes.
         step: The replica's.
         of_own_samples: Whether it is a statistic of a replica's own samples.
+        results: What the step returns. A read that leads to none of them, and
+            to no write, is none, such as one for a recomputation that then
+            has no use for it.
     """
     copy = state.copies(variable)[replica_index()]
-    uses = tensorflow_graphs.uses_of(copy)
+    uses = [
+        use
+        for use in tensorflow_graphs.uses_of(copy)
+        if tensorflow_graphs.matters(use, results)
+    ]
     if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
         return False
     read, write = uses

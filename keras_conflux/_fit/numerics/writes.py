@@ -212,10 +212,10 @@ class Writes(Exit):
         """
         self._is_of_package = True
         if replica_collectives().count > 1:
-            self._make_global()
+            self._make_global(_tensors_in(output))
         return output
 
-    def _make_global(self) -> None:
+    def _make_global(self, results: list[tf.Tensor]) -> None:
         replicated = [
             variable
             for variable in self._by_program.values()
@@ -229,7 +229,9 @@ class Writes(Exit):
             if self._are_equal(values, traced_here):
                 continue
             own = id(weight) in self._own_statistics
-            if moving_averages.is_moving_average(weight, self.step, own):
+            if moving_averages.is_moving_average(
+                weight, self.step, own, results
+            ):
                 self._moving_averages.append(weight)
             elif values and traced_here:
                 exact.append((weight, values[-1]))
@@ -326,6 +328,11 @@ class Writes(Exit):
         """Makes moving averages equal on all replicas. See `Exit`."""
         _average(self._moving_averages, fraction)
         counters.all_reduce_sums(self.step.model)
+
+
+def _tensors_in(output: Tree) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(output, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
 def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:

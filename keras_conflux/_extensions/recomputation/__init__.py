@@ -1,0 +1,1 @@
+"""Layers whose activations are computed again for the backward pass."""

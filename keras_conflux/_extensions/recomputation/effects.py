@@ -1,0 +1,72 @@
+"""Finds what cannot be done twice with the result of doing it once."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_graphs
+
+_REPEATABLE = (
+    *tensorflow_graphs.COLLECTIVES,
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "VariableShape",
+    "VarIsInitializedOp",
+)
+
+
+def refuse(operations: Iterable[tf.Operation], name: str) -> None:
+    """Raises if operations of a second run write something or draw anew.
+
+    Args:
+        operations: All that it has made.
+        name: What the message calls what they are of.
+    """
+    for operation in _with_effect(operations):
+        raise NotImplementedError(
+            f"{name} cannot be computed again for the backward pass, as the "
+            f"operation {operation.type!r} in it ({operation.name}) writes "
+            "something or draws other numbers each time. Keep what is written "
+            "in a `keras.Variable`, draw by `keras.random` with a "
+            "`keras.random.SeedGenerator`, or leave the layer out of "
+            "`keras.RematScope`."
+        )
+
+
+def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+    for operation in operations:
+        bodies = tensorflow_graphs.graphs_of(operation)
+        if bodies and None not in bodies:
+            for body in bodies:
+                yield from _with_effect(
+                    each
+                    for each in body.get_operations()
+                    if each.type != "Placeholder"
+                )
+        elif not (
+            tensorflow_graphs.only_reads(operation)
+            or operation.type in _REPEATABLE
+            or _is_cudnn_without_dropout(operation)
+            or _numbers_a_collective(operation)
+        ):
+            yield operation
+
+
+def _is_cudnn_without_dropout(operation: tf.Operation) -> bool:
+    is_cudnn = operation.type.startswith("CudnnRNN")
+    return is_cudnn and not operation.get_attr("dropout")
+
+
+def _numbers_a_collective(operation: tf.Operation) -> bool:
+    """Whether an operation counts on for the key of a collective."""
+    if operation.type != "AssignAddVariableOp":
+        return False
+    waiting = list(operation.inputs[0].consumers())
+    while waiting:
+        user = waiting.pop()
+        if user.type in tensorflow_graphs.COLLECTIVES:
+            return True
+        if user.type in ("ReadVariableOp", "Identity"):
+            waiting += [x for out in user.outputs for x in out.consumers()]
+    return False

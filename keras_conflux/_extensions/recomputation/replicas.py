@@ -1,0 +1,74 @@
+"""What the step of a replica is told of a call that is run a second time.
+
+The rows that a replica draws, and where replicas meet, follow from what tensors
+are to the batch. In the second run they are what they were in the first.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._fit.numerics.draws import Draws
+from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.layers import Layers
+from keras_conflux._replication import steps
+
+_OF_THE_BATCH = (Role.COUNT, Role.SHAPE, Role.TOTAL, Role.MEAN)
+
+
+class CallInStep:
+    """A call that begins here, in a step of `fit` or outside of one."""
+
+    def __init__(self) -> None:
+        step = steps.current_fit_step()
+        self._step = step
+        self._draws = 0 if step is None else Draws.of(step).count
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Says that the call runs a second time.
+
+        Its draws do not count once more, and its layers are inside of one.
+        """
+        if self._step is None:
+            yield
+            return
+        with (
+            Draws.of(self._step).again(self._draws),
+            Layers.of(self._step).calling(),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """Says that a tape of the package, not of the program, is asked."""
+        if self._step is None:
+            yield
+            return
+        with Gradients.of(self._step).computing():
+            yield
+
+    def is_of_samples(self, results: list[tf.Tensor]) -> bool:
+        """Whether no result of a call is a number of the batch as a whole.
+
+        How such a number is made of samples, the graph has to show.
+        """
+        if self._step is None:
+            return True
+        kinds = [self._step.kinds.of(result) for result in results]
+        return not any(
+            kind.role in _OF_THE_BATCH or not result.shape.rank
+            for kind, result in zip(kinds, results, strict=True)
+        )
+
+    def mark_alike(self, source: tf.Tensor, target: tf.Tensor) -> None:
+        """Says that a tensor is to the batch what another one is."""
+        if self._step is not None:
+            self._step.kinds.mark(target, self._step.kinds.of(source))
+
+    def trust(self, operation: tf.Operation) -> None:
+        """Says that an operation has the gradient that its inputs have."""
+        if self._step is not None:
+            Layers.of(self._step).trust(operation)

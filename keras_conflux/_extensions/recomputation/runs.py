@@ -1,0 +1,160 @@
+"""The state of which a call is run a second time with the same result.
+
+The first run is the one that counts. It notes what each variable held before
+the call, and after each write. In the second run variables hold just this, so
+that it draws the same numbers and normalizes by the same statistics. What the
+second run would write is dropped.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._extensions.recomputation import compat
+from keras_conflux._extensions.recomputation.replicas import CallInStep
+
+_local = threading.local()
+
+
+def current() -> "FirstRun | SecondRun | None":
+    """Returns the run of a recomputed call that this thread is in."""
+    if getattr(_local, "run", None) is None or compat.asks_for_shapes():
+        return None
+    return _local.run
+
+
+def read(original: Callable, variable: keras.Variable) -> Any:
+    """Reads a variable, and tells the run that is current."""
+    run = current()
+    if run is not None:
+        run.before_read(variable)
+    return original(variable)
+
+
+def assign(original: Callable, variable: keras.Variable, value: Any) -> Any:
+    """Writes to a variable in the first run, and not in the second one."""
+    run = current()
+    if run is None:
+        return original(variable, value)
+    return run.write(original, variable, value)
+
+
+@contextlib.contextmanager
+def _entered(run: "FirstRun | SecondRun") -> Iterator[None]:
+    _local.run = run
+    try:
+        yield
+    finally:
+        _local.run = None
+
+
+class FirstRun:
+    """The call that counts, which notes what a second one has to begin with.
+
+    Args:
+        name: What a message calls the layer.
+        owner: The layer that is called, if it is one.
+    """
+
+    def __init__(self, name: str, owner: keras.layers.Layer | None) -> None:
+        self.name = name
+        self.graph: Any = tf.compat.v1.get_default_graph()
+        self.before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        self.after: dict[int, list[tf.Tensor]] = {}
+        self.trained: list[tf.Tensor] = []
+        self.in_step = CallInStep()
+        self.python = compat.PythonState(owner)
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a scope in which the call is to run."""
+        return _entered(self)
+
+    def before_read(self, variable: keras.Variable) -> None:
+        """Notes what a variable holds, so that nobody reads it again.
+
+        Weights as well: TensorFlow may update one in place, outside of XLA,
+        while a product in the backward pass uses what has just been read.
+        """
+        self._note(variable)
+
+    def write(
+        self, original: Callable, variable: keras.Variable, value: Any
+    ) -> Any:
+        """Writes to a variable. Notes what it held before, and holds now."""
+        if tf.compat.v1.get_default_graph() is not self.graph:
+            raise NotImplementedError(
+                f"{self.name} writes the variable {variable.path!r} in a loop, "
+                "a branch or a function of TensorFlow, where what it held "
+                "cannot be kept for the recomputation. Write it outside of "
+                "these, or leave the layer out of `keras.RematScope`."
+            )
+        self._note(variable)
+        written = original(variable, value)
+        held = self._held(variable)
+        if held is not None:
+            self.after.setdefault(id(variable), []).append(held)
+        return written
+
+    def _note(self, variable: keras.Variable) -> None:
+        if id(variable) in self.before:
+            return
+        with self.graph.as_default():
+            held = self._held(variable)
+        if held is not None:
+            self.before[id(variable)] = variable, held
+
+    def _held(self, variable: keras.Variable) -> tf.Tensor | None:
+        held = compat.value_of(variable)
+        if held is not None and variable.trainable:
+            self.trained.append(held)
+        return held
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Everything is as when the call began, and nothing is written."""
+        with (
+            keras.StatelessScope([*self.before.values()]),
+            self.python.restored(),
+            self.in_step.again(),
+            _entered(SecondRun(self)),
+        ):
+            yield
+
+
+class SecondRun:
+    """The same call for the backward pass.
+
+    Args:
+        first: What it repeats.
+    """
+
+    def __init__(self, first: FirstRun) -> None:
+        self._first = first
+        self._after = {key: iter(held) for key, held in first.after.items()}
+
+    def before_read(self, variable: keras.Variable) -> None:
+        """Refuses to read what may have been written since the first run."""
+        if id(variable) not in self._first.before:
+            raise NotImplementedError(
+                f"{self._first.name} reads the variable {variable.path!r} only "
+                "when it is computed again for the backward pass. It depends "
+                "on something in Python that its first run has changed. Leave "
+                "the layer out of `keras.RematScope`."
+            )
+
+    def write(
+        self, original: Callable, variable: keras.Variable, value: Any
+    ) -> Any:
+        """Puts what the first run has written, which is dropped at the end."""
+        del original
+        held = next(self._after.get(id(variable), iter(())), None)
+        if held is None:
+            self.before_read(variable)
+        else:
+            compat.put_value(variable, held)
+        return compat.as_written(variable, value)
