@@ -66,12 +66,14 @@ def _accumulating():
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
 @pytest.mark.parametrize("mode", cases.MODES)
 @pytest.mark.parametrize("case", cases.CASES)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("devices", [None, MANY])
 def test_all(case, mode, jit_compile, devices):
-    tolerance = {"atol": 2e-3} if case is cases.mixed else {}
+    # One rounding of bfloat16 is 4e-3 of a number.
+    tolerance = {"atol": 4e-3} if case is cases.mixed else {}
     for synchronized in (False, True) if devices else (False,):
         options = {
             "devices": devices,
