@@ -34,7 +34,7 @@ from test_run import COMMAND
 from keras_conflux._cluster import roll_call
 
 HERE = pathlib.Path(__file__).parents[1]
-SECONDS = 900 if ON_GPU else 300
+SECONDS = 900 if ON_GPU else 500
 
 
 def outputs(started, seconds=SECONDS):
