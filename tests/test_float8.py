@@ -115,7 +115,7 @@ def test_loops_of_ones_own_are_refused():
         model.optimizer.apply(gradients, model.trainable_variables)
 
     with pytest.raises(NotImplementedError, match="a loop of your own"):
-        step(X, Y)
+        step(kc.replicate(X, MANY), kc.replicate(Y, MANY))
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])

@@ -81,7 +81,8 @@ def assert_path(value: Any) -> None:
         'Expected a directory, such as "runs/a" or "gs://bucket/run"; "." is '
         f"the current one. Received: {value!r}"
     )
-    if not isinstance(value, str | os.PathLike):
+    has_url = hasattr(value, "protocol")  # a path of `universal-pathlib`
+    if not isinstance(value, str | os.PathLike) and not has_url:
         raise TypeError(said)
     if not str(value):
         raise ValueError(said)

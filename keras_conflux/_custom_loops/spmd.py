@@ -197,6 +197,14 @@ def withdevices(
     return run
 
 
+def on_every_device(
+    fn: Callable[..., Any], strategy: ReplicatedStrategy
+) -> Callable[..., Replicas[Any]]:
+    """Returns a function that runs on every device with the same arguments."""
+    compiled = _Compiled(fn, strategy, False)
+    return lambda *args: compiled((args, {}))
+
+
 class _Compiled:
     """`fn` as one graph for all devices of one strategy."""
 

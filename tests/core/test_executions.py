@@ -665,7 +665,7 @@ def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
     assert not model.optimizer.built
     traced = []
 
-    @kc.withdevices(jit_compile=True)
+    @kc.withdevices(devices=count, jit_compile=True)
     def step():
         traced.append(kc.replica().index)
         trained = model.trainable_variables

@@ -161,7 +161,7 @@ def assert_older_is_used(model, runs, tmp_path, named):
         assert named in first.damage
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            assert kc.load(model, runs) == {"step": 1}
+            assert kc.load(model, runs) == (1, {"step": 1})
     (text,) = {str(each.message) for each in told}
     assert str(path) in text
     assert named in text

@@ -609,10 +609,10 @@ def test_a_checkpoint_that_cannot_be_read_now_keeps_its_name(
 ):
     linear(kc.Resume(tmp_path, every=1), epochs=2)
 
-    def fail(path):
-        if path.parent == last:
+    def fail(folder, name):
+        if folder == last:
             raise OSError(errno.EIO, "Input/output error")
-        return digest_of(path)
+        return digest_of(folder, name)
 
     last, digest_of = newest(tmp_path).path, checkpoint_files.digest_of
     monkeypatch.setattr(checkpoint_files, "digest_of", fail)
@@ -655,11 +655,11 @@ def test_checkpoints_that_go_while_they_are_listed(
     oldest = kc.checkpoints(tmp_path)[1].path
     digest_of, digests = checkpoint_files.digest_of, itertools.count()
 
-    def removing(path):
+    def removing(folder, name):
         # The newer one has two digests, and then come those of this one.
         if next(digests) == until:
             shutil.rmtree(oldest)
-        return digest_of(path)
+        return digest_of(folder, name)
 
     monkeypatch.setattr(checkpoint_files, "digest_of", removing)
     assert [each.step for each in kc.checkpoints(tmp_path)] == [2]
@@ -914,6 +914,8 @@ def test_plain_keras_reads_the_weights(tmp_path):
 def test_a_signal_ends_training_with_a_checkpoint(
     tmp_path, number, where, epoch, step
 ):
+    before = signal.signal(number, signal.SIG_DFL)  # `nohup` ignores SIGHUP
+
     def sent(*_, **__):
         os.kill(os.getpid(), number)
 
@@ -925,6 +927,7 @@ def test_a_signal_ends_training_with_a_checkpoint(
         linear(resume, callback, epochs=3, validation_data=(X, Y))
     assert ended.value.code == 128 + number
     assert signal.getsignal(number) is handler
+    signal.signal(number, before)
     last = newest(tmp_path)
     assert (last.epoch, last.step) == (epoch, step)
 

@@ -296,7 +296,7 @@ def test_updates_of_a_loop_of_ones_own_are_shared(traced):
     optimizer.build(layer.trainable_variables)
     kc.replicate([layer, optimizer], kc.devices(1))
 
-    @kc.withdevices(jit_compile=True)
+    @kc.withdevices(devices=1, jit_compile=True)
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(layer(x) ** 2)

@@ -313,9 +313,8 @@ def _outside(
             with _applying():
                 original(weakly(), grads, given)
 
-        functions[key] = spmd.withdevices(
-            tf.autograph.experimental.do_not_convert(everywhere),
-            devices=strategy.devices,
+        functions[key] = spmd.on_every_device(
+            tf.autograph.experimental.do_not_convert(everywhere), strategy
         )
     functions[key](list(grads))
     return None
