@@ -1,11 +1,13 @@
 """Says what metrics that take a mean are given, where the graph does not."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._compat import keras_variables
+from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.global_batch import trial
 from keras_conflux._fit.global_batch.derivation import NotDerivable
 from keras_conflux._fit.global_batch.derivation import derivation
@@ -68,9 +70,10 @@ def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:
     unclear = Role.DERIVED, Role.OPAQUE
     if value.shape.rank != 0 or step.kinds.of(value).role not in unclear:
         return value
-    try:
-        derivation(value, step)
-    except NotDerivable:
-        value = tf.identity(value)  # a loss stays what it is
-        step.kinds.mark(value, kind)
+    if not UserReductions.of(step):  # the user exchanges what is compared
+        with contextlib.suppress(NotDerivable):
+            derivation(value, step)
+            return value
+    value = tf.identity(value)  # a loss stays what it is
+    step.kinds.mark(value, kind)
     return value
