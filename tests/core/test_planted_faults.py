@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 
 import keras
@@ -748,7 +749,7 @@ def test_a_fault_turns_a_test_red(fault, name, monkeypatch):
         owner, attribute = find(place)
         original = getattr(owner, attribute)
         if replacement is AS_KERAS_HAS_IT:
-            planted = original.__wrapped__
+            planted = inspect.unwrap(original)
         else:
             planted = _with_original(original, replacement)
         monkeypatch.setattr(owner, attribute, planted)

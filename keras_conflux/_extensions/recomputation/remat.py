@@ -103,7 +103,7 @@ class _Call:
         self._name = _name(f, owner)
         self._given = args, kwargs
         self._leaves = keras.tree.flatten(self._given)
-        self._inputs = [*filter(_is_float, self._leaves)]
+        self._floats = [*filter(_is_float, self._leaves)]
         self._first = runs.FirstRun(self._name, owner)
 
     def result(self) -> Any:
@@ -168,13 +168,13 @@ class _Call:
 
             return [tf.identity(each) for each in results], gradient
 
-        return attach(*self._inputs, *self._captured)
+        return attach(*self._floats, *self._captured)
 
     def _gradients(self, upstream: Sequence[Any], variables: list) -> list:
         """Returns the derivatives by inputs, captured tensors and variables."""
         self._refuse_in_loops(variables)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            inputs = [tf.identity(x) for x in self._inputs]
+            inputs = [tf.identity(x) for x in self._floats]
             sources = [*inputs, *self._captured, *variables]
             for source in sources:
                 tape.watch(source)
