@@ -1,9 +1,14 @@
 """Many small tensors in few flat ones, and back."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import TypeVar
 
 import tensorflow as tf
+
+T = TypeVar("T")
 
 BUCKET_BYTES = 32 << 20
 """A bucket is reduced as soon as it is full, while later ones are computed."""
@@ -42,6 +47,29 @@ def plan(
             ([], 0) if used >= bucket_bytes else (bucket, used)
         )
     return buckets
+
+
+def neighbours(
+    items: Iterable[T], size_of: Callable[[T], int], limit: int
+) -> Iterator[list[T]]:
+    """Groups neighbours whose sizes together are within a limit.
+
+    Args:
+        items: What to group, in order.
+        size_of: Returns the size of one.
+        limit: The largest size of a group, unless one item is larger.
+    """
+    group: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if group and total + size > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group
 
 
 def map_buckets(

@@ -5,7 +5,6 @@ twice what a special op would, and there is one path to trust.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from keras_conflux._common.parts import length
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
+from keras_conflux._communication.buckets import neighbours
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import MAX
@@ -173,7 +173,9 @@ class ReplicaCollectives:
         """
         self._assert_same_call("all-gather of parts", parts)
         whole: list[tf.Tensor] = []
-        for group in _groups(parts, self.count):
+        for group in neighbours(
+            parts, lambda part: length(part) * self.count, GATHERED_TOGETHER
+        ):
             whole += self._communicator.all_gather(
                 group, self._index, rank, self._in_xla, after, again
             )
@@ -396,21 +398,6 @@ class ReplicaCollectives:
 
 GATHERED_TOGETHER = 1 << 25
 """About how many entries one collective joins."""
-
-
-def _groups(parts: list[tf.Tensor], count: int) -> Iterator[list[tf.Tensor]]:
-    """Yields neighbours whose wholes have few enough entries together."""
-    group: list[tf.Tensor] = []
-    used = 0
-    for part in parts:
-        size = length(part) * count
-        if group and used + size > GATHERED_TOGETHER:
-            yield group
-            group, used = [], 0
-        group.append(part)
-        used += size
-    if group:
-        yield group
 
 
 def _open_along(leaf: Any, axis: int) -> Any:

@@ -30,18 +30,27 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def _all_gpus() -> list[str]:
+    listed = nvidia_smi("-L").splitlines()
+    lines = [line for line in listed if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))]
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """Returns what nvidia-smi prints, `""` without a driver.
+
+    Args:
+        *arguments: See `nvidia-smi --help`.
+    """
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"],
+        return subprocess.run(
+            ["nvidia-smi", *arguments],
             capture_output=True,
             text=True,
             check=True,
             timeout=60,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    lines = [line for line in listed.splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(lines))]
+        return ""
 
 
 def unseen(listed: int, seen: int) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import zlib
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._communication.buckets import neighbours
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import sharding
@@ -94,29 +94,12 @@ def _copy_to_all(
     ]
     with errors_reported_to_all(name):
         assert_same_place(f"{name}: {described}")
-        for group in _of_limited_size(replicated):
+        for group in neighbours(replicated, _bytes, BYTES_AT_ONCE):
             _copy_group(group, strategy, root, name)
 
 
 BYTES_AT_ONCE = 2**28
 """The size of one message. A copy takes several times its size meanwhile."""
-
-
-def _of_limited_size(
-    variables: list[keras.Variable],
-) -> Iterator[list[keras.Variable]]:
-    """Yields the variables in groups, or one that is larger by itself."""
-    group: list[keras.Variable] = []
-    total = 0
-    for variable in variables:
-        size = _bytes(variable)
-        if group and total + size > BYTES_AT_ONCE:
-            yield group
-            group, total = [], 0
-        group.append(variable)
-        total += size
-    if group:
-        yield group
 
 
 def _bytes(variable: keras.Variable) -> int:

@@ -1,6 +1,6 @@
 """What nvidia-smi tells. No GPU is initialized."""
 
-import subprocess
+from keras_conflux._devices.driver import nvidia_smi
 
 
 def gpus(*fields: str) -> list[list[str]]:
@@ -20,25 +20,12 @@ def processes() -> list[list[str]]:
 
 def topology() -> str:
     """Returns how the GPUs are connected, `""` if nobody tells."""
-    table = _output("topo", "-m")
+    table = nvidia_smi("topo", "-m")
     rows = [row.split() for row in table.splitlines() if row[:3] == "GPU"]
     links = {cell for row in rows for cell in row if cell.startswith("NV")}
     return ", ".join(sorted(links)) or ("no NVLink" if len(rows) > 1 else "")
 
 
 def _rows(query: str) -> list[list[str]]:
-    lines = _output(query, "--format=csv,noheader").splitlines()
+    lines = nvidia_smi(query, "--format=csv,noheader").splitlines()
     return [[cell.strip() for cell in line.split(",")] for line in lines]
-
-
-def _output(*arguments: str) -> str:
-    try:
-        return subprocess.run(
-            ["nvidia-smi", *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
