@@ -107,6 +107,8 @@ class Gradients(Exit):
             for loss in self._postponed_losses
             for target in targets
         ):
+            # `to_apply` knows them again by their ids.
+            found = repeatable(found)
             self._postponed.extend(found)
             return found
         return summed(found, sources, self.step)
@@ -136,6 +138,12 @@ class Gradients(Exit):
         if accumulates and _all_in(grads, self._postponed):
             grads = shaped(grads, trained)
             return _weighted(grads, trained, has_samples(self.step))
+        if self._postponed:
+            raise RuntimeError(
+                f"{self.step.name}: Keras' own `train_step` was expected to "
+                "hand the gradients of the tape to the optimizer as they are, "
+                "and the optimizer got others. Please report this."
+            )
         if not _are_global(grads, self.step):
             grads = _made_global(shaped(grads, trained), trained, self.step)
         if accumulates:  # the copies of accumulators are added up

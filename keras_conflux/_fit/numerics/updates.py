@@ -195,7 +195,11 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     """
     result = original(optimizer, loss)
     step = steps.current_fit_step()
-    if step is not None and (_accumulates(optimizer) or _cuts(optimizer)):
+    if (
+        step is not None
+        and (_accumulates(optimizer) or _cuts(optimizer))
+        and keras_optimizers.applies_as_keras(optimizer)
+    ):
         Gradients.of(step).postpone(result)
     return result
 
