@@ -9,7 +9,9 @@ form:
 import keras
 import numpy as np
 from conftest import COUNTS
+from conftest import ON_GPU
 from hypothesis import HealthCheck
+from hypothesis import assume
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,6 +22,22 @@ from models import moved_by_roundings
 from models import outcome
 
 import keras_conflux as kc
+
+
+class Attends(layers.Layer):
+    """Lets the tokens of a sample attend to each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 8)
+
+    def call(self, x):
+        return self.attention(x, x)
+
+
+def as_tokens(x):
+    return keras.ops.cast(keras.ops.abs(x) * 8, "int32") % 20
+
 
 BODIES = {
     "dense": lambda: [layers.Dense(8, "tanh")],
@@ -39,6 +57,12 @@ BODIES = {
         layers.Flatten(),
     ],
     "recurrent": lambda: [layers.Reshape((3, 2)), layers.GRU(4)],
+    "tokens": lambda: [
+        layers.Lambda(as_tokens),
+        layers.Embedding(20, 8),
+        Attends(),
+        layers.Flatten(),
+    ],
 }
 OPTIMIZERS = {
     "sgd": lambda **options: optimizers.SGD(0.05, momentum=0.9, **options),
@@ -100,6 +124,10 @@ def build(run) -> keras.Model:
 )
 @given(runs())
 def test_any_run_equals_one_device(run):
+    # On GPUs, rows that repeat are added up before an optimizer sees them.
+    looked_up = ON_GPU and run["body"] == "tokens"
+    assume(not looked_up or run["optimizer"] == "sgd")
+    assume(not looked_up or not any("clip" in key for key in run["options"]))
     rng = np.random.default_rng(run["seed"])
     samples = run["samples"]
     x = rng.normal(size=(samples, 6)).astype("float32")
