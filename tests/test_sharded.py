@@ -19,6 +19,7 @@ from conftest import RUN_LONG_TESTS
 from keras import layers
 from keras import optimizers
 from sharded_cases import OPTIMIZERS
+from sharded_cases import RNG
 from sharded_cases import TOLERANCE
 from sharded_cases import WIDTH
 from sharded_cases import X
@@ -177,6 +178,58 @@ def test_models_equal_one_device(name, shard):
     expected = trained(optimizer(), made=made)
     found = trained(optimizer(), MANY, shard, made=made)
     assert_equal(found, expected, tolerance)
+
+
+TOKENS = RNG.integers(0, 150, (160, 6)) * RNG.integers(0, 2, (160, 6))
+
+
+class Rows(layers.Layer):
+    """Looks up rows of a weight that is cast, which an embedding's is not."""
+
+    def build(self, _):
+        self.table = self.add_weight(shape=(150, 32), name="table")
+
+    def call(self, x):
+        return keras.ops.take(self.table, x, axis=0)
+
+
+def language_model():
+    """In bfloat16; half of the tokens are the same one."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        keras.utils.set_random_seed(1)
+        given = layers.Input((6,), dtype="int32")
+        x = layers.Embedding(150, 32)(given) + Rows()(given)
+        hidden = layers.Dense(130)(layers.LayerNormalization()(x))
+        x += layers.Dense(32, activation="gelu")(hidden)
+        return keras.Model(given, layers.Dense(150, dtype="float32")(x))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@functools.cache
+def trained_in_bfloat16(steps, count=None, shard=None):
+    """Returns the losses of an execution of some steps, and the weights."""
+    one = language_model()
+    if count:
+        kc.replicate(one, devices=count, shard=shard)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    one.compile(optimizers.SGD(0.5), loss, steps_per_execution=steps)
+    data = TOKENS[: 8 * steps]
+    losses = one.fit(data, data, batch_size=8, shuffle=False, verbose=0)
+    return losses.history["loss"], one.get_weights()
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("steps", [1, 20])
+def test_an_execution_in_bfloat16_is_as_with_copies(shard, steps):
+    """What is reduced and gathered has the dtypes that copies have."""
+    losses, weights = trained_in_bfloat16(steps, 2)
+    found_losses, found = trained_in_bfloat16(steps, 2, shard)
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
+    for a, b in zip(found, weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def is_whole(variable):

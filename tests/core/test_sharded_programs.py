@@ -19,6 +19,7 @@ import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import shared_trace
 from keras_conflux._compat import tensorflow_xla
+from keras_conflux._fit.numerics import gradients
 
 LAYERS = 6  # whose kernels are cut
 
@@ -78,3 +79,28 @@ def test_collectives_of_a_step(traces, shard):
         assert kinds["all-gather"] == 2 * LAYERS - 1
         # An activation or a gradient travels along.
         assert found.count(("all-gather", 2)) == 2 * LAYERS - 1
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@pytest.mark.parametrize(
+    ("shard", "options"),
+    [("optimizer", {}), (None, {"gradient_accumulation_steps": 2})],
+)
+def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
+    """GPUs make them dense, between the tape and the optimizer."""
+
+    def on_gpus(grads):
+        return [
+            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
+            for g in grads
+        ]
+
+    def made_global(grads, *_):
+        raise AssertionError("the optimizer took gradients for the user's")
+
+    monkeypatch.setattr(gradients, "repeatable", on_gpus)
+    monkeypatch.setattr(gradients, "_made_global", made_global)
+    model = keras.Sequential([layers.Input((3,)), layers.Embedding(70, 70)])
+    kc.replicate(model, devices=2, shard=shard)
+    model.compile(keras.optimizers.SGD(**options), "mse")
+    model.fit(np.ones([4, 3]), np.ones([4, 3, 70]), verbose=0)

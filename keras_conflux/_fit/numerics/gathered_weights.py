@@ -133,7 +133,10 @@ class _Unit:
         flats = [
             layout.flat(
                 dtypes.weighted(
-                    tf.cast(tf.convert_to_tensor(g), part.dtype), weight
+                    # Rows of one index are added up after the cast, as on one
+                    # device.
+                    tf.convert_to_tensor(tf.cast(g, part.dtype)),
+                    weight,
                 )
             )
             for g, part, layout in zip(
