@@ -18,6 +18,7 @@ from keras_conflux._extensions.recomputation import (
     private_names as recomputation,
 )
 from keras_conflux._extensions.resume import private_names as resume
+from keras_conflux._extensions.sharding import private_names as sharding
 
 NAMES = (
     *private_keras_names.NAMES,
@@ -28,6 +29,7 @@ NAMES = (
     *program_cache.NAMES,
     *recomputation.NAMES,
     *resume.NAMES,
+    *sharding.NAMES,
 )
 """All of them."""
 

@@ -79,6 +79,52 @@ class OfTwo(keras.Model):
         return {"loss": loss, "norm": self.norm.result()}
 
 
+class After(keras.Model):
+    """A step that reads the weights again, after they have been updated."""
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": self.compute_loss(x, y, self(x, training=True))}
+
+
+class Adversaries(After):
+    """Two tapes in a step, over the same weights and others."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        first = tape.gradient(loss, self.trainable_variables)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                total = keras.ops.sum(self(x))
+            slope = inner.gradient(total, x)
+            penalty = keras.ops.mean(keras.ops.square(slope))
+        second = outer.gradient(penalty, self.trainable_variables)
+        grads = [
+            a if b is None else a + b
+            for a, b in zip(first, second, strict=True)
+        ]
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+
+def two_tapes():
+    one = own_step()
+    return Adversaries(one.inputs, one.outputs)
+
+
+def two_updates():
+    one = own_step()
+    return After(one.inputs, one.outputs)
+
+
 def own_step():
     keras.utils.set_random_seed(1)
     given = layers.Input((WIDTH,))
@@ -159,6 +205,8 @@ def mixed():
 
 MODELS = {
     "own step": (own_step, 5e-5),
+    "two tapes in a step": (two_tapes, 5e-5),
+    "two updates in a step": (two_updates, 5e-5),
     "tied and frozen": (tied_and_frozen, 5e-5),
     "nested, recurrent": (nested, 5e-5),
     "branching": (branching, 5e-5),
@@ -230,6 +278,60 @@ def test_an_execution_in_bfloat16_is_as_with_copies(shard, steps):
     np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
     for a, b in zip(found, weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def with_lora(given=None):
+    one = given or model()
+    for layer in one.layers:
+        if isinstance(layer, layers.Dense):
+            layer.enable_lora(3)
+        else:
+            layer.trainable = False
+    return one
+
+
+def test_lora_trains_beside_weights_in_parts():
+    expected = trained(optimizers.Adam(0.01), made=with_lora)
+    before = trained(optimizers.Adam(0.01), MANY, "weights", made=with_lora)
+    assert_equal(before, expected, TOLERANCE)
+
+    def with_lora_since():
+        one = kc.replicate(model(), devices=MANY, shard="weights")
+        return with_lora(one)
+
+    found = trained(optimizers.Adam(0.01), made=with_lora_since)
+    assert_equal(found, expected, TOLERANCE)
+    one, _ = found
+    frozen = [v for v in one.non_trainable_weights if not is_whole(v)]
+    assert len(frozen) == 3
+    size = 4 * sum(v.shape.num_elements() for v in frozen)
+    assert max(bytes_on_devices(frozen)) < size / MANY + 4 * len(frozen)
+    trained_ones = one.trainable_weights
+    assert len(trained_ones) == 2 * 4 + 4  # and biases
+    assert len(one.optimizer.variables) == 2 + 2 * len(trained_ones)
+
+
+def embeddings():
+    """A table of 4,345 entries, which are no multiple, and lookups of it."""
+    keras.utils.set_random_seed(1)
+    given = layers.Input((6,), dtype="int32")
+    table = layers.Embedding(79, 55)
+    x = table(given) + table(given[:, ::-1])
+    x = layers.Flatten()(x)
+    return keras.Model(given, layers.Dense(3)(x))
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("count", SEVERAL)
+def test_an_embedding_of_an_odd_size(shard, count):
+    x = TOKENS[:22] % 79
+    expected = trained(optimizers.SGD(0.05), made=embeddings, x=x)
+    found = trained(optimizers.SGD(0.05), count, shard, made=embeddings, x=x)
+    assert_equal(found, expected, TOLERANCE)
+    table = found[0].layers[1].embeddings
+    (*_, held) = bytes_on_devices([table])
+    cut = -(-4345 // count) if shard == "weights" else 4345
+    assert held == 4 * cut
 
 
 def is_whole(variable):
@@ -357,6 +459,31 @@ def test_a_training_is_resumed_on_other_devices(shard, tmp_path):
         close(a, b, TOLERANCE)
 
 
+@pytest.mark.skipif(
+    not hasattr(optimizers, "ScheduleFreeAdamW"), reason="older Keras"
+)
+@pytest.mark.parametrize("shard", SHARDS)
+def test_schedule_free_optimizers(shard):
+    """They use a value that they have read before they write it."""
+
+    def built():
+        one = model()
+        one.optimizer = optimizers.ScheduleFreeAdamW(0.01, weight_decay=0.1)
+        one.optimizer.build(one.trainable_variables)
+        return one
+
+    def found(*ways):
+        one = built()
+        optimizer = one.optimizer
+        for count, word in ways:
+            kc.replicate(one, devices=count, shard=word)
+        one.compile(optimizer, "mse")
+        losses = one.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+        return one, losses.history["loss"]
+
+    assert_equal(found((MANY, shard)), found(), TOLERANCE)
+
+
 class Unknown(optimizers.SGD):
     def update_step(self, gradient, variable, learning_rate):
         self.assign_sub(variable, learning_rate * keras.ops.sign(gradient))
@@ -369,8 +496,6 @@ class Known(Unknown):
 def test_optimizers_of_ones_own():
     with pytest.raises(NotImplementedError, match="conflux_elementwise = True"):
         trained(Unknown(0.01), MANY, "weights")
-    with pytest.raises(NotImplementedError, match="ScheduleFreeAdamW"):
-        trained(optimizers.ScheduleFreeAdamW(0.01), MANY, "optimizer")
     found = trained(Known(0.001), MANY, "weights")
     assert_equal(found, trained(Known(0.001)), TOLERANCE)
 

@@ -29,11 +29,17 @@ _OF_WHOLE_TENSORS = (
 """The optimizers whose updates compare the entries of a variable."""
 
 _WITH_TENSORS = (*_ELEMENTWISE, *_OF_WHOLE_TENSORS)
-"""The optimizers that do with tensors what they do with variables.
+"""The optimizers that do with tensors what they do with variables."""
 
-ScheduleFreeAdamW keeps the `value` of a variable, writes the variable, and then
-uses what it has kept. In TensorFlow that is the variable itself, and so the new
-value. A tensor would still be the old one.
+_READING_LATE = (
+    (keras.optimizers.ScheduleFreeAdamW,)
+    if hasattr(keras.optimizers, "ScheduleFreeAdamW")
+    else ()
+)
+"""The optimizers that update each entry by itself, and read a value late.
+
+They keep the `value` of a variable, write the variable, and then use what they
+have kept. In TensorFlow that is the variable itself, and so the new value.
 """
 
 
@@ -56,7 +62,12 @@ def updates_with_tensors(optimizer: Any, learning_rate: Any) -> bool:
 
 def updates_each_entry(optimizer: Any) -> bool:
     """Whether an update of an entry depends on no other entry of a variable."""
-    return _updates_as_one_of(optimizer, _ELEMENTWISE)
+    return _updates_as_one_of(optimizer, _ELEMENTWISE) or reads_late(optimizer)
+
+
+def reads_late(optimizer: Any) -> bool:
+    """Whether the `value` of a variable is to be what it is when it is used."""
+    return _updates_as_one_of(optimizer, _READING_LATE)
 
 
 def updates_whole_tensors(optimizer: Any) -> bool:
@@ -115,6 +126,17 @@ def trained_by(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return list(inner._trainable_variables)
+
+
+def accumulated(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Returns what gradients are added up in, each with what they are for."""
+    found = getattr(optimizer, "_accumulated_gradients", None) or []
+    trained = trained_by(optimizer) if found else []
+    return [
+        (accumulator, variable)
+        for accumulator, variable in zip(found, trained, strict=True)
+        if accumulator is not None
+    ]
 
 
 def averages(optimizer: Any) -> list[Any]:

@@ -59,18 +59,6 @@ class Patched:
         "self, reference_variable, name, initializer",
     )
     VARIABLE_KEY = PrivateName(f"{TF_OPTIMIZER}._var_key", "self, variable")
-    APPLY_FILTERED = PrivateName(
-        f"{OPTIMIZER}._backend_apply_gradients",
-        "self, grads, trainable_variables",
-    )
-    UPDATE_AVERAGES = PrivateName(
-        f"{OPTIMIZER}._update_model_variables_moving_average",
-        "self, trainable_variables",
-    )
-    UPDATE_STEP = PrivateName(
-        f"{TF_OPTIMIZER}._backend_update_step",
-        "self, grads, trainable_variables, learning_rate",
-    )
     OPTIMIZER_ASSIGN = PrivateName(
         f"{TF_OPTIMIZER}.assign", "self, variable, value"
     )
@@ -97,7 +85,6 @@ class Patched:
     VARIABLE_INITIALIZE = PrivateName(
         f"{_TF_VARIABLE}._initialize", "self, value", ("_value",)
     )
-    VARIABLE_VALUE = PrivateName(f"{_VARIABLE}.value", None, ("_value",))
     VARIABLE_HANDLE = PrivateName(f"{_TF_VARIABLE}.handle", None, ("handle",))
     SYNCHRONIZED_MOMENTS = PrivateName(
         f"{TF_OPS}.nn:_compute_moments_sync",

@@ -58,6 +58,16 @@ class _OurSyncOnReadVariable(OfReplicas, values.SyncOnReadVariable):
     """A variable whose copies are reduced when it is read."""
 
 
+class InParts(OfReplicas):
+    """A variable of which each device holds a part, and none the whole.
+
+    It is read and written whole.
+    """
+
+    layout: Any
+    """How the parts make the whole."""
+
+
 _CONVERTIBLE = {
     values.MirroredVariable: _OurMirroredVariable,
     values.SyncOnReadVariable: _OurSyncOnReadVariable,
@@ -172,7 +182,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         # Replicas write their copies without this.
         if tf.executing_eagerly():
             _note_assignment(var)
-        if _is_in_parts(var):
+        if isinstance(var, InParts):
             return fn(var, *args, **kwargs)
         return super()._update(var, fn, args, kwargs, group)
 
@@ -185,7 +195,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        if _is_in_parts(var):
+        if isinstance(var, InParts):
             return fn(var, *args, **kwargs)
         return super()._replica_ctx_update(var, fn, args, kwargs, group)
 
@@ -241,11 +251,6 @@ def assignments_of_all() -> int:
 def assignments(variable: Any) -> int:
     """Returns how often a variable has been assigned outside of replicas."""
     return getattr(variable, "conflux_assignments", 0)
-
-
-def _is_in_parts(variable: Any) -> bool:
-    """Whether a variable is no copies, and is written whole."""
-    return hasattr(variable, "layout")
 
 
 class _WholeScope:

@@ -26,7 +26,6 @@ from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
-from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replicas import Replicas
@@ -418,7 +417,7 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
         if state.is_mirrored(variable) and _is_float(variable)
     ]
     for variable in found:
-        if sharding.is_sharded(variable):
+        if state.is_in_parts(variable):
             raise ValueError(
                 f"{call}: of {state.name_of(variable)} each device has a part, "
                 "and there are no copies to reduce. Reduce what you have "

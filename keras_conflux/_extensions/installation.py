@@ -13,6 +13,7 @@ from keras_conflux._extensions.program_cache import cached_program
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.recomputation import patches as recomputation
 from keras_conflux._extensions.resume import fit as resume
+from keras_conflux._extensions.sharding import patches as sharding
 from keras_conflux._extensions.throughput import slow_input
 
 VARIABLE = "CONFLUX_EXTENSIONS"
@@ -34,6 +35,7 @@ def install(version: str) -> None:
     optimizers.install()
     launchers.install()
     keras_distribution.install()
+    sharding.install()
     recomputation.install()
     slow_input.install()
     resume.install()

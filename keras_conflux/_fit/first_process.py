@@ -18,7 +18,6 @@ from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import runs_users_code
 from keras_conflux._replication import accumulated
-from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 
@@ -35,9 +34,6 @@ _WRITERS = (
 
 def save(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Saves in the first process; the others wait until it has."""
-    if _is_here_only() and original.__name__ == "export":
-        with promotion.whole(model):
-            return original(model, *args, **kwargs)
     if (
         _is_here_only()
         or state.replicated_by(state.variables_of(model)) is None

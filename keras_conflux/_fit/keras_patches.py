@@ -16,13 +16,11 @@ from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.numerics import choices
 from keras_conflux._fit.numerics import draws
-from keras_conflux._fit.numerics import gathered_weights
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layers
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import metrics
-from keras_conflux._fit.numerics import sharded_updates
 from keras_conflux._fit.numerics import tape
 from keras_conflux._fit.numerics import updates
 from keras_conflux._fit.numerics import writes
@@ -40,9 +38,6 @@ PATCHES = (
     (Patched.SUM_GRADIENTS, updates.skip_second_reduction),
     (Patched.ADD_OPTIMIZER_VARIABLE, variables.add_optimizer_variable),
     (Patched.LOSS_SCALE_BUILD, variables.build_loss_scale_optimizer),
-    (Patched.APPLY_FILTERED, sharded_updates.apply_filtered),
-    (Patched.UPDATE_AVERAGES, sharded_updates.average),
-    (Patched.UPDATE_STEP, sharded_updates.update_step),
     (Patched.VARIABLE_KEY, given_tensors.key),
     (Patched.OPTIMIZER_ASSIGN, updates.write),
     (Patched.OPTIMIZER_ASSIGN_ADD, updates.add),
@@ -62,7 +57,6 @@ PATCHES = (
     (Patched.VARIABLE_INT, functools.partial(variables.to_number, int)),
     (Patched.VARIABLE_FLOAT, functools.partial(variables.to_number, float)),
     (Patched.VARIABLE_INITIALIZE, variables.initialize),
-    (Patched.VARIABLE_VALUE, gathered_weights.value),
     (Patched.VARIABLE_HANDLE, variables.handle),
     (Patched.SYNCHRONIZED_MOMENTS, layers.synchronized_moments),
     (Patched.LAYER_CALL, layers.call),

@@ -11,7 +11,6 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -40,8 +39,6 @@ def initialize(original: Callable, variable: Any, value: Any) -> None:
             return
         with tf.init_scope(), strategy.scope():
             original(variable, known)
-    if strategy.shard == "weights":
-        sharding.shard_new(variable, strategy)
 
 
 def _strategy_of_variables() -> ReplicatedStrategy | None:
@@ -82,7 +79,7 @@ def handle(original: Callable, variable: Any) -> Any:
     There TensorFlow has no handle, though a tape watches the copy it reads.
     """
     value = keras_variables.backing(variable)
-    if sharding.is_sharded(value):  # of which a step reads the part
+    if state.is_in_parts(value):  # of which a step reads the part
         return tensorflow_internals.copy_that_is_read(value).handle
     if is_replicated(value) and tf.distribute.in_cross_replica_context():
         return tensorflow_internals.copy_that_is_read(value).handle
@@ -126,11 +123,6 @@ def add_optimizer_variable(
     strategy = value.distribute_strategy
     keras_models.set_optimizer_strategy(optimizer, strategy)
     if tf.distribute.get_strategy() is strategy:
-        made = original(optimizer, reference_variable, *args, **kwargs)
-    else:
-        with strategy.scope():
-            made = original(optimizer, reference_variable, *args, **kwargs)
-    name = kwargs.get("name", args[0] if args else None)
-    if name != "gradient_accumulator" or strategy.shard == "weights":
-        sharding.shard_new(made, strategy)
-    return made
+        return original(optimizer, reference_variable, *args, **kwargs)
+    with strategy.scope():
+        return original(optimizer, reference_variable, *args, **kwargs)

@@ -1,7 +1,5 @@
 """Gives models and optimizers one copy per device, in place, and back."""
 
-import contextlib
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +12,8 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import common_seed
+from keras_conflux._replication import parts
 from keras_conflux._replication import running
-from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -139,24 +137,6 @@ def adopt(
         promote_new_state(model, strategy)
 
 
-@contextlib.contextmanager
-def whole(model: keras.Model) -> Iterator[None]:
-    """Puts a model whose weights lie in parts on one device meanwhile.
-
-    What is exported reads variables that are whole.
-    """
-    is_cut = any(map(sharding.is_sharded, model.variables))
-    strategy = keras_models.strategy_of(model)
-    if not is_cut:
-        yield
-        return
-    demote(model)
-    try:
-        yield
-    finally:
-        promote(model, strategy)
-
-
 def demote(target: Any) -> None:
     """Puts a model or optimizer back on one device, with all state kept."""
     owners = list(state.stateful_objects(target))
@@ -216,14 +196,12 @@ def _promote_all(
         owners: What has the variables.
         strategy: What replicates them.
     """
-    in_parts = sharding.to_shard(owners, strategy)
-    if not waiting and not in_parts:
+    parts.cut(owners, strategy)
+    if not waiting:
         return
-    for variable in in_parts:
-        sharding.shard(variable, strategy)
     with tf.init_scope(), strategy.scope():
         for variable, summed in waiting:
-            if not sharding.is_sharded(variable):
+            if not state.is_in_parts(variable):
                 _promote_variable(variable, summed)
 
 
@@ -249,7 +227,7 @@ def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
     value = keras_variables.backing(variable)
     if value is None or not is_replicated(value):
         return value is not None
-    if sharding.is_sharded(value):
+    if state.is_in_parts(value):
         return False
     # Made by Keras in the strategy's scope, not by `make_backing`.
     aggregates = value.aggregation != tf.VariableAggregation.NONE

@@ -15,6 +15,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat.replicated_extended import InParts
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
@@ -117,6 +118,17 @@ def copies(variable: Any) -> tuple[tf.Variable, ...]:
     if is_replicated(variable):
         return variable.distribute_strategy.experimental_local_results(variable)
     return (variable,)
+
+
+def backing(variable: Any) -> Any:
+    """Returns the variable of TensorFlow behind one of Keras, or itself."""
+    is_keras = isinstance(variable, keras.Variable)
+    return keras_variables.backing(variable) if is_keras else variable
+
+
+def is_in_parts(variable: Any) -> bool:
+    """Whether each device has a part of a variable, and none a copy."""
+    return isinstance(backing(variable), InParts)
 
 
 def own_copy(variable: Any) -> tf.Variable:

@@ -5,10 +5,12 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 from typing import Literal
+from typing import NamedTuple
 from typing import Self
 from typing import TypeAlias
 
@@ -27,6 +29,7 @@ from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._replication import parts
 from keras_conflux._replication import steps
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
@@ -86,7 +89,10 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
-        _strategies.setdefault((self._conflux_devices, shard), self)
+        _strategies.setdefault(self._key(), self)
+
+    def _key(self) -> Hashable:
+        return self.devices, self.shard
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -97,6 +103,11 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def shard(self) -> Shard | None:
         """What lies in parts, one on each device. `None` if nothing does."""
         return self._conflux_shard
+
+    def cuts(self, weight: Any) -> bool:
+        """Internal: whether a weight, if it is large, is to lie in parts."""
+        del weight
+        return self.shard == "weights"
 
     @functools.cached_property
     def ranks(self) -> Any:
@@ -157,14 +168,42 @@ class _OpenScopes(threading.local):
         self.stack: list[contextlib.AbstractContextManager[Any]] = []
 
 
-def _nothing_set() -> tuple[Device, ...] | None:
+def _nothing_set() -> None:
     return None
 
 
-_distributions: list[Callable[[], tuple[Device, ...] | None]] = [_nothing_set]
-_strategies: dict[
-    tuple[tuple[Device, ...], Shard | None], ReplicatedStrategy
-] = {}
+class LaidOutStrategy(ReplicatedStrategy):
+    """A strategy that keeps those weights in parts that something names.
+
+    Args:
+        devices: See `ReplicatedStrategy`.
+        names: Tells of a weight whether it is to lie in parts, if it is large.
+    """
+
+    def __init__(
+        self, devices: DevicesLike, names: Callable[[Any], bool]
+    ) -> None:
+        self._conflux_names = names
+        super().__init__(devices, shard="weights")
+
+    def cuts(self, weight: Any) -> bool:
+        """Whether a weight is to lie in parts."""
+        return self._conflux_names(weight)
+
+    def _key(self) -> Hashable:
+        return self.devices, self._conflux_names
+
+
+class Distributed(NamedTuple):
+    """What Keras' distribution says of the models that are made under it."""
+
+    devices: DevicesLike
+    names: Callable[[Any], bool] | None = None
+    """Tells of a weight whether it lies in parts. `None` if none does."""
+
+
+_distributions: list[Callable[[], Distributed | None]] = [_nothing_set]
+_strategies: dict[Hashable, ReplicatedStrategy] = {}
 
 
 def strategy_for(
@@ -175,6 +214,14 @@ def strategy_for(
     chosen = find_devices(which)
     known = _strategies.get((chosen, shard))
     return known or ReplicatedStrategy(chosen, shard=shard)
+
+
+def _strategy_of(distributed: Distributed) -> ReplicatedStrategy:
+    devices, names = distributed
+    if names is None:
+        return strategy_for(devices)
+    chosen = find_devices(devices)
+    return _strategies.get((chosen, names)) or LaidOutStrategy(chosen, names)
 
 
 def strategy_over(which: DevicesLike) -> ReplicatedStrategy:
@@ -191,6 +238,12 @@ def _check_shard(shard: Any) -> None:
             'optimizer\'s state, or "weights", if also a part of the weights. '
             f"Received: shard={shard!r}."
         )
+    if shard is not None and not parts.can_be_cut():
+        raise NotImplementedError(
+            f"`shard={shard!r}` is an extension, and `CONFLUX_EXTENSIONS=0` "
+            "has left all of them out. Unset that variable of the environment, "
+            "or leave `shard` out."
+        )
     if shard is not None and process_count() > 1:
         raise NotImplementedError(
             f"`shard={shard!r}` works in one process, on the devices of one "
@@ -205,20 +258,20 @@ def has_strategies() -> bool:
 
 
 def ask_for_distribution(
-    devices: Callable[[], tuple[Device, ...] | None],
+    distributed: Callable[[], Distributed | None],
 ) -> None:
     """Has a function tell over which devices Keras distributes models.
 
     Args:
-        devices: Returns `None` while it does not.
+        distributed: Returns `None` while it does not.
     """
-    _distributions.append(devices)
+    _distributions.append(distributed)
 
 
 def distribution_strategy() -> ReplicatedStrategy | None:
     """Returns the strategy over the devices of Keras' distribution, if set."""
-    devices = _distributions[-1]()
-    return None if devices is None else strategy_for(devices)
+    distributed = _distributions[-1]()
+    return None if distributed is None else _strategy_of(distributed)
 
 
 def current_strategy() -> ReplicatedStrategy:

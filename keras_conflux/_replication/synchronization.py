@@ -19,7 +19,6 @@ from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.buckets import neighbours
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -308,7 +307,7 @@ def _mirrored(target: Any, call: str) -> list[Any]:
     return [
         variable
         for variable in state.variables_of(target)
-        if state.is_mirrored(variable) and not sharding.is_sharded(variable)
+        if state.is_mirrored(variable) and not state.is_in_parts(variable)
     ]
 
 
@@ -317,7 +316,7 @@ def _refuse_parts(target: Any, root: int) -> None:
     if root == 0:
         return
     for variable in state.variables_of(target):
-        if sharding.is_sharded(variable):
+        if state.is_in_parts(variable):
             raise ValueError(
                 f"`synchronize(..., root={root})` copies the variables of one "
                 f"replica to others, and of {state.name_of(variable)} each has "

@@ -152,6 +152,7 @@ EXTENSIONS = [
     "_extensions.optimizers",
     "_extensions.program_cache",
     "_extensions.recomputation",
+    "_extensions.sharding",
     "_extensions.throughput",
     "_extensions.resume.compat",
     "_extensions.resume",
@@ -213,6 +214,11 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,
 )
+try:
+    kc.replicate(shard="weights")
+    sys.exit("shard= is an extension")
+except NotImplementedError as error:
+    assert "CONFLUX_EXTENSIONS=0" in str(error)
 x = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 found = []
 for devices in (None, 2):

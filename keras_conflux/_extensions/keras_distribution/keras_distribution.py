@@ -19,6 +19,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import list_devices as all_devices
 from keras_conflux._extensions.keras_distribution import compat
+from keras_conflux._replication.strategy import Distributed
 
 _WHAT_EXISTS = (
     "What exists is a copy of the model on each device of a mesh of one axis: "
@@ -36,8 +37,8 @@ class _SetHere(threading.local):
 _set_here = _SetHere()
 
 
-def active_devices() -> tuple[Device, ...] | None:
-    """Returns the devices of the distribution that is set, `None` if none is.
+def distributed() -> Distributed | None:
+    """Returns what the distribution that is set means, `None` if none is.
 
     Raises:
         DeviceError: If its devices do not exist, repeat or are mixed.
@@ -45,7 +46,7 @@ def active_devices() -> tuple[Device, ...] | None:
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
-        return _devices_of(distribution)
+        return Distributed(_devices_of(distribution))
     if _set_here.value is not None:
         ended, _set_here.value = _set_here.value, None
         warn(

@@ -37,7 +37,7 @@ PATCHES = (
 
 def install() -> None:
     """Puts the replacements in place. Called once, at import."""
-    ask_for_distribution(keras_distribution.active_devices)
+    ask_for_distribution(keras_distribution.distributed)
     compat.provide_distribution(
         keras_distribution.distribute_tensor,
         keras_distribution.get_device_count,

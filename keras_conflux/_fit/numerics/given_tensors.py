@@ -19,22 +19,48 @@ class GivenTensors(keras.StatelessScope):
 
     Args:
         known: The variables, and the tensors.
+        reads_late: Whether a value that is kept is the one that was written
+            last when it is used, as that of a variable of TensorFlow is.
     """
 
     def __init__(
-        self, known: Sequence[tuple[keras.Variable, tf.Tensor]]
+        self,
+        known: Sequence[tuple[keras.Variable, tf.Tensor]],
+        reads_late: bool = False,
     ) -> None:
         super().__init__()
         self.values = {id(variable): value for variable, value in known}
+        self._reads_late = reads_late
 
-    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+    def get_current_value(self, variable: keras.Variable) -> Any:
         """See `keras.StatelessScope`."""
-        return self.values.get(id(variable))
+        value = self.values.get(id(variable))
+        if value is None or not self._reads_late:
+            return value
+        return _Late(self.values, id(variable))
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`."""
         variable, value = update
         self.values[id(variable)] = value
+
+
+class _Late:
+    """A value that is read when it is used."""
+
+    def __init__(self, values: dict[int, tf.Tensor], key: int) -> None:
+        self._values = values
+        self._key = key
+
+    @property
+    def dtype(self) -> tf.DType:
+        """That of the value."""
+        return self._values[self._key].dtype
+
+    def __tf_tensor__(
+        self, dtype: tf.DType | None = None, name: str | None = None
+    ) -> tf.Tensor:
+        return tf.convert_to_tensor(self._values[self._key], dtype, name=name)
 
 
 class WritesOthers(Exception):
@@ -91,7 +117,8 @@ class SharedUpdate:
             for variable, value in zip(self._variables, values, strict=True)
             if variable is not None and value is not None
         ]
-        with GivenTensors(known) as scope:
+        late = keras_optimizers.reads_late(self._optimizer)
+        with GivenTensors(known, late) as scope:
             before = scope.values.copy()
             self._optimizer.update_step(
                 gradient, self._variables[0], self._learning_rate
@@ -128,9 +155,9 @@ def write(method: str, variable: Any, value: Any) -> bool:
         return False
     value = tf.cast(value, variable.dtype)
     if method == "assign_add":
-        value = variable.value + value
+        value = tf.convert_to_tensor(variable) + value
     elif method == "assign_sub":
-        value = variable.value - value
+        value = tf.convert_to_tensor(variable) - value
     keras_optimizers.stateless_scope().add_update((variable, value))
     return True
 

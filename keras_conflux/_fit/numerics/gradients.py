@@ -5,9 +5,11 @@ import functools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._custom_loops.collectives import operations_of
@@ -17,10 +19,12 @@ from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.graph_ancestry import depends_on
-from keras_conflux._replication import sharding
+from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
+
+Summing: TypeAlias = Callable[[list[Any], list[Any] | None], list[Any]]
 
 
 class Gradients(Exit):
@@ -32,8 +36,9 @@ class Gradients(Exit):
         self._is_keras_step = False
         self._is_applying = False
         self._accumulates = False
-        self._postponed_losses: list[Any] = []
+        self._postponed_losses: list[tuple[Any, Summing | None]] = []
         self._postponed: list[Any] = []
+        self._summed_by: Summing | None = None
 
     @property
     def are_computed(self) -> bool:
@@ -58,13 +63,23 @@ class Gradients(Exit):
         finally:
             self._is_keras_step = False
 
-    def postpone(self, loss: Any) -> None:
-        """Leaves the gradients of a loss to the update of an accumulator.
+    def postpone(
+        self, optimizer: Any, loss: Any, summed_by: "Summing | None" = None
+    ) -> None:
+        """Leaves the gradients of a loss to an optimizer.
 
-        Only Keras' own step surely hands them from the tape to `apply`.
+        Only Keras' own step, and an optimizer with Keras' own `apply`, surely
+        hand them on as they are.
+
+        Args:
+            optimizer: What is to apply them.
+            loss: What is differentiated.
+            summed_by: Takes the gradients and what they are for, and sums those
+                of all replicas. By default the optimizer accumulates them, and
+                they are summed when it updates.
         """
-        if self._is_keras_step:
-            self._postponed_losses.append(loss)
+        if self._is_keras_step and keras_optimizers.applies_as_keras(optimizer):
+            self._postponed_losses.append((loss, summed_by))
 
     @property
     def are_applied(self) -> bool:
@@ -75,6 +90,15 @@ class Gradients(Exit):
     def are_accumulated(self) -> bool:
         """Whether those that it applies are reduced when it updates only."""
         return self._accumulates
+
+    @contextlib.contextmanager
+    def already_summed(self) -> Iterator[None]:
+        """Says that those that an optimizer has accumulated are sums here."""
+        before, self._accumulates = self._accumulates, False
+        try:
+            yield
+        finally:
+            self._accumulates = before
 
     @contextlib.contextmanager
     def applying(self, accumulates: bool = False) -> Iterator[None]:
@@ -102,23 +126,17 @@ class Gradients(Exit):
             found: A replica's gradients, which have their weights already.
             sources: By what it was differentiated.
         """
-        if any(
-            target is loss
-            for loss in self._postponed_losses
-            for target in targets
-        ):
-            # `to_apply` knows them again by their ids.
-            found = repeatable(found)
-            self._postponed.extend(found)
-            return found
+        for loss, summed_by in self._postponed_losses:
+            if any(target is loss for target in targets):
+                # `to_apply` knows them again, so they are what it will get.
+                found = repeatable(found)
+                self._postponed.extend(found)
+                self._summed_by = summed_by
+                return found
         return summed(found, sources, self.step)
 
     def to_apply(
-        self,
-        grads: list[Any],
-        trained: list[Any] | None,
-        accumulates: bool,
-        scattered: Callable[[list[Any]], list[Any]] | None = None,
+        self, grads: list[Any], trained: list[Any] | None, accumulates: bool
     ) -> list[Any]:
         """Returns the gradients of the global batch, or a replica's part.
 
@@ -130,11 +148,9 @@ class Gradients(Exit):
             grads: What an optimizer was given.
             trained: What they are for, if the optimizer was told.
             accumulates: Whether it adds them up until it updates.
-            scattered: Sums those of all replicas, and cuts the sums, where the
-                optimizer needs no more than parts.
         """
-        if scattered is not None and _all_in(grads, self._postponed):
-            return scattered(shaped(grads, trained))
+        if self._summed_by is not None and _all_in(grads, self._postponed):
+            return self._summed_by(grads, trained)
         if accumulates and _all_in(grads, self._postponed):
             grads = shaped(grads, trained)
             return _weighted(grads, trained, has_samples(self.step))
@@ -173,7 +189,7 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
 
     Of weights that lie in parts, a tape has parts of sums, which are gathered.
     """
-    parts = [i for i, x in enumerate(sources) if sharding.is_sharded(x)]
+    parts = [i for i, x in enumerate(sources) if state.is_in_parts(x)]
     if not parts:
         return _summed_wholes(grads, sources, step)
     others = [i for i in range(len(grads)) if i not in parts]
@@ -252,7 +268,7 @@ def _weighted(
     """Returns summands of gradients. Those of parts are sums already."""
     found = replica_collectives().weighted(grads, weight)
     for i, variable in enumerate(trained or []):
-        if grads[i] is not None and sharding.is_sharded(variable):
+        if grads[i] is not None and state.is_in_parts(variable):
             layout = keras_variables.backing(variable).layout
             found[i] = layout.own_part(grads[i], rank_as_tensor())
     return found

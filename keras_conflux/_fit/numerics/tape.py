@@ -7,6 +7,7 @@ sum over replicas the gradient that one device computes; then gradients of
 variables are summed.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,19 +27,24 @@ from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import recomputed
 from keras_conflux._fit.global_batch.values import reduced_by_role
-from keras_conflux._fit.numerics.gathered_weights import GatheredWeights
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
-from keras_conflux._replication import sharding
-from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
 _Seeded = list[tuple[Any, Any]]
+_contexts: list[Callable[[Step], contextlib.AbstractContextManager[Any]]] = []
+
+
+def differentiate_in(
+    context: Callable[[Step], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """Has a context be entered while the backward pass of a step is traced."""
+    _contexts.append(context)
 
 
 def gradient(
@@ -56,8 +62,7 @@ def gradient(
     """
     step = _computing()
     if step is None:
-        return _elsewhere(
-            original,
+        return original(
             tape,
             target,
             sources,
@@ -76,7 +81,9 @@ def gradient(
             for one, seed in zip(targets, given, strict=True)
             for pair in _seeded(one, seed, flat, step)
         ]
-        with GatheredWeights.of(step).differentiating():
+        with contextlib.ExitStack() as contexts:
+            for each in _contexts:
+                contexts.enter_context(each(step))
             found = original(
                 tape,
                 [one for one, _ in seeded],
@@ -86,28 +93,6 @@ def gradient(
             )
         found = _reduced(targets, found, flat, step)
     return tf.nest.pack_sequence_as(sources, found)
-
-
-def _elsewhere(
-    original: Callable,
-    tape: tf.GradientTape,
-    target: Any,
-    sources: Any,
-    *options: Any,
-) -> Any:
-    """Differentiates by all parts of a variable, where all of them are read."""
-    flat = tf.nest.flatten(sources)
-    if in_replica() or not any(map(sharding.is_sharded, flat)):
-        return original(tape, target, sources, *options)
-    read = [
-        list(state.copies(x)) if sharding.is_sharded(x) else x for x in flat
-    ]
-    found = original(tape, target, read, *options)
-    joined = [
-        sharding.joined(source, parts) if sharding.is_sharded(source) else parts
-        for source, parts in zip(flat, found, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(sources, joined)
 
 
 def _computing() -> Step | None:

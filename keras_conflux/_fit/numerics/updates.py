@@ -6,7 +6,6 @@ replica alike.
 """
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -26,10 +25,8 @@ from keras_conflux._compat.replicated_extended import assert_of_running
 from keras_conflux._custom_loops import spmd
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import gradients
-from keras_conflux._fit.numerics import sharded_updates
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.sharded_updates import ShardedUpdates
 from keras_conflux._fit.numerics.sparse_gradients import each_once
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import promotion
@@ -77,30 +74,14 @@ def apply(
         accumulating = _accumulates(optimizer)
         Choices.of(step).note_update(optimizer)
         Writes.of(step).make_global_before_update(given or [])
-        grads = _to_apply(optimizer, grads, given, accumulating, step)
+        trained = given
+        if accumulating and given is None:
+            trained = keras_optimizers.trained_by(optimizer)
+        grads = Gradients.of(step).to_apply(grads, trained, accumulating)
     else:
         Gradients.of(step).warn_if_local(grads)
     with _applying(accumulating):
         return original(optimizer, grads, given)
-
-
-def _to_apply(
-    optimizer: Any,
-    grads: list[Any],
-    given: list[Any] | None,
-    accumulates: bool,
-    step: Step,
-) -> list[Any]:
-    """See `Gradients.to_apply`."""
-    trained = given
-    scattered = None
-    if sharded_updates.is_sharding():
-        trained = given or keras_optimizers.trained_by(optimizer)
-        if not accumulates and _cuts(optimizer):
-            scattered = functools.partial(
-                sharded_updates.scattered, trained, step
-            )
-    return Gradients.of(step).to_apply(grads, trained, accumulates, scattered)
 
 
 @contextlib.contextmanager
@@ -179,28 +160,15 @@ def _accumulates(optimizer: Any) -> bool:
     return bool(inner.gradient_accumulation_steps)
 
 
-def _cuts(optimizer: Any) -> bool:
-    """Whether replicas need no more than parts of gradients."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return sharded_updates.is_sharding() and sharded_updates.updates_parts(
-        inner
-    )
-
-
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
-    """Notes losses of which an optimizer reduces the gradients itself.
+    """Notes losses of which an optimizer accumulates the gradients.
 
-    Those that it accumulates are reduced when it updates, and not in each step.
-    Those that it needs a part of are scattered when they are reduced.
+    These are reduced when it updates, and not in each step.
     """
     result = original(optimizer, loss)
     step = steps.current_fit_step()
-    if (
-        step is not None
-        and (_accumulates(optimizer) or _cuts(optimizer))
-        and keras_optimizers.applies_as_keras(optimizer)
-    ):
-        Gradients.of(step).postpone(result)
+    if step is not None and _accumulates(optimizer):
+        Gradients.of(step).postpone(optimizer, result)
     return result
 
 
@@ -244,11 +212,6 @@ def reduce_accumulated(
     So there is one reduction per update, not one per micro-step. Until then
     each replica's accumulators hold the part of its own samples.
     """
-    updates = ShardedUpdates.running()
-    if updates is not None:
-        if _is_accumulating():
-            grads = updates.summed(grads)
-        return updates.clipped(original, grads)
     if _is_accumulating():
         grads = replica_collectives().all_reduce("sum", grads)
     return original(optimizer, grads)
@@ -257,7 +220,7 @@ def reduce_accumulated(
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
     """Whether the gradients of all replicas are finite."""
     finite = original(optimizer, grads)
-    if _is_accumulating() or sharded_updates.is_sharding():
+    if _is_accumulating():
         finite = (
             replica_collectives().all_reduce("min", tf.cast(finite, tf.int32))
             > 0

@@ -29,7 +29,6 @@ from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.counters import is_counter
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
-from keras_conflux._fit.numerics.gathered_weights import GatheredWeights
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
 from keras_conflux._replication import state
@@ -46,7 +45,6 @@ def assign(original: Callable, variable: Any, value: Any) -> Any:
     writes = _recording()
     if writes is not None:
         value = writes.to_write(variable, value)
-        GatheredWeights.of(writes.step).forget(variable)
     return original(variable, value)
 
 

@@ -1,4 +1,4 @@
-"""A variable of which each device holds a part."""
+"""A variable of TensorFlow of which each device holds a part."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values
 
-from keras_conflux._common.parts import Layout
-from keras_conflux._compat.replicated_extended import OfReplicas
+from keras_conflux._compat.replicated_extended import InParts
 from keras_conflux._compat.replicated_extended import assert_of_running
+from keras_conflux._extensions.sharding.layout import Layout
 
 
-class ShardedVariable(OfReplicas, values.DistributedVariable):
+class ShardedVariable(InParts, values.DistributedVariable):
     """A variable that is flat, filled up and cut: a part on each device.
 
     It is read and written whole, inside of replicas and outside, so nothing

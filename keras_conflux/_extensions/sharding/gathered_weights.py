@@ -19,18 +19,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._common.parts import Layout
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._compat.sharded_variable import ShardedVariable
+from keras_conflux._extensions.sharding import sharded_updates
+from keras_conflux._extensions.sharding.layout import Layout
+from keras_conflux._extensions.sharding.sharded_updates import ShardedUpdates
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.sharded_updates import ShardedUpdates
-from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
@@ -53,7 +52,7 @@ def value(original: Callable, variable: keras.Variable) -> Any:
     """
     backing = keras_variables.backing(variable)
     if (
-        not isinstance(backing, ShardedVariable)
+        not state.is_in_parts(backing)
         or not in_replica()
         or keras_optimizers.stateless_scope() is not None
     ):
@@ -66,6 +65,39 @@ def value(original: Callable, variable: keras.Variable) -> Any:
     if step is None or tf.executing_eagerly() or Gradients.of(step).are_applied:
         return original(variable)
     return GatheredWeights.of(step).read(variable)
+
+
+def assign(original: Callable, variable: Any, value: Any) -> Any:
+    """Writes a variable, which is gathered anew when it is read again."""
+    step = steps.current_fit_step()
+    if step is not None:
+        GatheredWeights.of(step).forget(variable)
+    return original(variable, value)
+
+
+def apply(
+    original: Callable, optimizer: Any, grads: list[Any], variables: list[Any]
+) -> None:
+    """Updates weights, which are gathered anew when they are read again."""
+    sharded_updates.apply_filtered(original, optimizer, grads, variables)
+    _forget_all()
+
+
+def begin_tape(original: Callable, tape: tf.GradientTape) -> None:
+    """Begins to record, also how weights are gathered that are known."""
+    original(tape)
+    _forget_all()
+
+
+def _forget_all() -> None:
+    step = steps.current_fit_step()
+    if step is not None:
+        GatheredWeights.of(step).forget_all()
+
+
+def differentiating(step: Step) -> contextlib.AbstractContextManager[None]:
+    """Gathers weights again for what is traced here, the backward pass."""
+    return GatheredWeights.of(step).differentiating()
 
 
 class _Unit:
@@ -168,6 +200,12 @@ class GatheredWeights(Part):
         for key in [key for key in self._whole if key[0] == id(variable)]:
             del self._whole[key]
 
+    def forget_all(self) -> None:
+        """Says that all are to be gathered anew when they are read again."""
+        if self._whole:
+            self._whole.clear()
+            self._planned = None
+
     def _gather(self, variable: keras.Variable, dtype: tf.DType) -> None:
         unit = self._plan().pop(id(variable), None)
         if unit is None or unit.dtype != dtype or unit in self._units:
@@ -193,7 +231,7 @@ class GatheredWeights(Part):
             variables = [
                 variable
                 for variable in state.variables_of(model)
-                if id(variable) in known and sharding.is_sharded(variable)
+                if id(variable) in known and state.is_in_parts(variable)
             ]
             self._planned = {
                 id(variable): unit

@@ -4,7 +4,9 @@ A strategy with `shard="optimizer"` keeps the state of optimizers in parts, one
 with `shard="weights"` also the weights. Few entries are not worth an exchange.
 """
 
+import contextvars
 import math
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._common.parts import Layout
-from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat.sharded_variable import ShardedVariable
+from keras_conflux._extensions.sharding.compat import ShardedVariable
+from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -27,17 +29,10 @@ from keras_conflux._replication.strategy import replica_collectives
 WHOLE_BELOW = 1 << 12
 """Variables with fewer entries are held by all devices."""
 
+_is_of_optimizer: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "is_of_optimizer", default=False
+)
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-
-def is_sharded(variable: Any) -> bool:
-    """Whether a variable, of Keras or behind one, lies in parts."""
-    return isinstance(_backing(variable), ShardedVariable)
-
-
-def _backing(variable: Any) -> Any:
-    is_keras = isinstance(variable, keras.Variable)
-    return keras_variables.backing(variable) if is_keras else variable
 
 
 def layout_for(variable: Any, strategy: Any) -> Layout | None:
@@ -58,36 +53,43 @@ def layout_for(variable: Any, strategy: Any) -> Layout | None:
     return Layout(shape, count)
 
 
-def to_shard(
+def waiting(
     owners: Iterable[Any], strategy: ReplicatedStrategy
 ) -> list[keras.Variable]:
     """Returns the variables that are to lie in parts and do not yet."""
     if strategy.shard is None:
         return []
     owners = list(owners)
-    summed: set[int] = set()
-    if strategy.shard == "optimizer":
-        kind = keras.optimizers.Optimizer
-        owners = [owner for owner in owners if isinstance(owner, kind)]
-        # Each replica adds up the gradients of its samples, until they are
-        # summed when the optimizer updates.
-        summed = {
-            id(variable)
-            for owner in owners
-            for variable in keras_models.accumulators(owner)
-        }
-    return [
+    optimizers = [
+        x for x in owners if isinstance(x, keras.optimizers.Optimizer)
+    ]
+    kept = state.state_of(optimizers)
+    weights = [
         variable
         for key, variable in state.state_of(owners).items()
-        if key not in summed and _is_to_shard(variable, strategy)
+        if key not in kept
+        and _is_to_cut(variable, strategy)
+        and strategy.cuts(variable)
+    ]
+    cut_here = {id(variable) for variable in weights}
+    # What is not cut has a sum of gradients of which each replica adds up those
+    # of its samples, until they are summed when the optimizer updates.
+    summed = {
+        id(accumulator)
+        for each in optimizers
+        for accumulator, variable in keras_optimizers.accumulated(each)
+        if id(variable) not in cut_here and not state.is_in_parts(variable)
+    }
+    return weights + [
+        variable
+        for key, variable in kept.items()
+        if key not in summed and _is_to_cut(variable, strategy)
     ]
 
 
-def _is_to_shard(
-    variable: keras.Variable, strategy: ReplicatedStrategy
-) -> bool:
+def _is_to_cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> bool:
     value = keras_variables.backing(variable)
-    if value is None or is_sharded(value):
+    if value is None or state.is_in_parts(value):
         return False
     is_here = not is_replicated(value) or value.distribute_strategy is strategy
     return (
@@ -98,13 +100,54 @@ def _is_to_shard(
     )
 
 
-def shard_new(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
+def initialize(original: Callable, variable: Any, value: Any) -> None:
+    """Cuts a weight that is made under a strategy which cuts weights."""
+    original(variable, value)
+    backing = keras_variables.backing(variable)
+    if not is_replicated(backing) or not _is_known(value):
+        return
+    strategy = backing.distribute_strategy
+    if not _is_of_optimizer.get() and strategy.cuts(variable):
+        cut_new(variable, strategy)
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a variable of this value is made outside of all functions."""
+    return (
+        tf.executing_eagerly()
+        or callable(value)
+        or tf.get_static_value(value) is not None
+    )
+
+
+def add_optimizer_variable(
+    original: Callable,
+    optimizer: Any,
+    reference_variable: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Cuts what an optimizer keeps for a variable of several devices."""
+    token = _is_of_optimizer.set(True)
+    try:
+        made = original(optimizer, reference_variable, *args, **kwargs)
+    finally:
+        _is_of_optimizer.reset(token)
+    backing = state.backing(reference_variable)
+    if is_replicated(backing):
+        name = kwargs.get("name", args[0] if args else None)
+        if name != "gradient_accumulator" or state.is_in_parts(backing):
+            cut_new(made, backing.distribute_strategy)
+    return made
+
+
+def cut_new(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
     """Cuts a variable that has just been made, if it is to lie in parts."""
-    if strategy.shard is not None and _is_to_shard(variable, strategy):
-        shard(variable, strategy)
+    if _is_to_cut(variable, strategy):
+        cut(variable, strategy)
 
 
-def shard(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
+def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
     """Gives each device its part of a variable, and frees the whole."""
     old = keras_variables.backing(variable)
     layout = layout_for(old, strategy)
@@ -139,7 +182,7 @@ def joined(variable: Any, parts: Sequence[tf.Tensor | None]) -> Any:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    layout = _backing(variable).layout
+    layout = state.backing(variable).layout
     return layout.whole(tf.concat(known, 0))
 
 

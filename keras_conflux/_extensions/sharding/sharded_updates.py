@@ -15,15 +15,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._common.parts import Layout
 from keras_conflux._communication import dtypes
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.sharding import cutting
+from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._replication import sharding
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
@@ -173,7 +173,7 @@ class ShardedUpdates(Part):
             for each, value in zip(kept, new, strict=True):
                 if each is None or value is None:
                     continue
-                if self.by_parts and not sharding.is_sharded(each):
+                if self.by_parts and not state.is_in_parts(each):
                     cut.append((_own(each), layout, value))
                 else:
                     self._write(each, value)
@@ -186,7 +186,7 @@ class ShardedUpdates(Part):
         """Moves an average towards a weight, as Keras computes it."""
         own = _own(mean)
         value = _own(variable).read_value()
-        if sharding.is_sharded(mean):
+        if state.is_in_parts(mean):
             layout = keras_variables.backing(mean).layout
             value = layout.own_part(value, rank_as_tensor())
         is_first = tf.equal(self._optimizer.iterations, 0)
@@ -198,13 +198,13 @@ class ShardedUpdates(Part):
         backing = keras_variables.backing(variable)
         if not self.by_parts:
             return tf.convert_to_tensor(backing)
-        if sharding.is_sharded(backing):
+        if state.is_in_parts(backing):
             return backing.part.read_value()
         whole = tf.convert_to_tensor(backing)
         return layout.part_of(whole, rank_as_tensor())
 
     def _write(self, variable: keras.Variable, value: tf.Tensor) -> None:
-        if self.by_parts or not sharding.is_sharded(variable):
+        if self.by_parts or not state.is_in_parts(variable):
             _assign(_own(variable), value)
         else:
             keras_variables.backing(variable).assign(value)
@@ -237,7 +237,7 @@ def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:
     """Returns how replicas cut variables, `None` of what they update whole."""
     strategy = tf.distribute.get_strategy()
     return [
-        sharding.layout_for(variable, strategy)
+        cutting.layout_for(variable, strategy)
         if isinstance(variable, keras.Variable)
         else None
         for variable in variables
@@ -306,6 +306,51 @@ def _in_parts(
     for i, part in zip(where, parts, strict=True):
         found[i] = part
     return found
+
+
+def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
+    """Notes losses of whose gradients an optimizer needs parts only.
+
+    They are scattered when they are summed. Those that it accumulates are
+    scattered when it updates.
+    """
+    result = original(optimizer, loss)
+    step = steps.current_fit_step()
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if (
+        step is not None
+        and is_sharding()
+        and updates_parts(inner)
+        and not inner.gradient_accumulation_steps
+    ):
+
+        def summed(grads: list[Any], trained: list[Any] | None) -> list[Any]:
+            trained = trained or keras_optimizers.trained_by(optimizer)
+            return scattered(trained, step, gradients.shaped(grads, trained))
+
+        Gradients.of(step).postpone(optimizer, result, summed)
+    return result
+
+
+def clip(original: Callable, optimizer: Any, grads: list[Any]) -> list[Any]:
+    """Sums what has been accumulated, and clips gradients of parts."""
+    updates = ShardedUpdates.running()
+    if updates is None:
+        return original(optimizer, grads)
+    known = Gradients.of(updates.step)
+    if known.are_accumulated:
+        grads = updates.summed(grads)
+    with known.already_summed():
+        return updates.clipped(original, grads)
+
+
+def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
+    """Whether gradients are finite, of which replicas have parts."""
+    finite = original(optimizer, grads)
+    if not is_sharding():
+        return finite
+    flag = tf.cast(finite, tf.int32)
+    return replica_collectives().all_reduce("min", flag) > 0
 
 
 def apply_filtered(

@@ -1,0 +1,1 @@
+"""The state of optimizers, and weights, in parts: `shard=`."""

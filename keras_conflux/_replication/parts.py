@@ -1,0 +1,50 @@
+"""Which variables lie in parts, one on each device.
+
+An extension knows, and cuts them. Without it, each device has copies.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from typing import Protocol
+
+import keras
+
+
+class Cutting(Protocol):
+    """Cuts the variables that a strategy says to keep in parts."""
+
+    def waiting(
+        self, owners: Iterable[Any], strategy: Any
+    ) -> list[keras.Variable]:
+        """Returns the variables that are to lie in parts and do not yet."""
+        ...
+
+    def cut(self, variable: keras.Variable, strategy: Any) -> None:
+        """Gives each device its part of a variable, and frees the whole."""
+        ...
+
+
+_cutting: list[Cutting] = []
+
+
+def cut_by(cutting: Cutting) -> None:
+    """Has an extension cut variables."""
+    _cutting.append(cutting)
+
+
+def can_be_cut() -> bool:
+    """Whether anything can."""
+    return bool(_cutting)
+
+
+def cut(owners: Iterable[Any], strategy: Any) -> None:
+    """Cuts variables, one after another, so that one at a time is whole.
+
+    Args:
+        owners: Models, optimizers and others that have the variables.
+        strategy: What replicates them.
+    """
+    owners = list(owners)
+    for cutting in _cutting:
+        for variable in cutting.waiting(owners, strategy):
+            cutting.cut(variable, strategy)
