@@ -36,6 +36,8 @@ from keras_conflux._extensions import installation as _installation
 from keras_conflux._extensions.diagnostics.diagnostics import Statistics
 from keras_conflux._extensions.diagnostics.diagnostics import assert_finite
 from keras_conflux._extensions.diagnostics.diagnostics import statistics
+from keras_conflux._extensions.memory.model_memory import Memory
+from keras_conflux._extensions.memory.model_memory import memory
 from keras_conflux._extensions.out_of_memory.out_of_memory import (
     skip_out_of_memory,
 )
@@ -63,6 +65,7 @@ __all__ = [
     "ConfluxWarning",
     "Device",
     "DeviceError",
+    "Memory",
     "ProcessError",
     "Replica",
     "ReplicaMismatchError",
@@ -89,6 +92,7 @@ __all__ = [
     "initialize",
     "list_devices",
     "load",
+    "memory",
     "prefetch",
     "process_count",
     "process_index",

@@ -10,6 +10,7 @@ from keras_conflux._extensions.keras_distribution import (
     private_names as keras_distribution,
 )
 from keras_conflux._extensions.kernels import private_names as kernels
+from keras_conflux._extensions.memory import private_names as memory
 from keras_conflux._extensions.optimizers import private_names as optimizers
 from keras_conflux._extensions.program_cache import (
     private_names as program_cache,
@@ -25,6 +26,7 @@ NAMES = (
     *private_tensorflow_names.NAMES,
     *keras_distribution.NAMES,
     *kernels.NAMES,
+    *memory.NAMES,
     *optimizers.NAMES,
     *program_cache.NAMES,
     *recomputation.NAMES,

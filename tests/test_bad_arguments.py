@@ -116,6 +116,15 @@ CALLS = {
         ("", "x", 3, NAN),
     ),
     "unreplicate": (lambda v, **_: kc.unreplicate(v), (*NO_MODELS, [])),
+    "memory(model)": (lambda v, **_: kc.memory(v), (*NO_MODELS, [])),
+    "memory(batch)": (
+        lambda v, model, **_: kc.memory(model, v),
+        ("x", 3, NAN, THING, [3], (np.ones(3), "y")),
+    ),
+    "memory(devices)": (
+        lambda v, model, **_: kc.memory(model, devices=v),
+        (*(x for x in NO_COUNTS if x is not None), 0),
+    ),
     "devices_of": (lambda v, **_: kc.devices_of(v), (*NO_MODELS, [])),
     "synchronize": (lambda v, **_: kc.synchronize(v), NO_MODELS),
     "in_sync": (lambda v, **_: kc.in_sync(v), NO_MODELS),

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import arguments
+from keras_conflux._common import error_notes
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
@@ -325,6 +326,7 @@ class _Compiled:
             # AutoGraph adds the line of the user's source to the message, but
             # replaces exceptions of types that it does not know.
             error = original
+        error_notes.add_to(error)
         if index is not None:
             error.add_note(
                 f"Raised in replica {index} ({self._strategy.devices[index]}) "

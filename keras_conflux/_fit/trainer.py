@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._common import error_notes
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
@@ -171,7 +172,8 @@ def build(
         promotion.promote_new_state(model, strategy)
     else:
         known = {id(variable) for variable in model.metrics_variables}
-        promotion.build(model, spec, strategy)
+        with error_notes.added(model):
+            promotion.build(model, spec, strategy)
         _keep_at_next_reset(
             model, [v for v in model.metrics_variables if id(v) not in known]
         )

@@ -149,6 +149,7 @@ EXTENSIONS = [
     "_extensions.diagnostics",
     "_extensions.out_of_memory",
     "_extensions.kernels",
+    "_extensions.memory",
     "_extensions.optimizers",
     "_extensions.program_cache",
     "_extensions.recomputation",

@@ -186,5 +186,6 @@ def _reason(error: Exception) -> str:
     """Returns what TensorFlow says of the tensor, and which replica it was."""
     said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
     reason = said[0].rstrip(".") if said else str(error).splitlines()[-1]
-    notes = getattr(error, "__notes__", [""])
-    return f"{reason}. {notes[-1]}"
+    notes = getattr(error, "__notes__", [])
+    where = [note for note in notes if note.startswith("Raised in replica")]
+    return " ".join([f"{reason}.", *where])

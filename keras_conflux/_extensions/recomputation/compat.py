@@ -22,11 +22,6 @@ def asks_for_shapes() -> bool:
     return symbolic_scope.in_symbolic_scope()
 
 
-def has_state_apart() -> bool:
-    """Whether variables have values of a `keras.StatelessScope`."""
-    return backend.in_stateless_scope()
-
-
 def mode_of(operation: Any) -> str | None:
     """Returns the mode of the `keras.RematScope` that a layer was made in."""
     mode = getattr(operation, "_remat_mode", None)
@@ -34,8 +29,13 @@ def mode_of(operation: Any) -> str | None:
 
 
 def value_of(variable: keras.Variable) -> tf.Tensor | None:
-    """Returns what a variable holds, whatever the scopes, if it has a value."""
-    value: Any = variable._value
+    """Returns what a variable holds, in a `keras.StatelessScope` as well."""
+    value: Any = None
+    if backend.in_stateless_scope():
+        scope: Any = backend.get_stateless_scope()
+        value = scope.get_current_value(variable)
+    if value is None:
+        value = variable._value
     return None if value is None else tf.identity(tf.convert_to_tensor(value))
 
 

@@ -38,7 +38,7 @@ def remat(original: Callable, f: Callable) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         if (
             tf.executing_eagerly()
-            or compat.has_state_apart()
+            or compat.asks_for_shapes()
             or runs.current() is not None
             or _is_done_by_its_layers(f)
         ):

@@ -42,10 +42,15 @@ def layout_for(variable: Any, strategy: Any) -> Layout | None:
         variable: One of Keras or TensorFlow.
         strategy: The one that replicates it.
     """
-    count = strategy.communicator.size
+    if strategy.shard is None:
+        return None
+    return layout_over(variable, strategy.communicator.size)
+
+
+def layout_over(variable: Any, count: int) -> Layout | None:
+    """Returns how so many devices cut a variable, `None` if it stays whole."""
     shape = tuple(variable.shape)
-    is_small = math.prod(shape) < WHOLE_BELOW
-    if strategy.shard is None or count == 1 or is_small:
+    if count == 1 or math.prod(shape) < WHOLE_BELOW:
         return None
     is_float = tf.as_dtype(variable.dtype).name in _DTYPES
     if not is_float or getattr(variable, "overwrite_with_gradient", False):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._common import error_notes
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import StepTimeoutError
@@ -68,7 +69,11 @@ class StepExecutor:
 
     def __call__(self, group: StepGroup) -> Tree:
         name = self._name
-        with not_the_end(name, of_a_step=True), errors_reported_to_all(name):
+        with (
+            error_notes.added(self._model),
+            not_the_end(name, of_a_step=True),
+            errors_reported_to_all(name),
+        ):
             self._calls += 1
             # Another model may have taken the seeds since the last execution.
             promotion.promote_new_state(None, self._strategy)

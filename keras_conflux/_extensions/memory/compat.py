@@ -1,0 +1,66 @@
+"""Losses without a trace, and what XLA says of what it has compiled."""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.compiler.xla.service import hlo_pb2
+
+
+def bytes_of_program(
+    function: Callable, signature: Sequence[tf.TensorSpec], device: str
+) -> int | None:
+    """Returns what a program needs beside its arguments, while it runs.
+
+    It is compiled, and does not run.
+
+    Args:
+        function: Takes and returns tensors.
+        signature: What it takes.
+        device: For which it is compiled.
+
+    Returns:
+        Bytes, `None` where XLA does not say it.
+    """
+    traced: Any = tf.function(function, jit_compile=True, autograph=False)
+    compiled = traced.experimental_get_compiler_ir(*signature)
+    with warnings.catch_warnings():
+        # Of the name's being deprecated. Without one, TensorFlow draws a random
+        # number to see where that is.
+        warnings.simplefilter("ignore")
+        document = compiled(
+            "optimized_hlo_proto_serialized", device_name=f"/device:{device}"
+        )
+    found = hlo_pb2.HloProto.FromString(document).buffer_assignment
+    return (
+        sum(
+            each.size
+            for each in found.buffer_allocations
+            if not each.is_entry_computation_parameter
+            and not each.is_thread_local
+        )
+        or None
+    )
+
+
+@contextlib.contextmanager
+def with_loss_of_its_own(model: keras.Model) -> Iterator[None]:
+    """Has a model compute its loss without building what `compile` has made."""
+    # What a loss is built with follows from its first call, which is not this.
+    before: Any = model._compile_loss
+    if before is not None:
+        model._compile_loss = type(before)(
+            before._user_loss,
+            before._user_loss_weights,
+            before.reduction,
+            before.output_names,
+        )
+    try:
+        yield
+    finally:
+        model._compile_loss = before

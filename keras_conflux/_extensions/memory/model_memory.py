@@ -1,0 +1,238 @@
+"""`memory`: what a model needs on each device, and would with `shard=`."""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common import arguments
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_models
+from keras_conflux._extensions.memory import step as step_of
+from keras_conflux._extensions.memory import table
+from keras_conflux._extensions.memory import variables
+from keras_conflux._replication import state
+from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import Shard
+from keras_conflux._replication.strategy import current_strategy
+
+SHARDS: tuple[Shard | None, ...] = (None, "optimizer", "weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a model needs on each device, in bytes, as `memory` finds it.
+
+    As text it is a table with a row for each choice of `shard`.
+
+    Example:
+        ```python
+        model = build_model()
+        model.compile("adam", "mse")
+        found = kc.memory(model, devices=2)
+        print(found.weights, found.optimizer)
+        print(found.with_shard("weights").variables)
+        print(found)
+        ```
+    """
+
+    weights: int
+    """What the layers hold, their statistics and seeds as well."""
+    optimizer: int | None
+    """What the optimizers hold, or will hold once they are built. `None` where
+    nobody can tell before: of several, or of a class that cannot be copied."""
+    step: int | None
+    """What a step of `fit` needs besides: activations, gradients, its part of
+    the batch. `None` without a batch, and where it is not known."""
+    peak: int | None
+    """The most that this process has needed so far on the fullest of the
+    model's GPUs, all else that is there included. `None` on CPU devices."""
+    devices: int
+    """On how many devices the model is, or would be."""
+    shard: Shard | None
+    """What of it lies in parts: nothing, `"optimizer"` or `"weights"`."""
+    others: "tuple[Memory, ...]" = dataclasses.field(
+        default=(), repr=False, compare=False
+    )
+    """The same for the other choices of `shard`."""
+
+    @property
+    def variables(self) -> int:
+        """Weights and optimizer, as far as they are known."""
+        return self.weights + (self.optimizer or 0)
+
+    def with_shard(self, shard: Shard | None) -> "Memory":
+        """Returns the same for another choice of `shard`.
+
+        Args:
+            shard: `None`, `"optimizer"` or `"weights"`.
+
+        Returns:
+            A `Memory`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        known = (self, *self.others)
+        for each in known:
+            if each.shard == shard:
+                others = tuple(other for other in known if other is not each)
+                return dataclasses.replace(each, others=others)
+        raise ValueError(
+            '`shard` is `None`, `"optimizer"` or `"weights"`. Received: '
+            f"{shard!r}"
+        )
+
+    def __str__(self) -> str:
+        rows = [self.with_shard(each) for each in SHARDS]
+        unit = table.unit_of(
+            max(max(row.variables, row.step or 0) for row in rows)
+        )
+        count = self.devices
+        where = f"each of {count} devices" if count > 1 else "one device"
+        return table.lines(
+            [f"{unit} on {where}", "weights", "optimizer", "step"],
+            [
+                [
+                    f'shard="{row.shard}"' if row.shard else "shard=None",
+                    table.in_unit(row.weights, unit),
+                    table.in_unit(row.optimizer, unit),
+                    table.in_unit(row.step, unit),
+                ]
+                for row in rows
+            ],
+        )
+
+
+def memory(
+    model: keras.Model, batch: Tree = None, *, devices: int | None = None
+) -> Memory:
+    """Returns what a model needs on each device, and would with `shard=`.
+
+    Weights and optimizer are exact, also before the optimizer is built and
+    before the model is replicated. Nothing is allocated for it.
+
+    With a batch, XLA compiles the forward and the backward pass of one
+    device's part of it, without running them, and says what they need. That
+    takes as long as the first step of `fit`. It is what a step without `shard`
+    needs, but for three things: the update and the exchange of gradients may
+    need more; attention that `fit` fuses on GPUs needs less; and of a CPU it
+    is XLA's number, though on several CPU devices steps run without XLA. What
+    a step needs with `shard` is not told, as XLA decides what it gathers
+    ahead.
+
+    Args:
+        model: A Keras model that is built, replicated or not.
+        batch: A global batch as a dataset yields it, such as `(x, y)`, of
+            arrays, tensors or `tf.TensorSpec`s. Only shapes and dtypes
+            matter. By default nothing is compiled.
+        devices: How many devices there would be. By default those that the
+            model is on, or that `replicate` would use.
+
+    Returns:
+        A `Memory`, in bytes per device.
+
+    Raises:
+        TypeError: If it is no Keras model, or `devices` no number.
+        ValueError: If the model is not built, or not compiled and a batch is
+            given.
+
+    Example:
+        ```python
+        model = build_model()
+        model.compile("adam", "mse")
+        print(kc.memory(model, (x, y), devices=2))
+
+        kc.replicate(model, devices=2, shard="optimizer")
+        assert kc.memory(model).shard == "optimizer"
+        ```
+    """
+    arguments.assert_is(model, keras.Model, "a Keras model")
+    if devices is not None:
+        arguments.assert_count("devices", devices, "a number of devices")
+    _assert_built(model)
+    strategy = _strategy(model)
+    shard = None if strategy is None else strategy.shard
+    used = strategy or current_strategy()
+    count = used.communicator.size if devices is None else int(devices)
+    step = None
+    if batch is not None:
+        step = _step(model, batch, count, used.devices[0])
+    first, *others = _of_each_shard(model, count, step, _peak(used))
+    found = dataclasses.replace(first, others=tuple(others))
+    return found.with_shard(shard)
+
+
+def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
+    found = keras_models.strategy_of(model)
+    if isinstance(found, ReplicatedStrategy):
+        return found
+    return state.replicated_by(state.variables_of(model))
+
+
+def _of_each_shard(
+    model: keras.Model, devices: int, step: int | None, peak: int | None
+) -> list[Memory]:
+    weights = variables.weights_of(model)
+    optimizers = variables.optimizers_of(model)
+    return [
+        Memory(
+            variables.total(weights, shard, devices),
+            None
+            if optimizers is None
+            else variables.total(optimizers, shard, devices),
+            step if shard is None or devices == 1 else None,
+            peak,
+            devices,
+            shard,
+        )
+        for shard in SHARDS
+    ]
+
+
+def _step(
+    model: keras.Model, batch: Tree, devices: int, device: str
+) -> int | None:
+    if not getattr(model, "compiled", False):
+        raise ValueError(
+            f"{model.name}: what a step needs depends on the loss. Received: a "
+            "batch, and a model that is not compiled. Call `model.compile` "
+            "first, or leave the batch out."
+        )
+    for path, leaf in trees.with_paths(batch):
+        if leaf is not None and not (
+            hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0
+        ):
+            raise TypeError(
+                "`batch` is a batch as a dataset yields it, of arrays, "
+                f"tensors or `tf.TensorSpec`s. Received at {path}: a "
+                f"{type(leaf).__name__}."
+            )
+    if not step_of.can_be_told(model):
+        return None
+    return step_of.bytes_of_step(model, batch, devices, device)
+
+
+def _peak(strategy: ReplicatedStrategy) -> int | None:
+    """Returns the most that one of the GPUs of a strategy has needed."""
+    if not strategy.communicator.on_gpu:
+        return None
+    info = tf.config.experimental.get_memory_info
+    return max(info(device)["peak"] for device in strategy.devices)
+
+
+def _assert_built(model: keras.Model) -> None:
+    layers = keras_models.all_layers(model)
+    unbuilt = [
+        layer
+        for layer in layers
+        if not layer.built and not isinstance(layer, keras.Model)
+    ]
+    if unbuilt or not (model.built or model.variables):
+        name = unbuilt[0].name if unbuilt else model.name
+        raise ValueError(
+            f"`memory` counts the variables of a model that is built. "
+            f"Received: {model.name!r}, of which {name!r} has none yet. Call "
+            "`model.build(shape)`, or the model on a batch, first."
+        )

@@ -1,0 +1,85 @@
+"""What a step of training needs beside variables, as XLA compiles it.
+
+The forward and the backward pass of one device's part of a batch are compiled,
+with variables as arguments, so that it does not matter where these are. Nothing
+runs.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
+from keras_conflux._compat import keras_models
+from keras_conflux._extensions.memory import compat
+from keras_conflux._replication import state
+from keras_conflux._replication.strategy import outside_of_strategies
+
+
+def bytes_of_step(
+    model: keras.Model, batch: Tree, devices: int, device: str
+) -> int | None:
+    """Returns what a step needs on each device, without variables.
+
+    Args:
+        model: A compiled model.
+        batch: As a dataset yields it, or specs of it.
+        devices: How many divide it.
+        device: One of them.
+
+    Returns:
+        Bytes, `None` where XLA does not say it, or cannot compile the step.
+    """
+    specs = trees.map_leaves(lambda leaf: _spec(leaf, devices), batch)
+    trained = model.trainable_variables
+    ids = {id(variable) for variable in trained}
+    others = [v for v in state.variables_of(model) if id(v) not in ids]
+    variables = [*trained, *others]
+    leaves = trees.present(specs)
+
+    def gradients(*given: tf.Tensor) -> list[Any]:
+        values, data = given[: len(variables)], given[len(variables) :]
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(
+            trees.refill(specs, list(data))
+        )
+        mapping = zip(variables, values, strict=True)
+        with (
+            keras.StatelessScope(mapping, initialize_variables=False),
+            compat.with_loss_of_its_own(model),
+            tf.GradientTape() as tape,
+        ):
+            tape.watch(values[: len(trained)])
+            found = model(x, training=True)
+            loss: Any = model.compute_loss(x, y, found, weight)
+        found = tape.gradient(loss, values[: len(trained)])
+        return [tf.convert_to_tensor(g) for g in found if g is not None]
+
+    signature = [tf.TensorSpec(v.shape, v.dtype) for v in variables] + leaves
+
+    def compiled() -> int | None:
+        return compat.bytes_of_program(gradients, signature, device)
+
+    try:
+        found = outside_of_strategies(compiled)
+    except tf.errors.OpError:  # of what XLA cannot compile
+        return None
+    own = sum(x.shape.num_elements() * x.dtype.size for x in leaves)
+    return None if found is None else found + own
+
+
+def can_be_told(model: keras.Model) -> bool:
+    """Whether the step is the one that Keras has written."""
+    return not keras_models.has_own_step(model)
+
+
+def _spec(leaf: Any, devices: int) -> tf.TensorSpec:
+    """Returns what a device gets of a leaf: its part of the samples."""
+    shape = tuple(leaf.shape)
+    rows = -(-shape[0] // devices)
+    dtype = tf.as_dtype(leaf.dtype)
+    if isinstance(leaf, np.ndarray) and dtype == tf.float64:
+        dtype = tf.as_dtype(keras.config.floatx())  # as in `fit`
+    return tf.TensorSpec([rows, *shape[1:]], dtype)

@@ -1,0 +1,119 @@
+"""What the variables of a model take on each device.
+
+What is not made yet is known as well: a copy of an optimizer is built in a
+graph that never runs, where a variable is no more than its shape.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._compat import keras_models
+from keras_conflux._replication import sharding
+from keras_conflux._replication import state
+from keras_conflux._replication.strategy import Shard
+from keras_conflux._replication.strategy import outside_of_strategies
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A variable that each device holds, or a part of it."""
+
+    variable: keras.Variable
+    of_optimizer: bool = False
+    is_accumulator: bool = False
+    """Whether it adds up gradients between updates."""
+
+    def size(self, shard: Shard | None, devices: int) -> int:
+        """Returns its bytes on each of so many devices."""
+        is_cut = shard == "weights" or (
+            shard == "optimizer"
+            and self.of_optimizer
+            and not self.is_accumulator
+        )
+        layout = None
+        if is_cut and state.is_mirrored(self.variable):
+            layout = sharding.layout_over(self.variable, devices)
+        entries = math.prod(self.variable.shape)
+        if layout is not None:
+            entries = layout.part_size
+        return entries * tf.as_dtype(self.variable.dtype).size
+
+
+def weights_of(model: keras.Model) -> list[Held]:
+    """Returns what the layers of a model hold."""
+    return [Held(variable) for variable in model.variables]
+
+
+def optimizers_of(model: keras.Model) -> list[Held] | None:
+    """Returns what the optimizers of a model hold, once they are built.
+
+    `None` if nobody can tell yet.
+    """
+    optimizers = [
+        each
+        for each in state.stateful_objects(model)
+        if isinstance(each, keras.optimizers.Optimizer)
+    ]
+    inner = [getattr(each, "inner_optimizer", None) for each in optimizers]
+    found = [each for each in optimizers if each.built]
+    for each in optimizers:
+        if each.built or any(each is other for other in inner):
+            continue
+        # What another one trains is known when it is built.
+        built = _as_built(each, model) if each is model.optimizer else None
+        if built is None:
+            return None
+        found.append(built)
+    accumulators = {
+        id(variable)
+        for each in state.stateful_objects(found)
+        for variable in keras_models.accumulators(each)
+    }
+    return [
+        Held(variable, of_optimizer=True, is_accumulator=key in accumulators)
+        for key, variable in state.state_of(found).items()
+    ]
+
+
+def _as_built(optimizer: Any, model: keras.Model) -> Any:
+    """Returns a copy that is built for a model, and takes no memory."""
+    trained = model.trainable_variables
+
+    def built() -> Any:
+        config = optimizer.get_config()
+        with tf.Graph().as_default():
+            copy = type(optimizer).from_config(config)
+            copy.build([_as_shape(variable) for variable in trained])
+        return copy
+
+    try:
+        return outside_of_strategies(built)
+    except Exception:  # of a class of the user's, which cannot be copied
+        return None
+
+
+def _as_shape(variable: keras.Variable) -> keras.Variable:
+    """Returns a variable of the same shape, dtype and path in a graph."""
+    with contextlib.ExitStack() as scopes:
+        # Muon tells variables apart by their paths.
+        for name in variable.path.split("/")[:-1]:
+            scopes.enter_context(keras.name_scope(name))
+        found = keras.Variable(
+            "zeros",
+            shape=variable.shape,
+            dtype=variable.dtype,
+            name=variable.name,
+        )
+    found.overwrite_with_gradient = variable.overwrite_with_gradient
+    return found
+
+
+def total(held: Iterable[Held], shard: Shard | None, devices: int) -> int:
+    """Returns the bytes of some variables on each of so many devices."""
+    return sum(each.size(shard, devices) for each in held)

@@ -1,0 +1,284 @@
+"""`kc.memory` tells what a model takes on each device, before it takes it."""
+
+import keras
+import numpy as np
+import pytest
+import sharded_cases as cases
+import tensorflow as tf
+from conftest import COUNTS
+from conftest import MANY
+from keras import layers
+from keras import optimizers
+from sharded_cases import bytes_on_devices
+
+import keras_conflux as kc
+
+SEVERAL = [count for count in COUNTS if count > 1]
+SHARDS = (None, "optimizer", "weights")
+several = pytest.mark.skipif(MANY < 2, reason="takes several devices")
+OPTIMIZERS = cases.OPTIMIZERS | {
+    "a schedule without state": lambda: optimizers.SGD(cases.schedule()),
+    "another dtype": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(gradient_accumulation_steps=2, use_ema=True)
+    ),
+}
+
+
+def compiled(optimizer, policy="float32"):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = cases.model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile(optimizer, "mse")
+    return model
+
+
+def assert_exact(found, model):
+    """Compares what was told with what each device holds."""
+    weights = bytes_on_devices(model.variables)
+    held = bytes_on_devices(model.optimizer.variables)
+    assert weights == [found.weights] * found.devices
+    # A few numbers are on the first device alone until a step needs them.
+    assert max(held) == found.optimizer
+    assert found.variables == found.weights + found.optimizer
+
+
+@several
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_variables_are_known_before_there_are_any(name):
+    """For each choice of `shard`, on one of the numbers of devices."""
+    for index, shard in enumerate(SHARDS):
+        count = SEVERAL[(index + [*OPTIMIZERS].index(name)) % len(SEVERAL)]
+        model = compiled(OPTIMIZERS[name]())
+        before = kc.memory(model, devices=count)
+        assert before.shard is None
+        assert not model.optimizer.built
+        kc.replicate(model, count, shard=shard)
+        model.optimizer.build(model.trainable_variables)
+        after = kc.memory(model)
+        assert (after.devices, after.shard) == (count, shard)
+        assert after == before.with_shard(shard)
+        assert_exact(after, model)
+
+
+@several
+@pytest.mark.long
+def test_of_a_trained_model():
+    """In mixed precision, with what a first step makes."""
+    model = compiled(optimizers.AdamW(), "mixed_float16")
+    before = kc.memory(model, devices=MANY).with_shard("weights")
+    kc.replicate(model, MANY, shard="weights")
+    model.fit(cases.X, cases.Y, batch_size=22, verbose=0)
+    assert_exact(kc.memory(model), model)
+    assert kc.memory(model) == before
+    kc.unreplicate(model)
+    assert kc.memory(model).shard is None
+    assert kc.memory(model, devices=MANY).with_shard("weights") == before
+
+
+def test_what_it_says():
+    model = compiled("adam")
+    found = kc.memory(model, devices=2)
+    numbers = 4 * model.count_params()
+    assert found.weights == numbers
+    # Two slots for each weight, the count of updates and the learning rate.
+    assert found.optimizer == 2 * numbers + 12
+    assert found.step is None
+    assert str(found).splitlines() == [
+        "kB on each of 2 devices  weights  optimizer  step",
+        "shard=None                  58.8        118     ?",
+        'shard="optimizer"           58.8       61.1     ?',
+        'shard="weights"             30.5       61.1     ?',
+    ]
+    assert "devices=2" in repr(found)
+    assert str(kc.memory(model, devices=1)).startswith("kB on one device")
+    with pytest.raises(ValueError, match=r"Received: 'state'$"):
+        found.with_shard("state")
+
+
+def test_what_nobody_can_tell():
+    class Closed(keras.optimizers.SGD):
+        def get_config(self):
+            raise NotImplementedError
+
+    model = compiled(Closed(momentum=0.9))
+    found = kc.memory(model)
+    assert found.optimizer is None
+    assert found.variables == found.weights
+    assert "?" in str(found)
+    model.optimizer.build(model.trainable_variables)
+    assert kc.memory(model, devices=1).optimizer > found.weights
+    model.other = optimizers.Adam()  # what it trains is not known yet
+    assert kc.memory(model).optimizer is None
+
+
+@pytest.mark.parametrize("made", [[], [layers.Dense(2)]])
+def test_a_model_that_is_not_built(made):
+    model = keras.Sequential(made)
+    with pytest.raises(ValueError, match=r"Call `model.build\(shape\)`"):
+        kc.memory(model)
+
+
+class Block(layers.Layer):
+    """Makes much of little."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = layers.Dense(256)
+        self.normalization = layers.BatchNormalization()
+        self.dropout = layers.Dropout(0.1)
+        self.outside = layers.Dense(32)
+
+    def build(self, shape):
+        self.inside.build(shape)
+        self.normalization.build((None, 256))
+        self.outside.build((None, 256))
+
+    def call(self, x, training=False):
+        y = self.normalization(self.inside(x), training=training)
+        y = self.dropout(keras.ops.gelu(y), training=training)
+        return x + self.outside(y)
+
+
+def blocks():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [layers.Input((32,)), *[Block() for _ in range(4)], layers.Dense(4)]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """What a step needs without recomputation and with it, of 512 samples."""
+    batch = tf.TensorSpec([1024, 32]), tf.TensorSpec([1024, 4])
+    plain = blocks()
+    with keras.RematScope("full"):
+        again = blocks()
+    return [kc.memory(each, batch, devices=2).step for each in (plain, again)]
+
+
+def test_a_step_is_that_which_one_device_compiles(steps):
+    """The whole step of Keras needs what was told, and its update is small."""
+    model = blocks()
+    model.optimizer.build(model.trainable_variables)
+    step = tf.function(lambda *data: model.train_step(data), jit_compile=True)
+    given = tf.ones([512, 32]), tf.ones([512, 4])
+    proto = step.experimental_get_compiler_ir(*given)(
+        "optimized_hlo_proto_serialized"
+    )
+    hlo = pytest.importorskip("tensorflow.compiler.xla.service.hlo_pb2")
+    assignment = hlo.HloProto.FromString(proto).buffer_assignment
+    whole = sum(
+        each.size
+        for each in assignment.buffer_allocations
+        if not each.is_entry_computation_parameter
+    )
+    assert steps[0] == pytest.approx(whole, rel=0.1)
+
+
+def test_a_step_that_recomputes(steps):
+    plain, again = steps
+    assert again < 0.6 * plain
+
+
+@several
+def test_a_step_changes_nothing():
+    """Not of a model in parts, with several outputs and metrics."""
+    keras.utils.set_random_seed(0)
+    given = layers.Input((32,))
+    hidden = layers.Dropout(0.5)(layers.Dense(200)(given))
+    model = keras.Model(
+        given, {n: layers.Dense(2, name=n)(hidden) for n in "ab"}
+    )
+    kc.replicate(model, MANY, shard="weights")
+    model.compile("adam", "mse", metrics={"a": "mae"})
+    data = np.ones([30, 32]), {n: np.ones([30, 2]) for n in "ab"}
+    before = [np.array(each.numpy()) for each in model.variables]
+    metrics = len(model.metrics_variables)
+    found = kc.memory(model, data).with_shard(None)
+    assert found.step > 4 * model.count_params()  # the gradients
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert len(model.metrics_variables) == metrics
+    assert not model.optimizer.built
+    model.fit(*data, batch_size=30, verbose=0)
+    assert kc.memory(model, data).step is None  # with parts, XLA decides
+
+
+def test_steps_that_are_not_known():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    given = layers.Input((4,))
+    model = Own(given, layers.Dense(1)(given))
+    x, y = np.ones([8, 4]), np.ones([8, 1])
+    with pytest.raises(ValueError, match="a model that is not compiled"):
+        kc.memory(model, (x, y))
+    model.compile("sgd", "mse")
+    assert kc.memory(model, (x, y)).step is None
+    with pytest.raises(TypeError, match=r"`batch` is .* Received at .*: a int"):
+        kc.memory(model, (x, 3))
+
+
+class Huge(layers.Layer):
+    """Gets no memory in a step that is told so."""
+
+    fails = False
+
+    def call(self, x):
+        if self.fails:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        return x
+
+
+def huge():
+    given = layers.Input((32,))
+    hidden = layers.Dense(32)(layers.Dense(200)(given))
+    model = keras.Model(given, Huge(name="huge")(hidden))
+    model.compile("adam", "mse")
+    return model
+
+
+@several
+@pytest.mark.parametrize("shard", SHARDS)
+def test_an_error_says_what_would_need_less(shard):
+    model = kc.replicate(huge(), 2, shard=shard)
+    x = np.ones([4, 32], "float32")
+    model.get_layer("huge").fails = True
+    with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
+        model.train_on_batch(x, x)
+    (note,) = raised.value.__notes__
+    said = " ".join(note.split())
+    found = kc.memory(model)
+    assert f"Variables take {found.variables / 1e3:.3g} kB on each of 2" in said
+    for other in ("optimizer", "weights"):
+        saved = found.variables - found.with_shard(other).variables
+        told = f'replicate(model, shard="{other}") saves {saved / 1e3:.3g} kB'
+        assert (told in said) == (saved > 0)
+    assert "keras.RematScope" in said
+    assert "a smaller batch" in said
+
+
+def test_an_error_of_a_function_of_the_users():
+    @kc.withdevices(devices=1)
+    def run(x):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+    with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
+        run(1.0)
+    note = raised.value.__notes__[0]
+    assert "`keras_conflux.memory(model)` tells" in note
+    assert "keras.RematScope" in note
+
+
+def test_other_errors_have_no_note():
+    model = kc.replicate(huge(), 1)
+    with pytest.raises(ValueError, match="incompatible") as raised:
+        model.fit(np.ones([4, 3]), np.ones([4, 3]), verbose=0)
+    notes = getattr(raised.value, "__notes__", [])
+    assert not any("RematScope" in note for note in notes)
