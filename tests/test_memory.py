@@ -7,6 +7,7 @@ import sharded_cases as cases
 import tensorflow as tf
 from conftest import COUNTS
 from conftest import MANY
+from conftest import RUN_LONG_TESTS
 from keras import layers
 from keras import optimizers
 from sharded_cases import bytes_on_devices
@@ -22,6 +23,8 @@ OPTIMIZERS = cases.OPTIMIZERS | {
         optimizers.Adam(gradient_accumulation_steps=2, use_ema=True)
     ),
 }
+
+IN_CI = ("Adafactor", "Adam, accumulation", "loss scaling", "Muon")
 
 
 def compiled(optimizer, policy="float32"):
@@ -45,8 +48,7 @@ def assert_exact(found, model):
 
 
 @several
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS if RUN_LONG_TESTS else IN_CI)
 def test_variables_are_known_before_there_are_any(name):
     """For each choice of `shard`, on one of the numbers of devices."""
     for index, shard in enumerate(SHARDS):
@@ -258,8 +260,9 @@ def test_an_error_says_what_would_need_less(shard):
     assert f"Variables take {found.variables / 1e3:.3g} kB on each of 2" in said
     for other in ("optimizer", "weights"):
         saved = found.variables - found.with_shard(other).variables
-        told = f'replicate(model, shard="{other}") saves {saved / 1e3:.3g} kB'
-        assert (told in said) == (saved > 0)
+        row = f'replicate(model, shard="{other}")'
+        assert (row in said) == (saved > 0)
+        assert saved <= 0 or f"{row} saves {saved / 1e3:.3g} kB" in said
     assert "keras.RematScope" in said
     assert "a smaller batch" in said
 
