@@ -1,11 +1,15 @@
 """A training that is ended at a moment, as one attempt of a script would be.
 
 Each attempt is a process of its own. It is forked from one that has imported
-TensorFlow and has not started it, so that it begins in no time.
+TensorFlow and has not started it, so that it begins in no time. Or
+`keras-conflux run` starts `killed_training.py FILE`, where the file has the
+arguments of `run`.
 """
 
 import dataclasses
 import os
+import pathlib
+import pickle
 import sys
 import threading
 import time
@@ -38,6 +42,7 @@ class End:
     """By what an attempt is ended, and when."""
 
     signal: int
+    """It is 0 where somebody else ends the launcher, or its output."""
     moment: str
     """A method of callbacks, or `"traced"`, `"files"` or `"seconds"`."""
     count: float
@@ -54,6 +59,8 @@ class Attempt:
     devices: int
     """Of each process; 0 for a model that is not replicated."""
     end: End | None = None
+    output: str | None = None
+    """Of what kind that of the launcher is, if one starts the processes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +153,7 @@ class Ending(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += self.params.get("steps_per_execution", 1)
+        print("step", self.steps, flush=True)
         self.come("on_train_batch_end")
 
     def state_dict(self):
@@ -276,30 +284,36 @@ def run(training, attempt, folder, log, addresses, index, fault, resume):
         training: What is trained.
         attempt: On what, and how it is ended.
         folder: Of the script. The first process leaves `result.npz` there.
-        log: The file that gets what is printed.
-        addresses: Those of all processes.
+        log: The file that gets what is printed, unless the launcher does.
+        addresses: Those of all processes, unless the launcher tells them.
         index: Which of them this is.
         fault: One of `FAULTS`, or `None`.
         resume: Whether the script has a `kc.Resume`.
     """
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    if log is not None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
     if fault is not None:
         setattr(*FAULTS[fault], lambda *arguments: None)
     try:
         kc.devices(attempt.devices or 1)
-        if len(addresses) > 1:
+        if attempt.processes > 1:
             kc.initialize(addresses, index, heartbeat=3)
         found = kc.checkpoints(directory_in(folder))
         # A file may be half-written there, where an object of a bucket is not.
         damaged = [x for x in found if x.damage and not BY_URL]
         assert not damaged, damaged
         found = train(training, attempt.devices, folder, attempt.end, resume)
-        if index == 0:
+        if kc.process_index() == 0:
             np.savez(folder / "result.npz", **found)
         kc.barrier()
         time.sleep(0.5)  # a forked process ends at once, and with it its server
+        print("done", flush=True)
     except Exception:
         traceback.print_exc()
         raise
+
+
+if __name__ == "__main__":
+    run(*pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))

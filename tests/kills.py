@@ -8,7 +8,15 @@ Each case is a training that is ended several times, by `kill -9` or by
 `SIGTERM`, and then runs to its end. In one process and on the same devices it
 leaves what a training without `kc.Resume` leaves, bit by bit; elsewhere what
 one device leaves, to rounding. Where processes draw parts of their own, it is
-what so many processes leave. A failure prints the command that repeats it.
+what so many processes leave.
+
+Some attempts are started by `keras-conflux run`, with an output of some kind.
+It is told to end, too, or nobody reads its output any more. No save may be cut
+short then, whoever reads has to get all, and the last line has to name the
+process that was killed.
+
+A failure prints the command that repeats it, and the last line counts all, as
+JSON.
 """
 
 import argparse
@@ -16,10 +24,13 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
+import json
 import multiprocessing
 import os
 import pathlib
+import pickle
 import random
+import re
 import shutil
 import signal
 import sys
@@ -37,6 +48,10 @@ from killed_training import Attempt
 from killed_training import End
 from killed_training import Training
 from killed_training import run
+from outputs import CLOSING
+from outputs import LIVING
+from outputs import Launched
+from outputs import launched
 from resume_cases import DATA
 from resume_cases import STEPS
 
@@ -99,8 +114,11 @@ def drawn(seed: int, number: int) -> Case:
             count = draw.uniform(0, below)
         number_of_signal = draw.choice([9, 9, signal.SIGTERM])
         who = draw.randrange(processes)
+        output = draw.choice([None, None, None, None, *LIVING, *CLOSING])
+        if output in CLOSING or (output and draw.random() < 0.3):
+            number_of_signal = 0
         end = End(int(number_of_signal), moment, count, who)
-        attempts.append(Attempt(processes, devices, end))
+        attempts.append(Attempt(processes, devices, end, output))
     attempts.append(Attempt(*draw.choice(layouts)))
     names = sorted(CALLBACKS)
     training = Training(
@@ -190,7 +208,10 @@ class Judge:
         killed = folder / "killed"
         killed.mkdir()
         for number, attempt in enumerate(case.attempts):
-            self._run(case.training, attempt, killed, number, True)
+            if attempt.output is None:
+                self._run(case.training, attempt, killed, number, True)
+            else:
+                self._launch(case.training, attempt, killed, number)
         *_, last = case.attempts
         layout = Attempt(1, last.devices if case.is_exact else 1)
         if case.training.parts:
@@ -262,6 +283,29 @@ class Judge:
         if resume:
             self._judge_steps(attempt, codes, folder)
 
+    def _launch(
+        self,
+        training: Training,
+        attempt: Attempt,
+        folder: pathlib.Path,
+        number: int,
+    ) -> None:
+        """Lets the launcher start the processes, and judges what it prints."""
+        given = folder / f"{number}.pickle"
+        told = training, attempt, folder, None, None, None, self._fault, True
+        given.write_bytes(pickle.dumps(told))
+        script = str(pathlib.Path(__file__).with_name("killed_training.py"))
+        assert attempt.output is not None
+        with launched(
+            attempt.output,
+            ["--processes", str(attempt.processes), script, str(given)],
+            folder / f"{number}",
+        ) as launcher:
+            _end_when_told(launcher, attempt, folder)
+            code = launcher.process.wait()
+            _judge_output(launcher, attempt, code)
+        self._judge_steps(attempt, [code] * attempt.processes, folder)
+
     def _judge_steps(
         self, attempt: Attempt, codes: list[int | None], folder: pathlib.Path
     ) -> None:
@@ -270,13 +314,56 @@ class Judge:
         if end is None:
             return
         code = codes[end.process]
-        self.ends[f"{signal.Signals(end.signal).name}: {code}"] += 1
-        if code != 128 + end.signal:
+        name = signal.Signals(end.signal).name if end.signal else "the user"
+        by = attempt.output or "one by one"
+        self.ends[f"{name}, {by}: {code}"] += 1
+        if end.signal == signal.SIGKILL:
+            return
+        if code != 128 + (end.signal or signal.SIGTERM):
             return
         done = int((folder / f"signalled-{end.process}").read_text())
         saved = [int(x.name.split("-")[1]) for x in folder.glob("resume/step*")]
-        if max(saved, default=-1) < done:
+        # The launcher does not say whether the signal could be obeyed.
+        if max(saved, default=0 if attempt.output else -1) < done:
             raise Failure(f"{done} steps were done, and saved are {saved}")
+
+
+def _end_when_told(
+    launcher: Launched, attempt: Attempt, folder: pathlib.Path
+) -> None:
+    """Waits for the launcher, and ends it if that is what is to happen."""
+    end = attempt.end
+    assert end is not None
+    told = folder / f"signalled-{end.process}"
+    told.unlink(missing_ok=True)
+    until = time.monotonic() + LIMIT
+    is_told = end.signal != 0
+    while launcher.process.poll() is None:
+        time.sleep(0.02)
+        if time.monotonic() > until:
+            raise Failure(f"{attempt} hangs")
+        if not is_told and told.exists() and told.stat().st_size > 0:
+            is_told = True
+            launcher.end("closing" if attempt.output in CLOSING else "SIGTERM")
+
+
+def _judge_output(launcher: Launched, attempt: Attempt, code: int) -> None:
+    """Sees to it that the launcher has ended as it should, and said all."""
+    end = attempt.end
+    assert end is not None
+    last, output = launcher.last_line(), launcher.output()
+    text = f"{attempt} has ended with {code}: {last!r}\n{output}"
+    if code not in {0, 128 + (end.signal or signal.SIGTERM)}:
+        raise Failure(text)
+    for index in range(attempt.processes if output is not None else 0):
+        said = re.findall(rf"\[{index}\] (step \d+|done)\n", output or "")
+        steps = [int(each.split()[1]) for each in said if each != "done"]
+        widths = {after - before for before, after in itertools.pairwise(steps)}
+        if len(widths) > 1 or (code == 0 and said[-1:] != ["done"]):
+            raise Failure(f"lines are missing: {text}")
+    who = f"keras-conflux run: process {end.process} ended with"
+    if code == 128 + signal.SIGKILL and not (last or "").startswith(who):
+        raise Failure(f"the last line is wrong: {text}")
 
 
 def _judge_codes(
@@ -325,6 +412,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of a case")
     parser.add_argument("--sweep", action="store_true", help="instead of draws")
     parser.add_argument("--only", type=int, metavar="NUMBER")
     parser.add_argument("--at-once", type=int, default=2)
@@ -334,29 +422,31 @@ def main() -> int:
         "--url", action="store_true", help="checkpoints are named by a URL"
     )
     options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # of the processes, too
     if options.url:
         os.environ["KILLS_BY_URL"] = "1"
     if options.sweep:
         cases = list(swept())
     else:
-        numbers = range(options.count)
+        numbers = range(options.first, options.first + options.count)
         if options.only is not None:
-            numbers = range(options.only + 1)
+            numbers = [options.only]
         cases = [drawn(options.seed, number) for number in numbers]
-    if options.only is not None:
+    if options.sweep and options.only is not None:
         cases = [cases[options.only]]
     folder = options.keep or pathlib.Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
-    judge, failures = Judge(folder, options.fault), 0
+    judge, failures = Judge(folder, options.fault), list[str]()
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
         for case, found in zip(
             cases, pool.map(judge.failure, cases), strict=True
         ):
             if found is not None:
-                failures += 1
+                failures.append(case.name)
                 print(f"{case.name}: {found}", flush=True)
-    ends = ", ".join(f"{count} {end}" for end, count in judge.ends.items())
-    print(f"{len(cases)} cases, {failures} failures. Signals: {ends}")
+    ends = dict(sorted(judge.ends.items()))
+    counts = {"cases": len(cases), "failures": failures, "ends": ends}
+    print(json.dumps(counts))
     return 1 if failures else 0
 
 

@@ -2,25 +2,35 @@
 
     python tests/lot.py --runs 200 --seed 1 --at-once 12
     python tests/lot.py --runs 50 --seed 1 --at-once 12 --restarts
+    python tests/lot.py --first 40 --runs 20 --seed 1 --at-once 12
     python tests/lot.py --only 17 --seed 1
 
 In each run, a process does something wrong at some moment. All others have to
 end with an error, in time, and whatever any of them has computed before has to
-be what one device computes. With `--restarts`, the process is killed and
-`keras-conflux run` starts all of them again: they must end as one device does.
+be what one device computes. The processes are started one by one, or by
+`keras-conflux run`, with an output of some kind. Then whoever reads it has to
+get all of it, and the last line has to name the process that was wrong.
 
-A failure is printed with what was drawn. `--only` repeats it.
+With `--restarts`, the process is killed, and the launcher starts all of them
+again; or a user ends all, as by Ctrl-C or by closing the terminal, and starts
+them again. No save may be cut short, and they must end as one device does.
+
+A failure is printed with what was drawn, and with what repeats it. The last
+line counts all of them, as JSON.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -41,10 +51,20 @@ from local_cases import Parts
 from lot_training import FORMS
 from lot_training import Training
 from models import assert_same_outcome
+from outputs import CLOSING
+from outputs import KINDS
+from outputs import LIVING
+from outputs import Launched
+from outputs import launched
+
+import keras_conflux as kc
 
 HERE = pathlib.Path(__file__).parent
 HEARTBEAT = 5
 STEP_TIMEOUT = 60
+STEPS = 5
+"""Of an epoch, which are the batches of the second process."""
+LOSS = r"loss at batch (\d+) of epoch (\d+) of fit (\d)"
 SECONDS_OF_RUN = 300
 """How long a run may take where nothing goes wrong, or before it does."""
 
@@ -85,10 +105,43 @@ PLACES = {
     "other activation": ("start",),
     "other loss": ("start",),
     "frozen in one process": ("start",),
+    "a branch of its own": OUT_OF_STEPS,
+    "a step of its own": OUT_OF_STEPS,
+    "nothing": ("start",),
     "learning rate by one process": ("train batch", "epoch end"),
     "set_weights by one process": ("train batch", "epoch end"),
 }
-OF_STATE = ("learning rate by one process", "set_weights by one process")
+HARMLESS = ("sleeps", "nothing")
+FAILING = (
+    *("killed", "stopped", "gets stuck", "leaves", "interrupted", "raises"),
+    *("exits", "fails in the graph"),
+)
+"""Whoever does it is named by the last line of the launcher."""
+BY_USER = {
+    "Ctrl-C": KINDS,
+    "SIGTERM": KINDS,
+    "closing": CLOSING,
+}
+"""What ends all processes, and with which outputs."""
+LEFTOVERS = {
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES": "192.0.2.1:1,192.0.2.2:2",
+    "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+    "KERAS_DISTRIBUTION_PROCESS_ID": "0",
+    "TF_CONFIG": tf_config(["192.0.2.1:1", "192.0.2.2:2"], 1),
+    "SLURM_STEP_NODELIST": "nowhere",
+    "SLURM_PROCID": "7",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "RANK": "1",
+    "MASTER_PORT": "1",
+    "CONFLUX_TOKEN": "of another training",
+    "CONFLUX_ATTEMPT": "7",
+}
+"""Variables of launchers that have gone."""
+OF_STATE = (
+    "a branch of its own",
+    "learning rate by one process",
+    "set_weights by one process",
+)
 OF_COMMON_DATA = ("other data", "fewer batches", "fits")
 """Parts of one's own may be so. A `fit` more, too, is one with other parts."""
 
@@ -110,6 +163,16 @@ class Draw:
     """
     resumes_with: str | None = None
     heartbeat: float = HEARTBEAT
+    output: str | None = None
+    """Of what kind that of the launcher is, if one starts the processes."""
+    pause: float = 0.0
+    """For how many seconds whoever reads it waits before he reads on."""
+    leftovers: tuple[str, ...] = ()
+    """Which variables of other launchers the launcher finds."""
+    ignores: bool = False
+    """Whether the process that is wrong ignores signals that end it."""
+    strangers: bool = False
+    """Whether strangers call where the processes meet."""
 
     @property
     def patience(self) -> float:
@@ -125,8 +188,10 @@ class Draw:
 def drawn(seed: int, number: int, restarts: bool) -> Draw:
     """Draws a run. The same numbers give the same one."""
     choose = random.Random(f"{seed} {number} {restarts}")
-    fault = "killed" if restarts else choose.choice(list(PLACES))
-    place = choose.choice(PLACES[fault])
+    fault = choose.choice(list(PLACES))
+    if restarts:
+        fault = choose.choice(["killed", "killed", *BY_USER])
+    place = choose.choice(PLACES.get(fault, ANYWHERE))
     processes = choose.choice([2, 3])
     visit: float = choose.randrange(VISITS.get(place, 1))
     if place == "any time":
@@ -137,6 +202,10 @@ def drawn(seed: int, number: int, restarts: bool) -> Draw:
     is_common = (
         resumes_with == "Resume" if restarts else fault in OF_COMMON_DATA
     )
+    output: str | None = choose.choice(list(BY_USER.get(fault, LIVING)))
+    if fault == "cut off" or (not restarts and choose.random() < 0.3):
+        output = None
+    leftovers = choose.sample(sorted(LEFTOVERS), choose.randrange(4))
     return Draw(
         processes,
         devices=choose.choice([1, 2]),
@@ -148,6 +217,11 @@ def drawn(seed: int, number: int, restarts: bool) -> Draw:
         place=place,
         visit=visit,
         resumes_with=resumes_with if restarts else None,
+        output=output,
+        pause=choose.choice([0.0, 0.0, 3.0]) if output else 0.0,
+        leftovers=tuple(leftovers) if output else (),
+        ignores=fault != "interrupted" and choose.random() < 0.25,
+        strangers=fault != "cut off" and choose.random() < 0.25,
     )
 
 
@@ -162,11 +236,14 @@ class Report:
     ended: bool = False
     gone_at: float | None = None
     """When the process was no longer there, if it has ended by itself."""
+    pid: int | None = None
+    lines: int = 0
 
 
 def read(path: pathlib.Path) -> Report:
     report = Report()
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    report.lines = len(lines)
     for line in map(json.loads, lines):
         if "name" in line:
             report.told[line["name"]] = np.asarray(line["value"])
@@ -175,6 +252,8 @@ def read(path: pathlib.Path) -> Report:
             report.fault_at = line["at"]
         elif "error" in line:
             report.error = line
+        elif "pid" in line:
+            report.pid = line["pid"]
         else:
             report.ended = True
     return report
@@ -214,7 +293,7 @@ def judged(
         for index, report in enumerate(reports)
         for complaint in of_values(told_until(until, report), expected)
     ]
-    is_harmless = draw.fault == "sleeps" or fault_at is None
+    is_harmless = draw.fault in HARMLESS or fault_at is None
     may_end = draw.fault == "stops early" or draw.place == "any time"
     for index, report in enumerate(reports):
         if index == draw.wrong and not is_harmless:
@@ -303,6 +382,25 @@ def cable(draw: Draw, addresses: list[str]) -> Iterator[tuple[Any, int]]:
 
 
 def run_fault(draw: Draw, directory: pathlib.Path, limit: float) -> list[str]:
+    start = run_one_by_one if draw.output is None else run_launched
+    gone, complaints = start(draw, directory, limit)
+    reports = [
+        read(directory / f"{index}-0.jsonl") for index in range(draw.processes)
+    ]
+    for report, at in zip(reports, gone, strict=True):
+        report.gone_at = at
+    return complaints + judged(draw, reports, expected_of(draw), limit)
+
+
+def environ_of(draw: Draw, **more: str) -> dict[str, str]:
+    leftovers = {name: LEFTOVERS[name] for name in draw.leftovers}
+    timeout = {"CONFLUX_STEP_TIMEOUT": str(draw.patience or 1800)}
+    return {**os.environ, **leftovers, **timeout, **more}
+
+
+def run_one_by_one(
+    draw: Draw, directory: pathlib.Path, limit: float
+) -> tuple[list[float | None], list[str]]:
     addresses = free_addresses(draw.processes)
     with cable(draw, addresses) as (seen, pid), contextlib.ExitStack() as files:
         started = []
@@ -310,52 +408,129 @@ def run_fault(draw: Draw, directory: pathlib.Path, limit: float) -> list[str]:
             output = files.enter_context((directory / f"{index}.log").open("w"))
             started.append(
                 subprocess.Popen(
-                    list(program(draw, directory)),
-                    env=os.environ
-                    | {
-                        "TF_CONFIG": tf_config(seen[index], index),
-                        "CONFLUX_TEST_CABLE": str(pid),
-                        "CONFLUX_STEP_TIMEOUT": str(draw.patience or 1800),
-                    },
+                    [sys.executable, *program(draw, directory)],
+                    env=environ_of(
+                        draw,
+                        TF_CONFIG=tf_config(seen[index], index),
+                        CONFLUX_TEST_CABLE=str(pid),
+                    ),
                     stdout=output,
                     stderr=output,
                 )
             )
         try:
-            gone = waited_for(started, draw, directory, limit)
+            polls = [functools.partial(has_ended, each) for each in started]
+            return waited_for(polls, draw, directory, limit), []
         finally:
             for each in started:
                 each.kill()
                 each.wait()
-    reports = [
-        read(directory / f"{index}-0.jsonl") for index in range(draw.processes)
-    ]
-    for report, at in zip(reports, gone, strict=True):
-        report.gone_at = at
-    return judged(draw, reports, expected_of(draw), limit)
 
 
-def program(draw: Draw, directory: pathlib.Path) -> Iterator[str]:
-    yield sys.executable
+def has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is not None
+
+
+def run_launched(
+    draw: Draw, directory: pathlib.Path, limit: float
+) -> tuple[list[float | None], list[str]]:
+    """Lets the launcher start the processes, and judges what it prints."""
+    files = [directory / f"{i}-0.jsonl" for i in range(draw.processes)]
+    with launch(draw, directory, 0, "--grace", str(limit)) as launcher:
+
+        def is_gone(file: pathlib.Path) -> bool:
+            return has_ended(launcher.process) or is_no_process(file)
+
+        polls = [functools.partial(is_gone, file) for file in files]
+        gone = waited_for(polls, draw, directory, limit)
+        try:
+            status = launcher.process.wait(3 * limit)
+        except subprocess.TimeoutExpired:
+            return gone, ["the launcher has not ended"]
+        reports = [read(file) for file in files]
+        complaints = list(of_output(launcher.output(), [reports]))
+        last = launcher.last_line()
+    if not (status or all(report.ended for report in reports)):
+        complaints.append(f"the launcher has returned {status}")
+    names = draw.fault in FAILING and reports[draw.wrong].fault_at
+    expected = f"process {draw.wrong}" if names else "process"
+    is_named = re.match(f"keras-conflux run: .*{expected}\\b", last or "")
+    if status and not is_named:
+        complaints.append(f"the last line is {last!r}")
+    return gone, complaints
+
+
+def launch(
+    draw: Draw, directory: pathlib.Path, start: int, *options: str
+) -> contextlib.AbstractContextManager[Launched]:
+    assert draw.output is not None
+    return launched(
+        draw.output,
+        [
+            *options,
+            *("--processes", str(draw.processes)),
+            *program(draw, directory, start),
+        ],
+        directory / f"start-{start}",
+        draw.pause,
+        environ_of(draw),
+    )
+
+
+def is_no_process(file: pathlib.Path) -> bool:
+    """Returns whether a process has ended that has told its number."""
+    pid = read(file).pid
+    if pid is None:
+        return False
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def of_output(
+    output: str | None, starts: list[list[Report]], first: int = 0
+) -> Iterator[str]:
+    """Yields what somebody who has read all has not got."""
+    for attempt, reports in enumerate(starts if output else [], first):
+        for index, report in enumerate(reports):
+            line = rf"\[{index}\] line {attempt} (\d+)\n"
+            got = sorted(map(int, re.findall(line, output or "")))
+            # One that was killed may have been about to print the last one.
+            if len(got) < report.lines - 1 or got != list(range(len(got))):
+                yield (
+                    f"of {report.lines} lines of process {index} in start "
+                    f"{attempt}, these are there: {got}"
+                )
+
+
+def program(
+    draw: Draw, directory: pathlib.Path, start: int = 0
+) -> Iterator[str]:
     yield str(HERE / "process_lot.py")
     yield json.dumps(dataclasses.asdict(draw))
     yield str(directory)
+    yield str(start)
 
 
 def waited_for(
-    started: list[Any], draw: Draw, directory: pathlib.Path, limit: float
+    polls: list[Callable[[], Any]],
+    draw: Draw,
+    directory: pathlib.Path,
+    limit: float,
 ) -> list[float | None]:
     """Returns when each process has ended, `None` if it has not in time."""
-    gone: list[float | None] = [None] * len(started)
+    gone: list[float | None] = [None] * len(polls)
     end = time.monotonic() + SECONDS_OF_RUN
     has_happened = False
     while None in gone and time.monotonic() < end:
         time.sleep(0.1)
-        for index, each in enumerate(started):
-            if gone[index] is None and each.poll() is not None:
+        for index, has_ended in enumerate(polls):
+            if gone[index] is None and has_ended():
                 gone[index] = time.monotonic()
         fault = read(directory / f"{draw.wrong}-0.jsonl").fault_at
-        if fault and not has_happened and draw.fault != "sleeps":
+        if fault and not has_happened and draw.fault not in HARMLESS:
             has_happened, end = True, fault + draw.patience + 2 * limit
         others = [at for i, at in enumerate(gone) if i != draw.wrong]
         if draw.stays and has_happened and None not in others:
@@ -364,39 +539,101 @@ def waited_for(
 
 
 def run_restart(draw: Draw, directory: pathlib.Path, limit: float) -> list[str]:
-    """Kills a process, and compares what the next attempt ends with."""
-    run = ["-m", "keras_conflux", "run", "--restarts", "1", "--grace", "5"]
-    _, *script = program(draw, directory)
-    with (directory / "run.log").open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, *run, "--processes", str(draw.processes), *script],
-            stdout=output,
-            stderr=output,
-        )
+    """Ends all processes once, and compares what they end with afterwards."""
+    complaints: list[str] = []
+    grace = ["--grace", str(limit)]
+    if draw.fault in BY_USER:
+        complaints += ended_by_user(draw, directory, grace)
+        draw = dataclasses.replace(draw, output="Pipe")
+        options = grace
+    else:
+        options = [*grace, "--restarts", "1"]
+    fault_at = read(directory / f"{draw.wrong}-0.jsonl").fault_at
+    first = int(draw.fault in BY_USER)
+    with launch(draw, directory, first, *options) as launcher:
         try:
-            status = process.wait(2 * SECONDS_OF_RUN)
+            status = launcher.process.wait(2 * SECONDS_OF_RUN)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            return ["the launcher has not ended"]
-    reports = [
-        [read(directory / f"{i}-{attempt}.jsonl") for attempt in (0, 1)]
-        for i in range(draw.processes)
-    ]
+            return [*complaints, "the launcher has not ended"]
+        output = launcher.output()
+    attempts = attempts_in(draw, directory)
+    if status:
+        complaints.append(f"the launcher has returned {status}")
+    complaints += of_output(output, attempts[first:], first)
+    if not first:
+        fault_at = attempts[0][draw.wrong].fault_at
     expected = expected_of(draw)
-    last = int(reports[draw.wrong][0].fault_at is not None)
-    complaints = [f"the launcher has returned {status}"] if status else []
-    for index, attempts in enumerate(reports):
-        for report in attempts:
-            complaints += of_values(report.told, expected)
-        told = attempts[last].told
-        ends = {name for name in expected if name.startswith("variable")}
-        if not attempts[last].ended or not ends <= told.keys():
+    ends = {name for name in expected if name.startswith("variable")}
+    for index in range(draw.processes):
+        for each in attempts:
+            complaints += of_values(each[index].told, expected)
+        last = attempts[int(bool(first or fault_at))][index]
+        if not last.ended or not ends <= last.told.keys():
             complaints.append(f"process {index} has not ended well")
     return complaints
 
 
-def run(seed: int, number: int, options: argparse.Namespace) -> bool:
-    """Returns whether a run is right, and prints it."""
+def attempts_in(draw: Draw, directory: pathlib.Path) -> list[list[Report]]:
+    """Returns the reports of both attempts."""
+    return [
+        [read(directory / f"{i}-{at}.jsonl") for i in range(draw.processes)]
+        for at in (0, 1)
+    ]
+
+
+def ended_by_user(
+    draw: Draw, directory: pathlib.Path, options: list[str]
+) -> list[str]:
+    """Lets a user end all processes, and judges what they leave."""
+    file = directory / f"{draw.wrong}-0.jsonl"
+    ended_at = math.inf
+    with launch(draw, directory, 0, *options) as launcher:
+        end = time.monotonic() + SECONDS_OF_RUN
+        while launcher.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+            if ended_at == math.inf and read(file).fault_at:
+                ended_at = time.monotonic()
+                launcher.end(draw.fault)
+        status = launcher.process.poll()
+        if status is None:
+            return ["the launcher has not ended"]
+        reports, _ = attempts_in(draw, directory)
+        complaints = list(of_output(launcher.output(), [reports]))
+    if status == 128 + signal.SIGKILL:
+        complaints.append("a process was killed")
+    if not (status or all(report.ended for report in reports)):
+        complaints.append(f"the launcher has returned {status}")
+    if draw.resumes_with == "Resume":
+        complaints += of_checkpoints(draw, directory, reports[0], ended_at)
+    return complaints
+
+
+def of_checkpoints(
+    draw: Draw, directory: pathlib.Path, report: Report, ended_at: float
+) -> Iterator[str]:
+    """Yields what is wrong with the checkpoints that a signal leaves."""
+    found = {}
+    for path in directory.glob("fit-*"):
+        for checkpoint in kc.checkpoints(path):
+            if checkpoint.damage:
+                yield f"{checkpoint} is damaged"
+        steps = [int(each.name.split("-")[1]) for each in path.glob("step*")]
+        found[path.name] = max(steps, default=0)
+    if draw.fault == "Ctrl-C":
+        return  # which Python raises in the middle of a step
+    for name, at in report.told_at.items():
+        told = re.fullmatch(LOSS, name)
+        if told and at < ended_at:
+            steps = int(told[2]) * STEPS + int(told[1]) + 1
+            saved = found.get(f"fit-{told[3]}", 0)
+            if saved < steps:
+                yield f"{steps} steps were done, and saved are {saved}"
+
+
+def run(
+    seed: int, number: int, options: argparse.Namespace
+) -> tuple[Draw, bool]:
+    """Returns what was drawn and whether it went right, and prints it."""
     draw = drawn(seed, number, options.restarts)
     began = time.monotonic()
     judge: Callable[..., list[str]]
@@ -404,7 +641,7 @@ def run(seed: int, number: int, options: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory(prefix="lot-") as name:
         directory = pathlib.Path(name)
         complaints = judge(draw, directory, options.limit)
-        logs = [path.read_text()[-3000:] for path in directory.glob("*.log")]
+        logs = [path.read_text()[-3000:] for path in directory.rglob("*.log")]
     seconds = time.monotonic() - began
     shown = ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(draw).items())
     print(
@@ -414,9 +651,24 @@ def run(seed: int, number: int, options: argparse.Namespace) -> bool:
     )
     for complaint in complaints[:10]:
         print("   ", complaint, flush=True)
+    if complaints:
+        more = " --restarts" * options.restarts
+        print(f"    python tests/lot.py --seed {seed} --only {number}{more}")
     if complaints and options.only:
         print(*logs, sep="\n---\n")
-    return not complaints
+    return draw, not complaints
+
+
+def summary(done: list[tuple[Draw, bool]]) -> str:
+    """Returns counts of right and wrong runs, as a line of JSON."""
+    counts: dict[str, Any] = {"runs": len(done)}
+    counts["right"] = sum(right for _, right in done)
+    for name in ("fault", "output", "processes", "strangers", "ignores"):
+        found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+        for draw, right in done:
+            found[str(getattr(draw, name))][not right] += 1
+        counts[name] = dict(sorted(found.items()))
+    return json.dumps(counts)
 
 
 def main() -> int:
@@ -425,6 +677,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", help="numbers of runs")
@@ -437,11 +690,12 @@ def main() -> int:
     )
     options = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # of the processes, too
-    numbers = options.only or range(options.runs)
+    numbers = range(options.first, options.first + options.runs)
+    numbers = options.only or numbers
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-        right = list(pool.map(lambda n: run(options.seed, n, options), numbers))
-    print(f"{sum(right)} of {len(right)} runs are right.")
-    return int(not all(right))
+        done = list(pool.map(lambda n: run(options.seed, n, options), numbers))
+    print(summary(done))
+    return int(not all(right for _, right in done))
 
 
 if __name__ == "__main__":

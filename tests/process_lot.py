@@ -1,9 +1,11 @@
 """Trains as one of several processes, of which one may do something wrong.
 
-`process_lot.py DRAW DIRECTORY` writes what the process computes, what it does
-wrong and how it ends to a file in the directory, a line of JSON each.
+`process_lot.py DRAW DIRECTORY START` writes what the process computes, what it
+does wrong and how it ends to a file in the directory, a line of JSON each, and
+prints their numbers. START says how often all have been started before.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -17,30 +19,51 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
+from strangers import strangers
 
 import keras_conflux as kc
 
+
+def call(port):
+    """Calls where process 0 waits for the others."""
+    with contextlib.suppress(AssertionError, OSError), strangers(port, 60):
+        time.sleep(10)
+
+
 draw = json.loads(sys.argv[1])
 directory = pathlib.Path(sys.argv[2])
+attempt = int(sys.argv[3]) + int(os.environ.get("CONFLUX_ATTEMPT", "0"))
+task = json.loads(os.environ["TF_CONFIG"])
+is_wrong = task["task"]["index"] == draw["wrong"] and attempt == 0
+if is_wrong and draw["ignores"]:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+if is_wrong and draw["strangers"]:
+    address = task["cluster"]["worker"][0]
+    threading.Thread(
+        target=call, args=(int(address.partition(":")[2]),), daemon=True
+    ).start()
 kc.devices(draw["devices"])
 # As in conftest.py.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 kc.initialize(heartbeat=draw["heartbeat"])
 
 import functools
+import itertools
 
 import numpy as np
 from local_cases import Parts
 from lot_training import Training
 
 index, count = kc.process_index(), kc.process_count()
-attempt = int(os.environ.get("CONFLUX_ATTEMPT", "0"))
 report = (directory / f"{index}-{attempt}.jsonl").open("w", buffering=1)
+lines = itertools.count()
 visits: dict[str, int] = {}
 
 
 def write(**line):
     print(json.dumps(line | {"at": time.monotonic()}), file=report)
+    print("line", attempt, next(lines), flush=True)
 
 
 def tell(name, value):
@@ -54,9 +77,6 @@ def at(place, model=None):
     if is_here:
         happen(draw["fault"], model)
     return is_here and draw["fault"] == "other data"
-
-
-is_wrong = index == draw["wrong"] and attempt == 0
 
 
 def happen(fault, model=None):
@@ -97,8 +117,14 @@ def happen(fault, model=None):
         model.set_weights([weight + 0.01 for weight in model.get_weights()])
     elif fault == "fails in the graph":
         model.layers[0].is_bad.assign(True)
+    elif fault == "a branch of its own":
+        model.layers[0].has_branch.assign(True)
+    elif fault == "a step of its own":
+        step = kc.withdevices(lambda x: kc.allreduce("sum", x))
+        step(tf.constant(1.0))
 
 
+write(pid=os.getpid())
 if is_wrong and draw["place"] == "any time":
     timer = threading.Timer(draw["visit"], happen, [draw["fault"]])
     timer.daemon = True

@@ -37,7 +37,7 @@ def test_a_fault_is_found(tmp_path, fault):
     case = Case("case", TRAINING, (Attempt(1, 0, END), Attempt(1, 0)))
     judge = Judge(tmp_path, fault)
     assert (judge.failure(case) is None) == (fault is None)
-    assert judge.ends == {"SIGKILL: -9": 1}
+    assert judge.ends == {"SIGKILL, one by one: -9": 1}
 
 
 @pytest.mark.parametrize("number", range(4))

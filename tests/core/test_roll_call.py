@@ -1,7 +1,6 @@
 """Processes that cannot join each other say why, all of them, and in time."""
 
 import concurrent.futures
-import contextlib
 import socket
 import threading
 import time
@@ -9,6 +8,8 @@ import time
 import pytest
 from addresses import address_outside
 from addresses import free_addresses
+from strangers import connected
+from strangers import strangers
 
 from keras_conflux._cluster import loopback
 from keras_conflux._cluster import roll_call
@@ -81,42 +82,6 @@ def test_two_that_are_told_to_be_the_same():
     elsewhere = [addresses[0], addresses[3], addresses[2]]  # another host
     found = told((addresses[:3], 0), (addresses[:3], 1), (elsewhere, 1))
     assert found == ["Two processes were told that they are process 1."] * 3
-
-
-def _dawdle(other):
-    with contextlib.suppress(OSError):
-        while True:
-            other.sendall(b"x")
-            time.sleep(0.05)
-
-
-STRANGERS = {
-    "who is silent": lambda other: None,
-    "who is gone": lambda other: other.close(),
-    "who asks for a page": lambda other: other.sendall(b"GET / HTTP/1.1\r\n"),
-    "who dawdles": _dawdle,
-    "who opens brackets": lambda other: other.sendall(b"[" * 999 + b"\n"),
-    "who has digits": lambda other: other.sendall(b"9" * 500 + b" 3\n"),
-    "who has no end": lambda other: other.sendall(b"\xff" * 10**6),
-    "who guesses": lambda other: other.sendall(b"0" * 64 + b" 1 3\n"),
-    "who lies": lambda other: other.sendall(b"0" * 64 + b" 1 2\n"),
-    "who is of a former version": lambda other: other.sendall(b"[1, 3]\n"),
-}
-
-
-@contextlib.contextmanager
-def strangers(port):
-    """Has all kinds of strangers at a port, many of each."""
-    with contextlib.ExitStack() as stack:
-        for act in 5 * [*STRANGERS.values()]:
-            other = stack.enter_context(connected(port))
-            threading.Thread(target=_tried, args=(act, other)).start()
-        yield
-
-
-def _tried(act, other):
-    with contextlib.suppress(OSError):
-        act(other)
 
 
 @pytest.mark.parametrize("token", ["", "of the training"])
@@ -199,13 +164,3 @@ def test_who_is_on_another_host_is_no_caller():
 )
 def test_which_processes_are_on_one_host(addresses, are_local):
     assert loopback.are_local(addresses) == are_local
-
-
-def connected(port):
-    end = time.monotonic() + 5
-    while True:
-        try:
-            return socket.create_connection(("localhost", port), 1)
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)

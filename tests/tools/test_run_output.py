@@ -12,6 +12,11 @@ import sys
 import time
 
 import pytest
+from outputs import KINDS
+from outputs import ClosedTerminal
+from outputs import Full
+from outputs import Gone
+from outputs import shown
 
 import keras_conflux
 from keras_conflux.tools.cli import output
@@ -108,79 +113,6 @@ def are_there(folder, name, count=2):
 # --- the product ---------------------------------------------------------
 
 
-class Pipe:
-    """Standard output is a pipe, of which a reader reads."""
-
-    is_read = True
-    blocks = True
-
-    def __init__(self, folder):
-        self.own, self.given = os.pipe()
-        os.set_blocking(self.given, self.blocks)
-
-    def begun(self):
-        """Called when the processes are about to end."""
-
-    def read(self):
-        """Returns all that comes, once the processes have saved."""
-        read = b""
-        while chunk := self._chunk():
-            read += chunk
-        os.close(self.own)
-        return read
-
-    def _chunk(self):
-        return os.read(self.own, 1 << 16)
-
-
-class ThatDoesNotBlock(Pipe):
-    """Nor does it wait for its reader."""
-
-    blocks = False
-
-
-class Gone(Pipe):
-    """Its reader is gone."""
-
-    is_read = False
-
-    def begun(self):
-        os.close(self.own)
-
-    def read(self):
-        return b""
-
-
-class Terminal(Pipe):
-    """A terminal that pauses."""
-
-    def __init__(self, folder):
-        self.own, self.given = pty.openpty()
-
-    def _chunk(self):
-        try:
-            return super()._chunk()
-        except OSError:  # nobody writes any more
-            return b""
-
-
-class ClosedTerminal(Gone):
-    """A terminal whose window is closed."""
-
-    def __init__(self, folder):
-        self.own, self.given = pty.openpty()
-
-
-class Full(Gone):
-    """A disk that is full."""
-
-    def __init__(self, folder):
-        self.given = os.open("/dev/full", os.O_WRONLY)
-
-    def begun(self):
-        pass
-
-
 ENDS = {
     "well": [],
     "failure": [],
@@ -194,11 +126,6 @@ ENDS = {
 }
 NUMBERS = dict.fromkeys(("SIGHUP", "no reader"), signal.SIGTERM)
 """What the processes get, if it is not what the launcher gets."""
-DRAWN = re.compile(r"\r\x1b\[K[^\r\n]*(?=\r\x1b\[K)")
-"""What a terminal shows for a moment."""
-
-
-KINDS = [Pipe, ThatDoesNotBlock, Gone, Terminal, ClosedTerminal, Full]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
@@ -206,7 +133,7 @@ KINDS = [Pipe, ThatDoesNotBlock, Gone, Terminal, ClosedTerminal, Full]
     ("kind", "end"),
     [
         pytest.param(kind, end, id=f"{kind.__name__}, {end}")
-        for kind, end in itertools.product(KINDS, ENDS)
+        for kind, end in itertools.product(KINDS.values(), ENDS)
         if end != "no reader" or kind in (Gone, ClosedTerminal)
     ],
 )
@@ -227,7 +154,7 @@ def test_every_output_with_every_end(start, tmp_path, kind, end):
         (tmp_path / "go").touch()
     # The reader pauses until all have saved.
     wait_until(are_there(tmp_path, "saved"))
-    read = out.read().decode()
+    read = shown(out.read())
     status = process.wait(20)
     told = (tmp_path / "err").read_text()
     numbers = {int(path.read_text()) for path in tmp_path.glob("saved*")}
@@ -244,7 +171,7 @@ def test_every_output_with_every_end(start, tmp_path, kind, end):
         assert f"[{index}] part {part}\n" in told
         assert not out.is_read or f"[{index}] saves {part}" in read
     if out.is_read:
-        assert DRAWN.sub("", read).count("x") == 2 * LONG
+        assert read.count("x") == 2 * LONG
         assert read.count("saved") == 2
     if kind is Full:
         assert "standard output cannot be written: [Errno 28]" in told
