@@ -113,6 +113,30 @@ def shown_after(change, call):
     return "shown"
 
 
+class Scaled(layers.Layer):
+    """Reads a variable of TensorFlow's own, and perhaps writes it."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.writes = writes
+        self.scale = tf.Variable(1.0, trainable=False, name="scale")
+
+    def call(self, x):
+        scale = self.scale.assign_add(1.0) if self.writes else self.scale
+        return tf.cond(scale > 1.5, lambda: 2 * x, lambda: x)
+
+
+def trained_with_plain_variable(writes):
+    model = made()
+    kc.unreplicate(model)
+    scaled = Scaled(writes)
+    model = keras.Sequential([scaled, *model.layers], name="model")
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, devices=1)
+    change = Change(lambda model: scaled.scale.assign_add(1.0))
+    return trained(model, *([change] if is_wrong else []))
+
+
 def stepped(function):
     step = kc.withdevices(function, devices=1)
     return [float(result) for result in step(tf.constant(2.0))]
@@ -153,6 +177,8 @@ CASES |= {
     "evaluate after a change": lambda: shown_after("set_weights", "evaluate"),
     "predict after a change": lambda: shown_after("one weight", "predict"),
     "predict after none": lambda: shown_after("same weights", "predict"),
+    "a tf.Variable": lambda: trained_with_plain_variable(writes=False),
+    "a tf.Variable of each": lambda: trained_with_plain_variable(writes=True),
     "another function": lambda: stepped(doubled if is_wrong else squared),
     "the same function": lambda: stepped(squared),
     "the rank in a function": lambda: stepped(scaled_by_rank),

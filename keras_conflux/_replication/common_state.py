@@ -6,7 +6,10 @@ process alone changes meanwhile, as in a callback, is found here.
 
 import collections
 import functools
+import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +35,34 @@ _TOLERANCE = 1e-4
 """By what part of its norm a variable of floats may differ. XLA sums in other
 orders on each GPU, and hosts may round otherwise."""
 _SCALARS = bool | int | float | None
+_compared_too: Any = weakref.WeakKeyDictionary()
+"""Of models: weak references to variables of TensorFlow's own, by their ids."""
+
+
+def compare_too(
+    model: keras.Model, variables: Iterable[tuple[Any, bool]]
+) -> None:
+    """Notes what steps of a model read that the model does not know.
+
+    Args:
+        model: Whose steps they are.
+        variables: Such as a `tf.Variable` of a layer, and whether the step
+            writes it. Then each process may have written its own, of which
+            it warns.
+    """
+    known = _compared_too.setdefault(model, {})
+    for variable, is_written in variables:
+        if is_written:
+            known[id(variable)] = lambda: None
+        else:
+            known.setdefault(id(variable), weakref.ref(variable))
+
+
+def _others_of(model: keras.Model) -> Iterator[Any]:
+    for reference in _compared_too.get(model, {}).values():
+        variable = reference()
+        if variable is not None:
+            yield variable
 
 
 class CommonState:
@@ -143,12 +174,16 @@ class CommonState:
     def _variables(self) -> list[Any]:
         if not self._has_variables:
             return []
-        return [
+        variables = [
             variable
             for variable in state.variables_of(self._model, self._owners)
             if is_replicated(keras_variables.backing(variable))
             and state.is_mirrored(variable)
-            and tf.as_dtype(variable.dtype).is_numpy_compatible
+        ]
+        return [
+            variable
+            for variable in (*variables, *_others_of(self._model))
+            if tf.as_dtype(variable.dtype).is_numpy_compatible
             and variable.dtype != "string"
         ]
 
@@ -242,6 +277,8 @@ def _assignments(variables: list[Any]) -> dict[int, int]:
     return {
         id(variable): replicated_extended.assignments(
             keras_variables.backing(variable)
+            if isinstance(variable, keras.Variable)
+            else variable
         )
         for variable in variables
     }

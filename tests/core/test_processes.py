@@ -215,6 +215,8 @@ DIFFERENCES = {
     "evaluate after a change": f"of evaluate.*first/kernel is of .*{CHANGED}",
     "predict after a change": f"of predict.*last/bias is of norm .*{CHANGED}",
     "predict after none": "shown$",
+    "a tf.Variable": "of an epoch.*scale:0 is of norm 1 in .*norm 2 in process",
+    "a tf.Variable of each": "trained$",
     "another function": "call 1 of squared.* Mul in process 0 .*, Add",
     "the same function": r"\[8\.0\]$",
     "the rank in a function": r"\[2\.0\]$",

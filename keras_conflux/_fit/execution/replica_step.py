@@ -25,8 +25,10 @@ from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.returns import Predictions
+from keras_conflux._fit.numerics.warnings import plain_variables
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication import common_state
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.steps import CompiledStep
@@ -108,6 +110,9 @@ class _ModelStep:
         self._model = model
         self._steps: dict[int, Step] = {}
         self._program: CommonProgram | None = None
+        self._plain_variables: list[tuple[Any, bool]] = []
+        """What the step reads that the model does not know, and whether the
+        step writes it, too."""
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
 
@@ -137,6 +142,10 @@ class _ModelStep:
             program.end()
             if replica_index() == 0 and process_count() > 1:
                 self._program = program
+                self._plain_variables = [
+                    (variable, bool(writes))
+                    for variable, writes in plain_variables(step)
+                ]
             for each in self._exits(step):
                 output = each.end(output)
             warn_of_plain_variables(step)
@@ -170,6 +179,7 @@ class _ModelStep:
         program, self._program = self._program, None
         if program is not None:
             program.agree(f"the first run of {self.identity}")
+            common_state.compare_too(self._model, self._plain_variables)
 
     def _exits(self, step: Step) -> list[Exit]:
         """Returns the ways out of a step, in the order in which they end."""

@@ -137,21 +137,16 @@ def warn_of_plain_variables(step: Step) -> None:
     """
     if replica_index() != 0 or replica_collectives().count == 1:
         return
-    written = _written(step)
-    variables = tensorflow_graphs.variables_behind(
-        [handle for handle, _ in written]
-    )
-    for handle, writes in written:
-        variable = variables.get(id(handle))
-        if variable is not None and not _is_right(variable, writes, step):
+    for variable, writes in plain_variables(step):
+        if writes and not _is_right(variable, writes, step):
             _warn_of(variable, writes[0], step)
 
 
-def _written(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
-    """Returns what a step writes that is neither Keras' nor the package's.
+def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
+    """Returns the variables of a step that the model does not know.
 
     Returns:
-        Handles of variables, and the operations that may write them.
+        Variables, and the operations of the step that may write them.
     """
     of_keras = [
         *state.variables_of(step.model),
@@ -171,7 +166,12 @@ def _written(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
         for handle, uses in tensorflow_graphs.uses_of_resources(graph)
         if id(handle) not in known and not is_own_variable(handle)
     ]
-    return [(handle, writes) for handle, writes in found if writes]
+    variables = tensorflow_graphs.variables_behind([each for each, _ in found])
+    return [
+        (variables[id(handle)], writes)
+        for handle, writes in found
+        if id(handle) in variables
+    ]
 
 
 def _is_right(
