@@ -36,7 +36,11 @@ def gpt(
     vocabulary: int = 32_000,
     head_dtype: str | None = "float32",
 ) -> keras.Model:
-    """A decoder, by default of the size of GPT-2 small (Radford et al. 2019).
+    """A decoder, by default of 134.2 million parameters.
+
+    Depth and width are those of GPT-2 small (Radford et al. 2019), which has
+    124 million: here the head has weights of its own, and there are no
+    positions.
 
     Args:
         depth: How many blocks it has.

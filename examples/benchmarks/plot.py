@@ -18,7 +18,7 @@ NAMES = {
     "conflux-optimizer": "keras-conflux, optimizer in parts",
     "conflux-weights": "keras-conflux, weights in parts",
     "keras": "Keras + XLA",
-    "stock": "MirroredStrategy",
+    "stock": "MirroredStrategy, no XLA",
     "jax": "Keras on JAX",
     "torch": "PyTorch, torch.compile",
     "torch-eager": "PyTorch, eager",
@@ -30,7 +30,7 @@ TITLES = {  # in the order of the panels
     "gpt-350m": "GPT, 350 M parameters",
     "gpt-1.3b": "GPT, 1.3 B parameters",
     "vit": "ViT-B/16, 224x224 images",
-    "bert": "BERT base, padded texts",
+    "bert": "BERT base, padding counted",
 }
 LIBRARIES = {
     "tensorflow": "TensorFlow",
