@@ -5,6 +5,7 @@ their memory would disturb each other.
 """
 
 import argparse
+import json
 import os
 import shlex
 import signal
@@ -86,9 +87,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="end a process that takes longer",
     )
     parser.add_argument(
-        "--second-start",
-        action="store_true",
-        help="start each training again, with what it has cached",
+        "--starts",
+        type=int,
+        default=1,
+        help="how often each training is started, with what the first has "
+        "cached; all epochs count",
+    )
+    parser.add_argument(
+        "--list",
+        type=Path,
+        metavar="FILE",
+        help="make the trainings that a file lists, in its order, and print "
+        "each when it ends. A line has a time limit in seconds, a module and "
+        "what it is told",
     )
     parser.add_argument(
         "--gpus",
@@ -128,19 +139,24 @@ def main(arguments: list[str] | None = None) -> int:
             f"--devices, {max(options.devices)}. Received: "
             f"{' '.join(options.gpus)}"
         )
-    runs = [*_training(options), *_peers(options), *_collectives(options)]
+    if options.list:
+        runs = [*_listed(options)]
+    else:
+        runs = [*_training(options), *_peers(options), *_collectives(options)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     runner = Runner(
         options.out / "runs",
         _pythons(options.python),
         options.limit,
-        options.second_start,
+        options.starts,
         options.gpus,
     )
     found: dict[Run, list[dict]] = {}
     try:
         for run, lines in runner.measure(runs, options.go_on):
             found[run] = lines
+            for line in lines if options.list else []:
+                print(json.dumps(line), flush=True)
     finally:
         _report(options, [run for run in runs if run in found], found)
     return int(not all(found.values()))
@@ -181,6 +197,17 @@ def _pythons(texts: list[str]) -> dict[str, list[str]]:
     return commands
 
 
+def _listed(options: argparse.Namespace) -> Iterator[Run]:
+    """Yields the runs that a file lists; what follows a `#` is a comment."""
+    for line in options.list.read_text().splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            limit, module, *arguments = words
+            count = next(int(word) for word in arguments if word.isdigit())
+            told = (*arguments, *_sizes(options))
+            yield Run(module, count, told, limit=float(limit))
+
+
 def _training(options: argparse.Namespace) -> Iterator[Run]:
     """Yields the runs of `benchmarks.train`."""
     extra = _sizes(options) + ["--breakdown"] * options.breakdown
@@ -212,7 +239,8 @@ def _peers(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def _sizes(options: argparse.Namespace) -> list[str]:
-    sizes = [f"--steps={options.steps}", f"--epochs={options.epochs}"]
+    names = ("steps", "epochs", "batches")
+    sizes = [f"--{name}={getattr(options, name)}" for name in names]
     return sizes + [f"--batch={options.batch}"] * bool(options.batch)
 
 

@@ -6,6 +6,9 @@ All that is measured imports this file, also what has no Keras.
 import argparse
 import statistics
 import time
+from collections.abc import Mapping
+
+import numpy as np
 
 from .cases import CASES
 
@@ -35,6 +38,12 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, help="samples per device")
     parser.add_argument("--steps", type=int, default=64, help="per epoch")
     parser.add_argument("--epochs", type=int, default=4, help="that are timed")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        default=16,
+        help="how many different ones are drawn, which are trained on in turn",
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +55,50 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=_imported,
         help="when the process was started, in seconds since 1970",
     )
+
+
+def add_tuning(
+    parser: argparse.ArgumentParser, words: Mapping[str, str]
+) -> None:
+    """Adds what a peer can be told besides.
+
+    Args:
+        parser: Of its command line.
+        words: What each word means.
+    """
+    meanings = "; ".join(f"{word}: {words[word]}" for word in words)
+    parser.add_argument(
+        "--tuning", nargs="*", default=[], choices=[*words], help=meanings
+    )
+
+
+def batches(
+    options: argparse.Namespace, processes: int = 1
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns different global batches.
+
+    Args:
+        options: The command line of the run.
+        processes: How many processes train together.
+    """
+    case = CASES[options.model]
+    size = (options.batch or case.batch_size) * options.devices * processes
+    inputs, labels = case.data(size * options.batches)
+    rows = [slice(i * size, (i + 1) * size) for i in range(options.batches)]
+    return [(inputs[each], labels[each]) for each in rows]
+
+
+def add_start(line: dict, other: dict) -> None:
+    """Adds what one more process has reported to what the first has.
+
+    Args:
+        line: Of the first process.
+        other: Of a process that found what the first has cached.
+    """
+    line["ms_a_step"] += other["ms_a_step"]
+    later = [*line.get("later_starts_s", []), other["start_s"]]
+    line["later_starts_s"] = later
+    line["second_start_s"] = round(statistics.median(later), 2)
 
 
 def result(
@@ -76,6 +129,7 @@ def result(
     return {
         "model": options.model,
         "how": options.how,
+        "tuning": " ".join(getattr(options, "tuning", [])),
         "devices": options.devices,
         "processes": processes,
         "batch": batch,

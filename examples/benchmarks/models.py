@@ -8,13 +8,14 @@ from keras import layers
 from keras import ops
 
 
-def build(name: str) -> keras.Model:
+def build(name: str, **options: Any) -> keras.Model:
     """Makes a model, compiled but for `jit_compile`.
 
     Args:
         name: One of `examples.benchmarks.cases`.
+        options: What its function takes.
     """
-    return _BUILDERS[name]()
+    return _BUILDERS[name](**options)
 
 
 def resnet() -> keras.Model:
@@ -95,16 +96,28 @@ def bert(
     heads: int = 12,
     length: int = 512,
     vocabulary: int = 30_522,
+    has_wide_mask: bool = False,
 ) -> keras.Model:
     """BERT base, told to sort texts (Devlin et al. 2019, arXiv 1810.04805).
 
     The texts are padded with zeros, which no attention sees. A text is one
     segment, so there is no embedding of segments. There is no dropout.
+
+    Args:
+        depth: How many blocks it has.
+        width: Of each token.
+        heads: Of each attention.
+        length: Of each text.
+        vocabulary: How many tokens there are.
+        has_wide_mask: Whether each query has a row of the mask, though all rows
+            of a text are alike. Keras on JAX fuses no attention without.
     """
     tokens = layers.Input((length,), dtype="int32")
     # Given to each attention, as Keras takes the mask of `mask_zero=True` from
     # `x` when `x` is attended to, so `x + attended` and what follows lose it.
     seen = ops.expand_dims(ops.not_equal(tokens, 0), axis=1)
+    if has_wide_mask:
+        seen = ops.repeat(seen, length, axis=1)
     x = _normalised(Positions()(layers.Embedding(vocabulary, width)(tokens)))
     for _ in range(depth):
         attention = layers.MultiHeadAttention(heads, width // heads)

@@ -58,12 +58,13 @@ def draw_file(source: Path, image: Path) -> None:
 
     Args:
         source: A `bench.json` of this benchmark. If some of its runs are marked
-            as `shown`, only these are drawn.
+            as `shown`, only these are drawn, and otherwise the fastest of each
+            package.
         image: The file to write; its suffix says of which kind, such as `.svg`.
     """
     document = json.loads(source.read_text())
     runs = document["training"] + document.get("peers", [])
-    shown = [run for run in runs if run.get("shown")] or runs
+    shown = [run for run in runs if run.get("shown")] or report.best(runs)
     image.parent.mkdir(parents=True, exist_ok=True)
     machine = document["machine"]
     # Runs that are kept may have been made on another machine than the last.
@@ -179,6 +180,8 @@ def _draw_bar(
 def _name(run: dict) -> str:
     how: str = run["how"]
     name = NAMES.get(how, how)
+    if "torchvision" in run.get("tuning", ""):
+        name = "PyTorch, torchvision's form"
     jit = run.get("jit", "auto")
     return name if jit == "auto" else f"{name}, XLA {jit}"
 

@@ -4,11 +4,12 @@
 
 HOW is `torch`, compiled by `torch.compile`, or `torch-eager`. Several devices
 train under `DistributedDataParallel`, in a process each, over NCCL or, on CPUs,
-gloo. This file is started as a part of the package `benchmarks`, as whoever has
-PyTorch need not have what the package imports.
+gloo; `--tuning` names other ways. This file is started as a part of the package
+`benchmarks`, as whoever has PyTorch need not have what the package imports.
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -19,11 +20,12 @@ from pathlib import Path
 import torch
 from torch import distributed
 from torch import multiprocessing
-from torch.nn.parallel import DistributedDataParallel
 
 from . import measured
 from .cases import CASES
-from .pytorch_models import Trained
+from .pytorch_tuning import WORDS
+from .pytorch_tuning import around_steps
+from .pytorch_tuning import tuned
 
 _ON_GPU = torch.cuda.is_available()
 
@@ -35,6 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("how", choices=["torch", "torch-eager"])
     parser.add_argument("devices", type=int)
     measured.add_options(parser)
+    measured.add_tuning(parser, WORDS)
     parser.set_defaults(jit="auto", execution=1)
     return parser.parse_args(arguments)
 
@@ -79,27 +82,20 @@ def _epochs(
     device: torch.device, options: argparse.Namespace
 ) -> tuple[measured.Clock, list[float]]:
     """Trains for one epoch that is not timed and some that are."""
-    case = CASES[options.model]
-    trained = Trained(options.model).to(
-        device, memory_format=torch.channels_last
-    )
+    half = CASES[options.model].dtype == "mixed_bfloat16"
+    trained, model = tuned(options, device)
     optimizer = trained.optimizer()
-    model: torch.nn.Module = trained
-    if options.devices > 1:
-        model = DistributedDataParallel(trained, gradient_as_bucket_view=True)
-    if options.how == "torch":
-        model = torch.compile(model)
-    half = case.dtype == "mixed_bfloat16"
-    host = _part(options)
+    host = _parts(options)
     clock, means = measured.Clock(), []
     for _ in range(options.epochs + 1):
         clock.start()
         total = torch.zeros([], device=device)
         for inputs, labels in _batches(host, device, options.steps):
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                loss = model(inputs, labels)
-            loss.backward()
+            with around_steps(options.tuning):
+                with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    loss = model(inputs, labels)
+                loss.backward()
             optimizer.step()
             total += loss.detach()
         means.append(total / options.steps)
@@ -110,39 +106,48 @@ def _epochs(
     return clock, mean.tolist()
 
 
-def _part(options: argparse.Namespace) -> list[torch.Tensor]:
-    """Returns the batch of this process, where it can be copied from fast."""
-    case, rank = CASES[options.model], distributed.get_rank()
-    size = options.batch or case.batch_size
+Batch = list[torch.Tensor]
+
+
+def _parts(options: argparse.Namespace) -> list[Batch]:
+    """Returns the batches of this process, where they are copied from fast."""
+    rank = distributed.get_rank()
+    batches = measured.batches(options)
+    size = len(batches[0][0]) // options.devices
     rows = slice(rank * size, (rank + 1) * size)
     parts = [
-        torch.from_numpy(array[rows]).contiguous()
-        for array in case.data(size * options.devices)
+        [torch.from_numpy(array[rows]).contiguous() for array in batch]
+        for batch in batches
     ]
-    return [part.pin_memory() for part in parts] if _ON_GPU else parts
+    if not _ON_GPU:
+        return parts
+    return [[each.pin_memory() for each in part] for part in parts]
 
 
 def _batches(
-    host: list[torch.Tensor], device: torch.device, steps: int
-) -> Iterator[list[torch.Tensor]]:
+    host: list[Batch], device: torch.device, steps: int
+) -> Iterator[Batch]:
     """Yields batches, each copied to the GPU while the one before is used."""
+    parts = itertools.islice(itertools.cycle(host), steps)
     if not _ON_GPU:
-        yield from [host] * steps
+        yield from parts
         return
     copies, work = torch.cuda.Stream(), torch.cuda.current_stream()
 
-    def copied() -> list[torch.Tensor]:
+    def copied() -> Batch | None:
+        part = next(parts, None)
+        if part is None:
+            return None
         with torch.cuda.stream(copies):
-            return [each.to(device, non_blocking=True) for each in host]
+            return [each.to(device, non_blocking=True) for each in part]
 
     following = copied()
-    for step in range(steps):
+    while following is not None:
         work.wait_stream(copies)
         batch = following
         for each in batch:
             each.record_stream(work)
-        if step + 1 < steps:
-            following = copied()
+        following = copied()
         yield batch
 
 

@@ -18,49 +18,84 @@ class Trained(nn.Module):
 
     Args:
         name: One of `examples.benchmarks.cases`.
+        has_narrow_sums: Whether the sums between the layers of a transformer
+            are bfloat16, as in Keras. Autocast keeps them in float32.
+        as_torchvision: Whether ResNet-50 is that of torchvision.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        has_narrow_sums: bool = False,
+        as_torchvision: bool = False,
+    ) -> None:
         super().__init__()
-        self.net: nn.Module = _NETWORKS[name]()
-        self._rate = _ADAM_RATES.get(name)
+        network = _NETWORKS[name]
+        if as_torchvision:
+            network = functools.partial(network, as_torchvision=True)
+        self.net: nn.Module = network()
+        self._name = name
+        self.has_adam = name in _ADAM_RATES
+        if has_narrow_sums:
+            for each in self.modules():
+                if isinstance(each, Sums):
+                    each.dtype = torch.bfloat16
 
     def forward(self, inputs: Any, labels: Any) -> Any:
         """Returns the mean loss, in float32."""
-        logits = self.net(inputs).flatten(0, -2)
+        return self.objective(self.net(inputs), labels)
+
+    def objective(self, logits: Any, labels: Any) -> Any:
+        """Returns the mean loss of logits, in float32."""
+        logits = logits.flatten(0, -2)
         return functional.cross_entropy(logits, labels.flatten().long())
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Makes the optimizer that the Keras model has."""
-        if self._rate is None:
+        if not self.has_adam:
             return torch.optim.SGD(
                 self.parameters(), 0.01, momentum=0.9, fused=True
             )
         return torch.optim.AdamW(
             self.parameters(),
-            self._rate,
+            _ADAM_RATES[self._name],
             eps=1e-7,
             weight_decay=0.004,
             fused=True,
         )
 
 
+class Sums(nn.Module):
+    """The sums between the layers of a transformer, in a dtype of their own."""
+
+    dtype: torch.dtype | None = None
+
+    def forward(self, x: Any) -> Any:
+        """Returns the same, in that dtype."""
+        return x if self.dtype is None else x.to(self.dtype)
+
+
 class ResNet50(nn.Module):
     """ResNet-50, with biases, and strides in the first convolution of a block.
 
-    The paper has them there; many implementations in PyTorch have them in the
-    second, which computes more, and have no biases.
+    The paper has them there. torchvision has them in the second, which computes
+    more, and has no biases.
     """
 
-    def __init__(self, classes: int = 1000) -> None:
+    def __init__(
+        self, classes: int = 1000, as_torchvision: bool = False
+    ) -> None:
         super().__init__()
-        self.first = _normalised_convolution(3, 64, 7, stride=2)
+        has_bias = not as_torchvision
+        self.first = _normalised_convolution(3, 64, 7, 2, has_bias)
         blocks, channels = [], 64
         for stage, count in enumerate((3, 4, 6, 3)):
             width = 64 * 2**stage
             for index in range(count):
                 stride = 2 if stage and not index else 1
-                blocks.append(Bottleneck(channels, width, stride))
+                blocks.append(
+                    Bottleneck(channels, width, stride, as_torchvision)
+                )
                 channels = 4 * width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, classes)
@@ -75,19 +110,25 @@ class ResNet50(nn.Module):
 class Bottleneck(nn.Module):
     """Three convolutions and a shortcut."""
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: int, as_torchvision: bool
+    ) -> None:
         super().__init__()
+        has_bias = not as_torchvision
+        strides = (1, stride) if as_torchvision else (stride, 1)
         self.shortcut = (
             nn.Identity()
             if channels == 4 * width
-            else _normalised_convolution(channels, 4 * width, 1, stride)
+            else _normalised_convolution(
+                channels, 4 * width, 1, stride, has_bias
+            )
         )
         self.convolutions = nn.Sequential(
-            _normalised_convolution(channels, width, 1, stride),
+            _normalised_convolution(channels, width, 1, strides[0], has_bias),
             nn.ReLU(),
-            _normalised_convolution(width, width, 3),
+            _normalised_convolution(width, width, 3, strides[1], has_bias),
             nn.ReLU(),
-            _normalised_convolution(width, 4 * width, 1),
+            _normalised_convolution(width, 4 * width, 1, 1, has_bias),
         )
 
     def forward(self, x: Any) -> Any:
@@ -145,11 +186,12 @@ class PostBlock(nn.Module):
         self.after_attention = nn.LayerNorm(width, epsilon)
         self.perceptron = _perceptron(width)
         self.after_perceptron = nn.LayerNorm(width, epsilon)
+        self.sums = Sums()
 
     def forward(self, x: Any, mask: Any) -> Any:
         """Returns a sequence."""
-        x = self.after_attention(x + self.attention(x, mask))
-        return self.after_perceptron(x + self.perceptron(x))
+        x = self.sums(self.after_attention(x + self.attention(x, mask)))
+        return self.sums(self.after_perceptron(x + self.perceptron(x)))
 
 
 class Gpt(nn.Module):
@@ -164,8 +206,9 @@ class Gpt(nn.Module):
         has_wide_head: bool = True,
     ) -> None:
         super().__init__()
-        self._has_wide_head = has_wide_head
+        self.has_wide_head = has_wide_head
         self.embedding = nn.Embedding(vocabulary, width)
+        self.sums = Sums()
         self.blocks = nn.Sequential(
             *(Block(width, heads, is_causal=True) for _ in range(depth))
         )
@@ -174,8 +217,8 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Any) -> Any:
         """Returns logits."""
-        x = self.last(self.blocks(self.embedding(tokens)))
-        if not self._has_wide_head:
+        x = self.last(self.blocks(self.sums(self.embedding(tokens))))
+        if not self.has_wide_head:
             return self.head(x)
         with torch.autocast(x.device.type, enabled=False):
             return self.head(x.float())
@@ -203,12 +246,13 @@ class VisionTransformer(nn.Module):
         )
         self.last = nn.LayerNorm(width, 1e-6)
         self.head = nn.Linear(width, classes)
+        self.sums = Sums()
 
     def forward(self, images: Any) -> Any:
         """Returns logits."""
         x = self.patches(_channels_first(images)).flatten(2).transpose(1, 2)
         token = self.token.expand(len(x), -1, -1)
-        x = torch.cat([token, x], dim=1) + self.positions
+        x = self.sums(torch.cat([token, x], dim=1) + self.positions)
         return self.head(self.last(self.blocks(x))[:, 0])
 
 
@@ -233,11 +277,12 @@ class Bert(nn.Module):
         )
         self.pooled = nn.Linear(width, width)
         self.head = nn.Linear(width, 2)
+        self.sums = Sums()
 
     def forward(self, tokens: Any) -> Any:
         """Returns logits."""
         seen = (tokens != 0)[:, None, None]
-        x = self.first(self.embedding(tokens) + self.positions)
+        x = self.sums(self.first(self.embedding(tokens) + self.positions))
         for block in self.blocks:
             x = block(x, seen)
         return self.head(torch.tanh(self.pooled(x[:, 0])))
@@ -264,10 +309,12 @@ def _perceptron(width: int) -> nn.Sequential:
 
 
 def _normalised_convolution(
-    channels: int, filters: int, size: int, stride: int = 1
+    channels: int, filters: int, size: int, stride: int, has_bias: bool
 ) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, filters, size, stride, padding=size // 2),
+        nn.Conv2d(
+            channels, filters, size, stride, padding=size // 2, bias=has_bias
+        ),
         nn.BatchNorm2d(filters, eps=1.001e-5, momentum=0.01),
     )
 

@@ -42,6 +42,28 @@ def milliseconds(result: dict) -> float:
     return statistics.median(result["ms_a_step"])
 
 
+def name(result: dict) -> str:
+    """What has trained: a package, and what it was told besides."""
+    return f"{result['how']} {result.get('tuning', '')}".strip()
+
+
+def best(results: list[dict]) -> list[dict]:
+    """Returns the fastest of the runs of each package that train the same."""
+    fastest: dict[tuple, dict] = {}
+    for result in results:
+        # A model of another form is no faster way to train this one.
+        other = "torchvision" in result.get("tuning", "")
+        kind = *(result.get(key) for key in _KIND), other
+        if kind not in fastest or milliseconds(result) < milliseconds(
+            fastest[kind]
+        ):
+            fastest[kind] = result
+    return [*fastest.values()]
+
+
+_KIND = ("model", "how", "devices", "batch", "jit", "variant")
+
+
 def throughput(result: dict) -> float:
     """Images or tokens per second."""
     return result["units_a_step"] / milliseconds(result) * 1e3
@@ -67,9 +89,9 @@ def efficiency(result: dict, results: list[dict]) -> float | None:
 def training_table(results: list[dict]) -> Table:
     """One row per run of `fit`."""
     table = Table(title="model.fit")
-    for name in ("model", "how", "devices", "batch", "jit"):
-        table.add_column(name)
-    for name in (
+    for heading in ("model", "how", "devices", "batch", "jit"):
+        table.add_column(heading)
+    for heading in (
         "ms per step",
         "spread",
         "per second",
@@ -78,14 +100,14 @@ def training_table(results: list[dict]) -> Table:
         "first start s",
         "second start s",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(heading, justify="right")
     for result in results:
         times = result["ms_a_step"]
         share = efficiency(result, results)
         peak = max(result["peak_bytes"], default=0) / 1e9
         table.add_row(
             result["model"],
-            result["how"],
+            name(result),
             str(result["devices"]),
             str(result["batch"]),
             result["jit"],

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from examples.benchmarks import measured
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import flags
 
@@ -41,7 +42,10 @@ class Run:
     devices: int
     arguments: tuple[str, ...]
     is_training: bool = True
-    """Whether it can be started a second time, to see how long that takes."""
+    """Whether it can be started again, to see how long that takes."""
+    limit: float | None = None
+    """How many seconds each of its processes may take, if not as many as all.
+    """
 
     @property
     def name(self) -> str:
@@ -61,8 +65,8 @@ class Runner:
     is not the one of this process."""
     limit: float
     """How many seconds a process may take."""
-    starts_twice: bool = False
-    """Whether each training is started again, with what it has cached."""
+    starts: int = 1
+    """How often each training is started, with what the first has cached."""
     gpus: Sequence[str] = ()
     """The GPUs to deal out, so that several runs go side by side. If empty, one
     run after another has all GPUs."""
@@ -85,8 +89,9 @@ class Runner:
             runs: What to measure.
             go_on: Whether what is kept of these runs is taken as it is.
         """
-        # Runs of many devices would wait for ever beside many of few.
-        runs = sorted(runs, key=lambda run: run.devices)
+        if self.gpus:
+            # Runs of many devices would wait for ever beside many of few.
+            runs = sorted(runs, key=lambda run: run.devices)
         workers = ThreadPoolExecutor(max(1, len(self.gpus)))
         try:
             ends = {
@@ -104,28 +109,27 @@ class Runner:
         kept = self.folder / f"{run.name}.json"
         if go_on and kept.exists():
             lines = json.loads(kept.read_text())
-            if not self._lacks_second_start(run, lines):
+            if not self._lacks_starts(run, lines):
                 return lines
         kept.unlink(missing_ok=True)
         with self._placed(run) as place, tempfile.TemporaryDirectory() as cache:
             _console.print(f"[dim]{run.name}[/dim]", soft_wrap=True)
             environ = _environment(run, Path(cache)) | place
             lines = self._output(run, environ)
-            if self.starts_twice and run.is_training and lines:
-                again = self._output(run, environ, "--epochs=1")
+            for _ in range(1, self.starts if run.is_training else 1):
+                again = self._output(run, environ) if lines else []
                 for line, other in zip(lines, again, strict=False):
-                    line["second_start_s"] = other["start_s"]
+                    measured.add_start(line, other)
         if lines:
             written = kept.with_suffix(".part")
             written.write_text(json.dumps(lines))
             written.replace(kept)
         return lines
 
-    def _lacks_second_start(self, run: Run, lines: list[dict]) -> bool:
-        return (
-            self.starts_twice
-            and run.is_training
-            and any("second_start_s" not in line for line in lines)
+    def _lacks_starts(self, run: Run, lines: list[dict]) -> bool:
+        return run.is_training and any(
+            1 + len(line.get("later_starts_s", [])) < self.starts
+            for line in lines
         )
 
     @contextlib.contextmanager
@@ -144,10 +148,9 @@ class Runner:
                 self._free += taken
                 self._change.notify_all()
 
-    def _output(
-        self, run: Run, environ: Mapping[str, str], *more: str
-    ) -> list[dict]:
+    def _output(self, run: Run, environ: Mapping[str, str]) -> list[dict]:
         """Returns the lines of JSON that a process prints, if it succeeds."""
+        limit = run.limit or self.limit
         package, folder = "examples.benchmarks", None
         needs = _PEERS.get(run.module)
         if needs:  # it cannot import this package
@@ -157,7 +160,7 @@ class Runner:
         if run.is_training:
             command.append(f"--began={time.time()}")
         process = subprocess.Popen(
-            [*command, *more],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -169,11 +172,11 @@ class Runner:
         try:
             if self._ends:
                 _kill(process)
-            out, said = process.communicate(timeout=self.limit)
+            out, said = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             _kill(process)
             out, said = process.communicate()
-            said += f"\nIt was ended after {self.limit:g} s, its time limit."
+            said += f"\nIt was ended after {limit:g} s, its time limit."
         finally:
             self._running.discard(process)
         if process.returncode:

@@ -9,6 +9,7 @@ starts several.
 """
 
 import argparse
+import functools
 import json
 import sys
 from typing import Any
@@ -48,10 +49,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
-    """Returns the compiled model and a global batch of data."""
-    case = CASES[options.model]
+    """Returns the compiled model and some global batches of data."""
     devices = kc.devices(options.devices)
-    keras.config.set_dtype_policy(case.dtype)
+    keras.config.set_dtype_policy(CASES[options.model].dtype)
     keras.utils.set_random_seed(0)
     shard = None if options.shard == "none" else options.shard
     strategy = tf.distribute.get_strategy()
@@ -70,14 +70,13 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
     )
     if options.how == "conflux":
         kc.replicate(model, devices, shard=shard)
-    batch = options.batch or case.batch_size
-    return model, case.data(batch * options.devices * kc.process_count())
+    return model, measured.batches(options, kc.process_count())
 
 
 def measure(options: argparse.Namespace) -> dict:
     """Trains for one epoch that is not timed and some that are."""
-    model, data = prepare(options)
-    dataset = tf.data.Dataset.from_tensors(data).repeat(options.steps)
+    model, batches = prepare(options)
+    dataset = _in_turn(batches).repeat().take(options.steps)
     clock = EpochClock()
     history = model.fit(
         dataset,
@@ -108,8 +107,15 @@ def measure(options: argparse.Namespace) -> dict:
         result["how"] += f"-{options.shard}"
     result["variable_bytes"] = _bytes_on_devices(model)
     if options.breakdown and options.how == "conflux":
-        result["breakdown"] = breakdown.of_program(model, data)
+        result["breakdown"] = breakdown.of_program(model, batches[0])
     return result
+
+
+def _in_turn(batches: list[Any]) -> tf.data.Dataset:
+    """Returns a dataset of batches, which are not copied when drawn."""
+    with tf.device("CPU:0"):
+        each = [tf.data.Dataset.from_tensors(batch) for batch in batches]
+    return functools.reduce(tf.data.Dataset.concatenate, each)
 
 
 def _bytes_on_devices(model: keras.Model) -> list[int]:

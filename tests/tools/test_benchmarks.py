@@ -5,6 +5,7 @@ It is no part of what is installed. `test_examples.py` has the run of CI.
 
 import argparse
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -67,7 +68,7 @@ class Started(subprocess.Popen):
     """A process that is not started, but prints a line."""
 
     calls: ClassVar[list] = []
-    prints, returncode, pid = '{"start_s": 1, "ms_a_step": []}', 0, -1
+    prints, returncode, pid = '{"start_s": 1, "ms_a_step": [5]}', 0, -1
 
     def __init__(self, command, **settings):
         self.calls.append((command, settings))
@@ -108,7 +109,7 @@ def test_what_prints_nothing_has_failed(tmp_path, started):
 
 
 def test_the_second_start_has_what_the_first_has_cached(tmp_path, started):
-    asked = "--devices 1 --how keras torch conflux --second-start"
+    asked = "--devices 1 --how keras torch conflux --starts 2"
     assert benchmarks.main([*asked.split(), "--out", str(tmp_path)]) == 0
     assert len(started.calls) == 6
     names = {"KERAS_CONFLUX_CACHE", "CUDA_CACHE_PATH", "TRITON_CACHE_DIR"}
@@ -116,14 +117,61 @@ def test_the_second_start_has_what_the_first_has_cached(tmp_path, started):
     for first, second in zip(
         started.calls[::2], started.calls[1::2], strict=True
     ):
-        assert second[0][-1] == "--epochs=1"
-        assert second[0][:-2] == first[0][:-1]  # but for the time
+        assert second[0][:-1] == first[0][:-1]  # but for the time
         one, two = ({n: c[1]["env"][n] for n in names} for c in (first, second))
         assert one == two
         folders.append(one)
     caches = [each["KERAS_CONFLUX_CACHE"] for each in folders]
     assert caches[0] == "0"  # Keras by itself has no such cache
     assert len({each["CUDA_CACHE_PATH"] for each in folders}) == 3
+    kept = [*(tmp_path / "runs").glob("*.json")]
+    for (line,) in (json.loads(each.read_text()) for each in kept):
+        assert line["ms_a_step"] == [5, 5]  # of both processes
+        assert line["second_start_s"] == 1
+
+
+def test_a_list_is_run_in_its_order(tmp_path, capsys, started):
+    asked = tmp_path / "list.txt"
+    asked.write_text(
+        """# a comment
+        9 pytorch small torch 2 --tuning buckets  # another
+        8 train small conflux 1
+        """
+    )
+    out = ["--out", str(tmp_path / "out"), "--epochs", "1", "--batches", "3"]
+    assert benchmarks.main(["--list", str(asked), *out]) == 0
+    words = [" ".join(command) for command, _ in started.calls]
+    sizes = "--steps=64 --epochs=1 --batches=3"
+    assert f"torch 2 --tuning buckets {sizes}" in words[0]
+    assert f"conflux 1 {sizes}" in words[1]
+    assert capsys.readouterr().out.count(started.prints) == 2
+    runs = benchmarks.parse(["--list", str(asked), *out])
+    assert [run.limit for run in benchmarks._listed(runs)] == [9, 8]
+
+
+def test_lists_of_the_repository_are_understood():
+    modules = {
+        "train": importlib.import_module("examples.benchmarks.train").parse
+    }
+    for name in ("pytorch", "keras_jax"):
+        if importlib.util.find_spec({"keras_jax": "jax"}.get(name, "torch")):
+            module = importlib.import_module(f"examples.benchmarks.{name}")
+            modules[name] = module.parse
+    for path in (DOCS.parent / "examples/benchmarks/lists").glob("*.txt"):
+        for run in benchmarks._listed(benchmarks.parse(["--list", str(path)])):
+            assert run.module in ("train", "pytorch", "keras_jax")
+            if run.module in modules:
+                told = modules[run.module]([*run.arguments])
+                assert told.devices == run.devices
+
+
+def test_the_fastest_of_each_package_counts():
+    def run(how, ms, tuning=""):
+        return {"how": how, "ms_a_step": [ms], "tuning": tuning}
+
+    slow, fast = run("torch", 3), run("torch", 2, "whole")
+    other, ours = run("torch", 1, "torchvision"), run("conflux", 5)
+    assert report.best([slow, ours, fast, other]) == [fast, ours, other]
 
 
 def test_runs_share_gpus_and_end_in_time(tmp_path, monkeypatch):
@@ -174,19 +222,18 @@ def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
     if version_numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:
         assert "cublaslt" in os.environ["XLA_FLAGS"]
     asked = "--models small --devices 1 2 --how conflux jax torch --batch 8"
-    asked += " --kib --python torch=env\\ there/python"
+    asked += " --kib --python torch=env\\ there/python --batches 2"
     assert benchmarks.main([*shlex.split(asked), "--out", str(tmp_path)]) == 0
     peers = [call for call in started.calls if call[1]["cwd"]]
     assert len(started.calls) == 6
     assert len(peers) == 4
     words = [" ".join(command[:-1]) for command, _ in peers]
     for count in "12":
-        jax = f"-m benchmarks.keras_jax small {count} --steps=64 --epochs=4"
-        torch = (
-            f"-m benchmarks.pytorch small torch {count} --steps=64 --epochs=4"
-        )
-        assert f"{sys.executable} {jax} --batch=8" in words
-        assert f"env there/python {torch} --batch=8" in words
+        sizes = "--steps=64 --epochs=4 --batches=2 --batch=8"
+        jax = f"-m benchmarks.keras_jax small {count} {sizes}"
+        torch = f"-m benchmarks.pytorch small torch {count} {sizes}"
+        assert f"{sys.executable} {jax}" in words
+        assert f"env there/python {torch}" in words
     for command, settings in peers:
         # JAX may be of a version that dies of other flags.
         assert settings["env"]["XLA_FLAGS"] == "--mine"
@@ -205,13 +252,23 @@ def test_a_python_of_what_is_no_peer(tmp_path):
         benchmarks.main(["--python", "keras=python3", "--out", str(tmp_path)])
 
 
-@pytest.mark.parametrize("how", ["jax", "torch-eager"])
-def test_peers(tmp_path, how):
-    pytest.importorskip(how.partition("-")[0])
-    asked = f"--models small --devices 2 --how {how} --steps 4 --epochs 1 --kib"
-    assert benchmarks.main([*asked.split(), "--out", str(tmp_path)]) == 0
+@pytest.mark.parametrize(
+    "told",
+    [
+        "keras_jax small 2",
+        "keras_jax small 2 --tuning on-device shard",
+        "pytorch small torch-eager 2",
+        "pytorch small torch-eager 2 --tuning buckets",
+    ],
+)
+def test_peers(tmp_path, told):
+    pytest.importorskip("torch" if "torch" in told else "jax")
+    (tmp_path / "list").write_text(f"300 {told}")
+    asked = "--steps 4 --epochs 1 --list"
+    asked = [*asked.split(), str(tmp_path / "list"), "--out", str(tmp_path)]
+    assert benchmarks.main(asked) == 0
     (found,) = json.loads((tmp_path / "bench.json").read_text())["training"]
-    assert found["how"] == how
+    assert found["tuning"] == told.partition("--tuning ")[2]
     assert len(found["ms_a_step"]) == 1
     assert found["start_s"] > 0
 
