@@ -65,7 +65,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
     All processes call it equally often. Alone, it returns at once.
 
     Args:
-        timeout: How many seconds the others are waited for.
+        timeout: How many seconds to wait for the other processes.
 
     Raises:
         ProcessError: If one does not come in time, has ended or has failed.

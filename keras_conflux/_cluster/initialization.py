@@ -45,14 +45,13 @@ def initialize(
             at its address from all others. Whoever reaches the port of a
             process can read and write your files, and run programs as you:
             see "Ports" in the guide *Several processes and hosts*.
-        index: Which of the addresses is that of this process, from 0.
+        index: The position of this process among the addresses, from 0.
         resolver: A `tf.distribute.cluster_resolver.ClusterResolver` to ask
             instead.
         heartbeat: After so many seconds of silence a process counts as dead,
             and all others end with a `ProcessError`.
-        timeout: How many seconds the others are waited for. Where one of them
-            dies while TensorFlow connects them, TensorFlow waits on without an
-            end, so process 0 is ended, with a traceback, 5 s later.
+        timeout: How many seconds to wait for the other processes. If one dies
+            during the connection, process 0 exits after 5 s more.
 
     Raises:
         ClusterError: If what names the processes is wrong or incomplete, or

@@ -137,7 +137,7 @@ def withdevices(
 
     Args:
         fn: What to run. `None` makes a decorator with options.
-        devices: See `keras_conflux.devices`. By default those of the
+        devices: See `keras_conflux.devices`. Default: the devices of the
             `Replicas` among the arguments, else of the open scope, else of
             `keras.distribution`, else all.
         jit_compile: Whether XLA compiles what each device runs, collectives

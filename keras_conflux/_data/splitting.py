@@ -54,8 +54,8 @@ def split(batch: Tree, devices: DevicesLike = None) -> Any:
 
     Args:
         batch: A tree of arrays or tensors of shape `(batch, ...)`.
-        devices: See `keras_conflux.devices`. By default those of the open
-            scope, else of `keras.distribution`, else all.
+        devices: See `keras_conflux.devices`. Default: the devices of the
+            open scope, else of `keras.distribution`, else all.
 
     Returns:
         A `Replicas`; a tuple of them if `batch` is a tuple, as `(x, y)` is.
@@ -99,8 +99,8 @@ def distribute(
     Args:
         dataset: A batched `tf.data.Dataset` or any iterable of batches. A
             generator, or another iterator, has one epoch.
-        devices: See `keras_conflux.devices`. By default those of the open
-            scope, else of `keras.distribution`, else all.
+        devices: See `keras_conflux.devices`. Default: the devices of the
+            open scope, else of `keras.distribution`, else all.
         ahead: How many batches may wait on the devices, drawn and split by a
             thread as in `keras_conflux.prefetch`. With 0 there is no thread,
             and each batch is drawn when it is asked for.

@@ -101,8 +101,8 @@ def replicate(
 
     Args:
         target: See above.
-        devices: See `keras_conflux.devices`. By default all for a strategy;
-            for all else the devices of the open scope, else of
+        devices: See `keras_conflux.devices`. Default: all for a strategy; for
+            all else the devices of the open scope, else of
             `keras.distribution`, else all.
         shard: What is too large to have a copy of on each device, which keeps
             a part of it instead: `"optimizer"`, the optimizer's state, or
@@ -111,17 +111,17 @@ def replicate(
         data: For a model, or a tree of models, what each of several processes
             reads. `"global"`: all read the same batches, and each computes
             its rows of them. `"local"`: each brings its own part of every
-            batch, which may be smaller than that of others or end earlier. By
-            default what it was before; at first `"global"`, or `"local"`
-            under a `DataParallel(auto_shard_dataset=False)`. In one process
-            both are the same.
+            batch, which may be smaller than other parts or end earlier.
+            Default: unchanged, initially `"global"`, or `"local"` under a
+            `DataParallel(auto_shard_dataset=False)`. In one process both are
+            the same.
         reshuffle: For a model, or a tree of models, whether
             `fit(x, y, shuffle=True)` draws another order of the samples in
             each epoch. After `keras.utils.set_random_seed`, Keras on
             TensorFlow draws the same one in each epoch, and so does a
             replicated model unless this is `True`. The orders follow from the
-            seed, and are the same on any number of devices and processes. By
-            default what it was before; at first `False`.
+            seed, and are the same on any number of devices and processes.
+            Default: unchanged, initially `False`.
 
     Returns:
         The strategy, the target itself, a `Replicas`, or what the callable

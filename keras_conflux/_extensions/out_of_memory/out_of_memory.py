@@ -80,7 +80,7 @@ def skip_out_of_memory(
 
     Args:
         fn: What to run. `None` makes a decorator with options.
-        devices: See `keras_conflux.devices`. By default those of the
+        devices: See `keras_conflux.devices`. Default: the devices of the
             `Replicas` among the arguments, as with `withdevices`.
         jit_compile: Whether XLA compiles what each device runs, as with
             `withdevices`.
