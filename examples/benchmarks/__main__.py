@@ -1,7 +1,8 @@
 """Measures this machine: `python -m examples.benchmarks`.
 
-Each run is a process of its own, as strategies of several device counts and
-their memory would disturb each other.
+It says first what it will run, where, and about how long that takes. Each run
+is a process of its own, as strategies of several device counts and their memory
+would disturb each other.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from examples.benchmarks import measured
+from examples.benchmarks import plan
 from examples.benchmarks import plot
 from examples.benchmarks import report
 from examples.benchmarks.cases import CASES
@@ -32,13 +35,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser("python -m examples.benchmarks")
     parser.add_argument(
-        "--devices", type=int, nargs="+", default=[1, 2], help="counts"
+        "--devices",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="how many; of several counts each is measured",
     )
     parser.add_argument(
         "--models",
         nargs="*",
         default=["small"],
         choices=list(CASES),
+        help="what is trained; the default takes a minute or two on CPUs",
     )
     parser.add_argument(
         "--how",
@@ -58,7 +66,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "torch=/opt/torch/bin/python or jax='env -u XLA_FLAGS python3'",
     )
     parser.add_argument(
-        "--jit", nargs="+", default=["auto"], choices=["auto", "on", "off"]
+        "--jit",
+        nargs="+",
+        default=["auto"],
+        choices=["auto", "on", "off"],
+        help="whether XLA compiles; auto leaves it to Keras",
     )
     parser.add_argument(
         "--shard",
@@ -71,9 +83,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--breakdown", action="store_true", help="where a step's time goes"
     )
-    parser.add_argument("--kib", type=int, nargs="*", default=[4, 65536])
-    parser.add_argument("--ops", nargs="+", default=["sum", "mean", "max"])
-    parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument(
+        "--kib",
+        type=int,
+        nargs="*",
+        default=[],
+        help="measure collectives of so many KiB as well, such as 4 65536",
+    )
+    parser.add_argument(
+        "--ops",
+        nargs="+",
+        default=["sum", "mean", "max"],
+        help="the collectives of --kib",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench"),
+        help="the folder for what is measured",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what would be measured, and measure nothing",
+    )
     parser.add_argument(
         "--go-on",
         action="store_true",
@@ -143,6 +176,16 @@ def main(arguments: list[str] | None = None) -> int:
         runs = [*_listed(options)]
     else:
         runs = [*_training(options), *_peers(options), *_collectives(options)]
+    will = plan.described(
+        runs,
+        options.steps * options.epochs,
+        options.starts,
+        options.gpus,
+        options.out,
+    )
+    _console.print(will, soft_wrap=True, highlight=False)
+    if options.dry_run:
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     runner = Runner(
         options.out / "runs",
@@ -152,11 +195,16 @@ def main(arguments: list[str] | None = None) -> int:
         options.gpus,
     )
     found: dict[Run, list[dict]] = {}
+    began = time.monotonic()
     try:
         for run, lines in runner.measure(runs, options.go_on):
             found[run] = lines
             for line in lines if options.list else []:
                 print(json.dumps(line), flush=True)
+            left = len(runs) - len(found)
+            if left:
+                mean = (time.monotonic() - began) / len(found)
+                _console.print(f"{left} left, {plan.in_words(left * mean)}")
     finally:
         _report(options, [run for run in runs if run in found], found)
     return int(not all(found.values()))

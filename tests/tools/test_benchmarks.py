@@ -82,6 +82,7 @@ def started(monkeypatch):
     monkeypatch.setattr(Started, "calls", [])
     monkeypatch.setattr(Started, "prints", Started.prints)
     monkeypatch.setattr(Started, "returncode", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # nobody has to ask
     monkeypatch.setattr(subprocess, "Popen", Started)
     monkeypatch.setattr(report, "write", lambda *_, **__: None)
     monkeypatch.setattr(plot, "draw_file", lambda *_: None)
@@ -101,6 +102,30 @@ def test_a_run_that_fails_is_told_and_made_again(tmp_path, started):
     asked.remove("--go-on")
     assert benchmarks.main([*asked, "--how", "keras"]) == 0
     assert len(started.calls) == 5
+
+
+def test_it_says_first_what_it_will_do(tmp_path, started, capsys):
+    asked = ["--devices", "1", "2", "--how", "conflux", "torch"]
+    asked += ["--out", str(tmp_path / "runs")]
+    assert benchmarks.main([*asked, "--dry-run"]) == 0
+    assert not started.calls
+    assert not (tmp_path / "runs").exists()
+    said = capsys.readouterr().err
+    assert "4 runs on 2 GPUs; about 5 minutes" in said
+    assert "small conflux on 2 devices" in said
+    assert "small torch on one device" in said
+    assert benchmarks.main(asked) == 0
+    assert "3 left, about" in capsys.readouterr().err
+    # No collectives, for which nobody has asked.
+    assert not any("collectives" in str(call[0]) for call in started.calls)
+
+
+def test_models_for_gpus_are_named_where_there_are_none(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    benchmarks.main(["--models", "gpt", "small", "--dry-run"])
+    said = capsys.readouterr().err
+    assert "as there is no GPU" in said
+    assert "take hours on CPUs: gpt." in said
 
 
 def test_what_prints_nothing_has_failed(tmp_path, started):
