@@ -423,6 +423,15 @@ time.sleep(60)
     assert not mark.exists()  # what it has started has ended with it
 
 
+def test_a_start_may_take_longer_than_a_check(conflux, monkeypatch):
+    script = "import time; time.sleep(2.5); " + passed("fine")
+    assert conflux({"compute": script}, limit=1)[0] == 0
+    monkeypatch.setattr(check_runner, "START_SECONDS", 0.5)
+    status, out = conflux({"compute": script}, limit=1)
+    assert status == 1
+    assert re.search(r"compute +hangs: ended after 0.5 s in its start", out)
+
+
 def test_one_that_dies_is_named(conflux):
     script = f"{said(doing='XLA')[:-1]}, flush=True)\nimport os; os.abort()"
     status, out = conflux({"compiled": script})

@@ -15,7 +15,7 @@ class Check:
     name: str
     """That of its module."""
     limit: float
-    """After so many seconds it counts as hanging."""
+    """After so many seconds it counts as hanging, once it has begun."""
     if_it_hangs: str
     """What to type then."""
     is_timed: bool = False

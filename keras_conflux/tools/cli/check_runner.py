@@ -19,6 +19,10 @@ from keras_conflux._extensions.launchers.order import without_launchers
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.checks.table import Check
 
+START_SECONDS = 180
+"""How long a check may take to begin. The first import of TensorFlow in an
+environment takes more than a minute on a busy machine."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -110,7 +114,7 @@ class CheckRunner:
         )
         self._started.append(process)
         try:
-            out, err = process.communicate(timeout=check.limit)
+            out, err = _output(process, check.limit)
             is_late = False
         except subprocess.TimeoutExpired:
             is_late = True
@@ -124,13 +128,26 @@ class CheckRunner:
             (each["doing"] for each in said[::-1] if "doing" in each), None
         )
         if is_late:
-            text = (
-                f"hangs: ended after {check.limit:g} s in {at or 'its start'}"
-            )
+            limit = check.limit if at else START_SECONDS
+            text = f"hangs: ended after {limit:g} s in {at or 'its start'}"
             return Result(
                 check.name, "wrong", text, check.if_it_hangs, seconds, {}
             )
         return _result(check, process.returncode, said, err, at, seconds)
+
+
+def _output(process: "subprocess.Popen[str]", limit: float) -> tuple[str, str]:
+    """Returns what a check prints that ends in time, once it has begun."""
+    latest = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return process.communicate(timeout=0.2)
+        except subprocess.TimeoutExpired as late:
+            if late.output:
+                break
+            if time.monotonic() > latest:
+                raise
+    return process.communicate(timeout=limit)
 
 
 def _result(
