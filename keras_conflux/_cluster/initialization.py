@@ -114,10 +114,10 @@ def _join(cluster: Any, heartbeat: float, timeout: float) -> None:
         return
     if len(cluster.addresses) > 1 and tensorflow_internals.has_started():
         raise ProcessError(
-            f"{cluster.source} names {len(cluster.addresses)} processes, but "
-            "TensorFlow has started, after which they cannot be joined. Call "
-            "`keras_conflux.initialize()` at the start of the program, before "
-            "any model or tensor is made."
+            f"{len(cluster.addresses)} processes are named by "
+            f"{cluster.source}, but TensorFlow has started, after which they "
+            "cannot be joined. Call `keras_conflux.initialize()` at the start "
+            "of the program, before any model or tensor is made."
         )
     processes.connect(
         cluster.addresses, cluster.index, cluster.source, heartbeat, timeout

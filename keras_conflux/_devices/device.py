@@ -245,7 +245,7 @@ def _make_logical_cpus(count: int) -> None:
         )
     except RuntimeError as error:
         raise DeviceError(
-            f"{count} logical CPU devices were asked for and {len(made)} "
+            f"{count} logical CPU devices are needed and {len(made)} "
             "exist, but TensorFlow has started, after which no more can be "
             f"made. Call `keras_conflux.devices({count})` at the start of the "
             "program, before any model or tensor is made."

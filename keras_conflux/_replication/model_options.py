@@ -44,9 +44,9 @@ def check(target: Any, data: str | None, reshuffle: Any) -> None:
     if reshuffle is not None:
         if not isinstance(reshuffle, bool):
             raise ValueError(
-                "`reshuffle` is True, if `fit` shuffles arrays in another "
-                "order in each epoch, or False, if it does what Keras does. "
-                f"Received: reshuffle={reshuffle!r}."
+                "`reshuffle` is True or False: whether `fit` shuffles arrays "
+                "in another order in each epoch. Received: "
+                f"reshuffle={reshuffle!r}."
             )
         says = "how `fit` of a model shuffles arrays"
         _assert_models(target, "reshuffle", reshuffle, says)

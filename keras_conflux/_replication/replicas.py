@@ -22,8 +22,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 _HINT = (
-    "It has a value for each device: write `losses[0]` for that of the first "
-    'one, or `keras_conflux.allreduce("mean", losses)[0]` for the mean of all.'
+    "It has a value for each device: write `losses[0]` for the value of the "
+    'first one, or `keras_conflux.allreduce("mean", losses)[0]` for the mean.'
 )
 
 

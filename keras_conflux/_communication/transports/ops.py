@@ -201,7 +201,7 @@ def find_op(op: str | Op) -> Op:
     name = _SPELLINGS.get(str(op).lower(), str(op).lower())
     if name not in OPS:
         raise ValueError(
-            f"Unknown op {op!r}. Expected one of "
+            f"Unknown op {op!r}. Expected as the first argument one of "
             f"{', '.join(map(repr, OPS))} (or '+', '*', 'avg')."
         )
     return OPS[name]
