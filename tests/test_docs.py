@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import document_sizes
 import pytest
 
 import keras_conflux as kc
@@ -166,6 +167,12 @@ def test_every_block_says_its_language():
     known = {"", "python", "py", "sh", "julia", "pytorch", "text", "yaml"}
     for document in DOCUMENTS:
         assert set(languages(document)) <= known, document
+
+
+def test_users_have_few_words_to_read():
+    counted = document_sizes.words()
+    assert {"README.md", "quickstart.md", "guarantees.md"} <= counted.keys()
+    assert sum(counted.values()) < 15_500, "move evidence to docs/design"
 
 
 def test_the_tree_has_the_first_line_of_each_file():
