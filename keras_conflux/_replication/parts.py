@@ -23,6 +23,10 @@ class Cutting(Protocol):
         """Gives each device its part of a variable, and frees the whole."""
         ...
 
+    def part_size(self, variable: Any, count: int) -> int | None:
+        """Returns how many entries each of so many devices has, if a part."""
+        ...
+
 
 _cutting: list[Cutting] = []
 
@@ -48,3 +52,13 @@ def cut(owners: Iterable[Any], strategy: Any) -> None:
     for cutting in _cutting:
         for variable in cutting.waiting(owners, strategy):
             cutting.cut(variable, strategy)
+
+
+def part_size(variable: Any, count: int) -> int | None:
+    """Returns how many entries of a variable each of so many devices has.
+
+    `None` if it stays whole.
+    """
+    for cutting in _cutting:
+        return cutting.part_size(variable, count)
+    return None

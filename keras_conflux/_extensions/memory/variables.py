@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
-from keras_conflux._replication import sharding
+from keras_conflux._replication import parts
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import Shard
 from keras_conflux._replication.strategy import outside_of_strategies
@@ -36,12 +36,11 @@ class Held:
             and self.of_optimizer
             and not self.is_accumulator
         )
-        layout = None
+        entries = None
         if is_cut and state.is_mirrored(self.variable):
-            layout = sharding.layout_over(self.variable, devices)
-        entries = math.prod(self.variable.shape)
-        if layout is not None:
-            entries = layout.part_size
+            entries = parts.part_size(self.variable, devices)
+        if entries is None:
+            entries = math.prod(self.variable.shape)
         return entries * tf.as_dtype(self.variable.dtype).size
 
 

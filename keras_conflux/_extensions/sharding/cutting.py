@@ -44,11 +44,16 @@ def layout_for(variable: Any, strategy: Any) -> Layout | None:
     """
     if strategy.shard is None:
         return None
-    return layout_over(variable, strategy.communicator.size)
+    return _layout_over(variable, strategy.communicator.size)
 
 
-def layout_over(variable: Any, count: int) -> Layout | None:
-    """Returns how so many devices cut a variable, `None` if it stays whole."""
+def part_size(variable: Any, count: int) -> int | None:
+    """Returns how many entries each of so many devices has, if a part."""
+    layout = _layout_over(variable, count)
+    return None if layout is None else layout.part_size
+
+
+def _layout_over(variable: Any, count: int) -> Layout | None:
     shape = tuple(variable.shape)
     if count == 1 or math.prod(shape) < WHOLE_BELOW:
         return None
