@@ -581,6 +581,8 @@ def test_the_optimizer_in_a_loop_of_the_users():
     with pytest.raises(kc.StrategyError, match="shard='optimizer'"):
         step(x, y)
     for _ in range(2):
+        # The seeds of `keras.random` come back from there.
+        kc.replicate(model(), devices=2, shard="weights").predict(X, verbose=0)
         with kc.replicate(devices=2, shard="optimizer"):
             step(x, y)
         with tf.GradientTape() as tape:

@@ -65,7 +65,8 @@ def give_back() -> None:
 
 
 def _move(seed: Any, old: Any, new: Any) -> None:
-    value = tf.convert_to_tensor(old)
+    # Not `old` itself, which another scope than its own may be open for.
+    value = state.copies(old)[0].read_value()
     with tf.init_scope():
         for copy in state.copies(new):
             copy.assign(value)

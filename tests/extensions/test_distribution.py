@@ -144,19 +144,6 @@ def test_a_model_with_dropout_trains():
     kc.assert_in_sync(model)
 
 
-def test_a_guide_that_turns_to_model_parallelism_is_stopped():
-    mesh = keras.distribution.DeviceMesh((len(NAMES), 1), ["data", "model"])
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts["d1/kernel"] = (None, "model")
-    layouts["d2/output"] = ("data", None)
-    parallel = keras.distribution.ModelParallel(
-        layout_map=layouts, batch_dim_name="data"
-    )
-    with pytest.raises(NotImplementedError, match=r"DataParallel\(\)"):
-        keras.distribution.set_distribution(parallel)
-    assert keras.distribution.distribution() is None
-
-
 # What is replicated, and for how long.
 
 
@@ -497,16 +484,17 @@ def test_a_mesh_of_more_than_data_parallelism_is_refused():
         keras.distribution.DataParallel(device_mesh=mesh)
 
 
-def test_model_parallelism_is_refused_in_a_scope_and_behind_ones_back():
-    mesh = keras.distribution.DeviceMesh((len(NAMES),), ["model"])
-    parallel = keras.distribution.ModelParallel(
-        layout_map=keras.distribution.LayoutMap(mesh)
-    )
-    with pytest.raises(NotImplementedError), parallel.scope():
+class Unknown(keras.distribution.DataParallel.__base__):
+    """A distribution of the user's own."""
+
+
+def test_an_unknown_one_is_refused_in_a_scope_and_behind_ones_back():
+    unknown = Unknown(keras.distribution.DeviceMesh((len(NAMES),), ["model"]))
+    with pytest.raises(NotImplementedError), unknown.scope():
         pytest.fail("entered")
     assert keras.distribution.distribution() is None
     # As a `set_distribution` does that was imported before this package.
-    keras.distribution.set_distribution.__wrapped__(parallel)
+    keras.distribution.set_distribution.__wrapped__(unknown)
     with pytest.raises(NotImplementedError, match="What exists"):
         dense()
 

@@ -1,4 +1,4 @@
-"""What `keras.distribution` means on TensorFlow: a list of devices.
+"""What `keras.distribution` means on TensorFlow: devices, and what is split.
 
 Its backend functions have the names by which Keras calls them on any backend;
 the TensorFlow backend of Keras lacks these.
@@ -15,16 +15,17 @@ from keras_conflux._cluster.initialization import join_others
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import list_devices as all_devices
 from keras_conflux._extensions.keras_distribution import compat
+from keras_conflux._extensions.keras_distribution import layouts
 from keras_conflux._replication.strategy import Distributed
 
 _WHAT_EXISTS = (
     "What exists is a copy of the model on each device of a mesh of one axis: "
     "`keras.distribution.DataParallel()` for all devices, or "
-    "`DataParallel(devices=[...])`."
+    "`DataParallel(devices=[...])`; and weights in parts: "
+    "`ModelParallel(layout_map=...)`."
 )
 
 
@@ -42,11 +43,12 @@ def distributed() -> Distributed | None:
 
     Raises:
         DeviceError: If its devices do not exist, repeat or are mixed.
-        NotImplementedError: If it is something else than a `DataParallel`.
+        NotImplementedError: If it is none of `DataParallel` and
+            `ModelParallel`.
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
-        return Distributed(_devices_of(distribution))
+        return _meaning_of(distribution)
     if _set_here.value is not None:
         ended, _set_here.value = _set_here.value, None
         warn(
@@ -61,7 +63,10 @@ def distributed() -> Distributed | None:
 def set_distribution(original: Callable[..., Any], value: Any) -> None:
     """Refuses what cannot run when it is set, before anything is made."""
     if value is not None:
-        _devices_of(value)
+        _meaning_of(value)
+    if isinstance(value, keras.distribution.ModelParallel):
+        layouts.assert_possible(value)
+        layouts.tell_once(value)
     original(value)
     _set_here.value = value
 
@@ -169,24 +174,36 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
         )
     for axis, name in split:
         names = list(layout.device_mesh.axis_names)
-        is_batch = axis == 0 and name == names[0]
+        is_batch = axis == 0 and name == _batch_axis(layout.device_mesh)
         if not is_batch and layout.device_mesh.shape[names.index(name)] > 1:
             raise NotImplementedError(
                 f"The layout {layout.axes} splits axis {axis} of a tensor over "
                 f"{name!r} of {layout.device_mesh}. Only the first axis of a "
-                "tensor, that of the batch, is split here, and over the first "
-                f"axis of a mesh. {_WHAT_EXISTS}"
+                "tensor, that of the batch, is split here, and over the axis "
+                f"of a mesh that is for batches. {layouts.MEANING}, so give "
+                f"the outputs of layers no layout. {_WHAT_EXISTS}"
             )
     return tensor
 
 
-def _devices_of(distribution: Any) -> tuple[Device, ...]:
-    if not isinstance(distribution, keras.distribution.DataParallel):
+def _batch_axis(mesh: keras.distribution.DeviceMesh) -> str:
+    distribution = keras.distribution.distribution()
+    if distribution is not None and distribution.device_mesh is mesh:
+        return distribution.batch_dim_name
+    return mesh.axis_names[0]
+
+
+def _meaning_of(distribution: Any) -> Distributed:
+    splits = None
+    if isinstance(distribution, keras.distribution.ModelParallel):
+        splits = layouts.SplitByLayout(distribution)
+    elif not isinstance(distribution, keras.distribution.DataParallel):
         raise NotImplementedError(
-            "keras-conflux cannot split variables over devices. Received: "
+            "keras-conflux does not know this distribution. Received: "
             f"{distribution!r}. {_WHAT_EXISTS}"
         )
-    return find_devices(distribution.device_mesh.devices.flatten().tolist())
+    mesh = distribution.device_mesh
+    return Distributed(find_devices(mesh.devices.flatten().tolist()), splits)
 
 
 def _one_axis(

@@ -1,0 +1,67 @@
+"""Which weights a `ModelParallel` keeps in parts, and what it means here.
+
+A layout says where the parts of a variable lie, and never changes its value. On
+JAX the computation follows it. Here it is a matter of storage: what a layout
+splits lies in parts over all devices of the mesh, each of which computes its
+samples.
+"""
+
+import dataclasses
+import weakref
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import notices
+from keras_conflux._replication import state
+
+MEANING = (
+    "`ModelParallel` stores what its layouts split in parts, on all devices of "
+    "the mesh. Each device gathers weights when it runs a layer, and computes "
+    "its samples as a whole"
+)
+
+_told: Any = weakref.WeakSet()
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitByLayout:
+    """Tells of a weight whether its layout splits it."""
+
+    distribution: keras.distribution.ModelParallel
+
+    def __call__(self, weight: Any) -> bool:
+        """Returns whether a layout names an axis of the mesh for a weight."""
+        layout = self.distribution.get_tensor_layout(weight.path)
+        if layout is None:
+            return False
+        rank = state.backing(weight).shape.rank
+        if len(layout.axes) > rank:
+            raise ValueError(
+                f"The layout {layout.axes} has {len(layout.axes)} axes, and "
+                f"{weight.path!r} has {rank}. Give its key in the `LayoutMap` "
+                "one entry for each axis of the variable, which may be `None`."
+            )
+        return any(axis is not None for axis in layout.axes)
+
+
+def assert_possible(distribution: keras.distribution.ModelParallel) -> None:
+    """Raises in one of several processes."""
+    if process_count() > 1:
+        raise NotImplementedError(
+            f"`ModelParallel` works in one process, on the devices of one "
+            f"host, in this version. There are {process_count()} processes. "
+            f"Start one process, or use `keras.distribution.DataParallel()`. "
+            f"Received: {distribution!r}."
+        )
+
+
+def tell_once(distribution: keras.distribution.ModelParallel) -> None:
+    """Says what is not split, when a distribution is set first."""
+    if distribution not in _told:
+        _told.add(distribution)
+        notices.tell(
+            f"{MEANING}, so activations are not split. Batches are, over "
+            f"{distribution.device_mesh.devices.size} devices"
+        )
