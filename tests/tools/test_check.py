@@ -125,7 +125,12 @@ def test_gpus_that_others_use(wrong, monkeypatch, visible, is_busy):
 @pytest.mark.parametrize(
     ("users", "interfaces", "refused", "expected"),
     [
-        (["anna", "otto"], ["lo"], True, "^2 other users.*, as anna, can .*"),
+        (
+            ["anna", "otto"],
+            ["lo"],
+            True,
+            "^2 other users.*, such as anna, can",
+        ),
         ([], ["lo", "eth0"], False, "^hosts that reach eth0 can "),
         (["anna"], ["lo", "eth0"], False, "anna, and hosts that reach eth0"),
         ([], ["lo", "eth0"], True, None),
@@ -334,7 +339,7 @@ def test_processes_that_add_up_wrongly(wrong, monkeypatch):
     monkeypatch.setattr(kc, "initialize", lambda **_: None)
     assert "1 processes meet" in processes.check(given()).text
     result = Replicas([tf.constant(-5)], ["CPU:0"])
-    monkeypatch.setattr(kc, "withdevices", lambda _: lambda: result)
+    monkeypatch.setattr(kc, "withdevices", lambda _: lambda _: result)
     assert "is -5, and should be" in wrong(processes)
 
 

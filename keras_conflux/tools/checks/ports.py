@@ -23,7 +23,10 @@ def check(options: argparse.Namespace) -> Passed:
     users = other_users()
     who = []
     if users:
-        who.append(f"{len(users)} other users of this host, as {users[0]},")
+        plural = "s" * (len(users) > 1)
+        who.append(
+            f"{len(users)} other user{plural} of this host, such as {users[0]},"
+        )
     interfaces = [name for _, name in socket.if_nameindex() if name != "lo"]
     if interfaces and not _other_hosts_are_refused():
         who.append(f"hosts that reach {interfaces[0]}")

@@ -24,9 +24,10 @@ def check(options: argparse.Namespace) -> Passed:
     count = kc.process_count()
     doing(f"an all-reduce over {count} processes")
     devices = len(kc.replicate().devices)
+    # An argument, as a constant would make another program in each process.
     given = tf.constant(kc.process_index() + 1)
-    reduce = kc.withdevices(lambda: kc.allreduce("sum", given))
-    found, expected = int(reduce()[0]), devices * count * (count + 1) // 2
+    reduce = kc.withdevices(lambda number: kc.allreduce("sum", number))
+    found, expected = int(reduce(given)[0]), devices * count * (count + 1) // 2
     if found != expected:
         raise Wrong(
             f"a sum over {count} processes is {found}, and should be "
