@@ -62,7 +62,7 @@ class XlaProgram(StepPrograms):
         trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
         program = self._program(key, trace)
         shards = [
-            [_padded(leaf, stack.count, limit, device) for leaf in shard]
+            [_padded(leaf, limit, device) for leaf in shard]
             for shard, device in zip(
                 stack.shards, self._strategy.devices, strict=True
             )
@@ -227,11 +227,9 @@ def _zeros_like(logs: Tree) -> list[tf.Tensor]:
     return [tf.zeros(x.shape, x.dtype) for x in trees.present(logs)]
 
 
-def _padded(
-    stacked: tf.Tensor, count: int, limit: int, device: str
-) -> tf.Tensor:
+def _padded(stacked: tf.Tensor, limit: int, device: str) -> tf.Tensor:
     """Pads any number of batches to one shape, so that one program fits all."""
-    missing = limit - count
+    missing = limit - len(stacked)
     if missing == 0:
         return stacked
     with tf.device(device):

@@ -81,7 +81,7 @@ class BatchSharder:
         return batches
 
     def __call__(
-        self, drawn: Sequence[Tree], spec: Tree = None
+        self, drawn: Sequence[Tree], spec: Tree = None, room: int = 0
     ) -> list[Batch | StackedBatch]:
         """Shards some batches and moves each shard to its device.
 
@@ -93,6 +93,7 @@ class BatchSharder:
                 of a batch instead, it would be traced again for the last one,
                 and what depends on static shapes would differ from one
                 device.
+            room: For how many batches a stack may have room.
         """
         sharded: list[Batch | StackedBatch] = []
         batches = [_standardized(batch) for batch in drawn]
@@ -100,7 +101,7 @@ class BatchSharder:
             if key is None:
                 sharded.extend(self._one(batch, spec) for batch in group)
             else:
-                sharded.append(self._several(list(group), spec))
+                sharded.append(self._several(list(group), spec, room))
         return sharded
 
     def _shape(self, batch: Tree) -> Any:
@@ -123,9 +124,11 @@ class BatchSharder:
         shards = host_to_device.move(leaves, self._placement)
         return Batch(shards, sizes, specs, checksum=self._checksum([batch]))
 
-    def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
+    def _several(
+        self, batches: list[Tree], spec: Tree, room: int
+    ) -> StackedBatch:
         leaves = [trees.present(batch) for batch in batches]
-        shards = host_to_device.move_stacked(leaves, self._placement)
+        shards = host_to_device.move_stacked(leaves, self._placement, room)
         sizes, specs = self._sizes_and_specs(batches[0], spec)
         return StackedBatch(
             shards,

@@ -13,6 +13,7 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import short_name
+from keras_conflux._fit.input import in_place
 from keras_conflux._fit.input.specs import relaxed_spec
 
 STAGING_BYTES = 512 * 2**20
@@ -60,30 +61,45 @@ def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
 
 
 def move_stacked(
-    batches: list[list[Any]], placement: Placement
+    batches: list[list[Any]], placement: Placement, room: int = 0
 ) -> list[list[Any]]:
     """Moves some batches of the same shapes.
 
     Args:
         batches: The leaves of each, of shape `(batch, ...)`.
         placement: Where the shards go.
+        room: For how many batches a stack may have room, so that nobody has to
+            make it longer. What lies behind the batches can be anything.
 
     Returns:
         Per replica, its shard of each leaf, on its device, of shape
-        `(batches, shard of a batch, ...)`.
+        `(batches or more, shard of a batch, ...)`.
     """
     size = max(size_in_bytes(batches[0]), 1)
     fitting = STAGING_BYTES * placement.count // size
     maximum = power_of_two(min(MAX_STACKED, fitting))
-    groups = [
-        _moved(batches[first : first + maximum], placement, stack=True)
-        for first in range(0, len(batches), maximum)
+    room = max(room, len(batches))
+    if len(batches) == room <= maximum:
+        return _moved(batches, placement, stack=True)
+    # Each group is written into its place, and gone before the next one comes.
+    specs = tuple(map(tf.type_spec_from_value, batches[0]))
+    wholes = [
+        _empty_graph(specs, room, device, placement.count)()
+        for device in placement.devices
     ]
-    if len(groups) == 1:
-        return groups[0]
+    others = []
+    for first in range(0, len(batches), maximum):
+        group = batches[first : first + maximum]
+        write = _writing_graph(
+            specs, room, len(group), _source_devices(group), placement
+        )
+        wholes, parts = write(group, wholes, tf.constant(first))
+        others.append(parts)
     return [
-        [_joined(stacks, device) for stacks in zip(*parts, strict=True)]
-        for device, *parts in zip(placement.devices, *groups, strict=True)
+        _filled(specs, whole, [parts[index] for parts in others], device)
+        for index, (whole, device) in enumerate(
+            zip(wholes, placement.devices, strict=True)
+        )
     ]
 
 
@@ -101,8 +117,33 @@ def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(tf.concat(words, 0), dtype), [-1, *shape])
 
 
+def _filled(
+    specs: Sequence[tf.TensorSpec],
+    wholes: list[tf.Tensor],
+    parts: list[list[tf.Tensor]],
+    device: str,
+) -> list[tf.Tensor]:
+    """Returns the stacks of a replica in the order of the leaves.
+
+    Args:
+        specs: Of the leaves.
+        wholes: The stacks that have been written in place.
+        parts: Of the other leaves, the stacks of each group.
+        device: Where they lie.
+    """
+    whole, joined = iter(wholes), map(list, zip(*parts, strict=True))
+    return [
+        next(whole)
+        if in_place.can_write(spec)
+        else _joined(next(joined), device)
+        for spec in specs
+    ]
+
+
 def _joined(stacks: Sequence[tf.Tensor], device: str) -> tf.Tensor:
     """Concatenates stacks, on a device."""
+    if len(stacks) == 1:
+        return stacks[0]
     specs = map(_spec_of_any_number, stacks)
     return _graph_on(device, concatenated, *specs)(*stacks)
 
@@ -177,8 +218,7 @@ def is_dense(leaf: Any) -> bool:
 def _moved(
     batches: list[list[Any]], placement: Placement, stack: bool
 ) -> list[list[Any]]:
-    source_devices = tuple(map(_source_device, batches[0]))
-    options = source_devices, placement, stack
+    options = _source_devices(batches), placement, stack
     # In a graph all leaves travel at once. One after another, each would
     # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
     describe = tf.type_spec_from_value if stack else relaxed_spec
@@ -217,5 +257,79 @@ def _shard(
     return shards
 
 
-def _source_device(leaf: Any) -> str:
-    return (is_dense(leaf) and leaf.device) or "CPU:0"
+def _source_devices(batches: list[list[Any]]) -> tuple[str, ...]:
+    """Returns where each leaf is cut and stacked."""
+    return tuple(
+        (is_dense(leaf) and leaf.device) or "CPU:0" for leaf in batches[0]
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _empty_graph(
+    specs: tuple[tf.TensorSpec, ...], room: int, device: str, count: int
+) -> Callable:
+    """Returns what makes room for batches of the leaves that can be written."""
+
+    def make() -> list[tf.Tensor]:
+        with tf.device(device):
+            return [
+                in_place.empty(room, _stack_spec(spec, 0, count))
+                for spec in specs
+                if in_place.can_write(spec)
+            ]
+
+    return tensorflow_tracing.concrete_function(make, [])
+
+
+@functools.lru_cache(maxsize=256)
+def _writing_graph(
+    specs: tuple[tf.TensorSpec, ...],
+    room: int,
+    number: int,
+    source_devices: tuple[str, ...],
+    placement: Placement,
+) -> Callable:
+    """Returns what moves so many batches into stacks.
+
+    It takes the batches, the stacks of each replica, and where the first batch
+    goes, and returns the stacks, and what else has been moved, by replica.
+    """
+
+    def write(
+        batches: list[list[Any]], wholes: list[list[Any]], first: tf.Tensor
+    ) -> tuple[list[list[Any]], list[list[Any]]]:
+        shards = _shard(batches, source_devices, placement, True)
+        filled, others = [], []
+        for device, shard, whole in zip(
+            placement.devices, shards, wholes, strict=True
+        ):
+            writable = map(in_place.can_write, specs)
+            moved = [*zip(shard, writable, strict=True)]
+            others.append([part for part, can in moved if not can])
+            parts = [part for part, can in moved if can]
+            with tf.device(device):
+                filled.append(
+                    [
+                        in_place.written(stack, part, first)
+                        for stack, part in zip(whole, parts, strict=True)
+                    ]
+                )
+        return filled, others
+
+    stacks = [
+        _stack_spec(spec, room, placement.count)
+        for spec in specs
+        if in_place.can_write(spec)
+    ]
+    signature = [
+        [list(specs)] * number,
+        [stacks] * len(placement.devices),
+        tf.TensorSpec([], tf.int32),
+    ]
+    return tensorflow_tracing.concrete_function(write, signature)
+
+
+def _stack_spec(spec: tf.TensorSpec, number: int, count: int) -> tf.TensorSpec:
+    """Returns that of a stack of a replica's shards of a leaf."""
+    batch, *others = spec.shape.as_list()
+    return tf.TensorSpec([number, batch // count, *others], spec.dtype)
