@@ -331,5 +331,5 @@ def _writing_graph(
 
 def _stack_spec(spec: tf.TensorSpec, number: int, count: int) -> tf.TensorSpec:
     """Returns that of a stack of a replica's shards of a leaf."""
-    batch, *others = spec.shape.as_list()
-    return tf.TensorSpec([number, batch // count, *others], spec.dtype)
+    batch: Any = spec.shape[0]
+    return tf.TensorSpec([number, batch // count, *spec.shape[1:]], spec.dtype)
