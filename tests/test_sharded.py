@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from conftest import COUNTS
 from conftest import MANY
+from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
 from keras import layers
 from keras import optimizers
@@ -356,6 +357,42 @@ def test_devices_hold_parts(shard):
             v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in small
         )
         assert set(bytes_on_devices(small)) == {one_copy}
+
+
+class Memory:
+    """A tensor on a CPU device, as NumPy knows those of others."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, **_):
+        return tf.experimental.dlpack.to_dlpack(self._tensor)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+def addresses(tensor):
+    """Returns where in memory a tensor begins and ends."""
+    found = np.from_dlpack(Memory(tensor))
+    begin = found.__array_interface__["data"][0]
+    return range(begin, begin + found.nbytes)
+
+
+@pytest.mark.skipif(ON_GPU, reason="reads addresses of the CPU")
+def test_parts_do_not_keep_the_whole():
+    """TensorFlow's cuts are views, which keep all that they are cut from."""
+    one = keras.Sequential([layers.Input((64,)), layers.Dense(96)])
+    kernel = one.variables[0]
+    before = kernel.value.read_value()  # so that its memory is not used again
+    kc.replicate(one, devices=2, shard="weights")
+    given = tf.random.normal([64, 96])
+    for whole in (before, given):
+        if whole is given:
+            kernel.assign(given)
+        np.testing.assert_array_equal(kernel.numpy(), whole.numpy())
+        for part in kernel.value.values:
+            assert addresses(part.read_value()).start not in addresses(whole)
 
 
 def test_models_that_are_made_in_parts():

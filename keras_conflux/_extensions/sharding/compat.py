@@ -14,6 +14,15 @@ from keras_conflux._compat.replicated_extended import assert_of_running
 from keras_conflux._extensions.sharding.layout import Layout
 
 
+def apart(part: tf.Tensor) -> tf.Tensor:
+    """Returns a part of a tensor in memory of its own, outside of graphs.
+
+    TensorFlow cuts along the first axis without copying. A variable that took
+    such a part would keep the whole tensor in memory.
+    """
+    return tf.raw_ops.DeepCopy(x=part) if tf.executing_eagerly() else part
+
+
 class ShardedVariable(InParts, values.DistributedVariable):
     """A variable that is flat, filled up and cut: a part on each device.
 
@@ -130,7 +139,8 @@ class ShardedVariable(InParts, values.DistributedVariable):
             whole = self._as_tensor(value)
             parts = self.layout.parts(whole)
         for own, part in zip(self._values, parts, strict=True):
-            getattr(own, method)(part, read_value=False)
+            with tf.device(own.device):
+                getattr(own, method)(apart(part), read_value=False)
         return self
 
     def _as_tensor(self, value: Any) -> tf.Tensor:

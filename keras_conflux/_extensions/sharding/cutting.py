@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.sharding.compat import ShardedVariable
+from keras_conflux._extensions.sharding.compat import apart
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
@@ -170,7 +171,7 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
             # Each device cuts its own copy, if it has one.
             copy = copies[rank] if len(copies) > 1 else copies[0]
             with tf.device(copy.device):
-                part = layout.part_of(copy.read_value(), rank)
+                part = apart(layout.part_of(copy.read_value(), rank))
             with tf.device(device):
                 found.append(
                     tf.Variable(
