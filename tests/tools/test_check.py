@@ -58,7 +58,11 @@ several = pytest.mark.skipif(SOME < 2, reason="needs two devices")
 
 def given(count=SOME, gpus=0, directory=None, running=()):
     return argparse.Namespace(
-        devices=count, gpus=gpus, directory=directory, running=running
+        devices=count,
+        gpus=gpus,
+        directory=directory,
+        running=running,
+        memory=(),
     )
 
 
@@ -120,6 +124,35 @@ def test_gpus_that_others_use(wrong, monkeypatch, visible, is_busy):
         assert re.search(r"process 77 \(x\) .* the GPU 2 .*kill 77", found)
     else:
         compute.check(given(2, gpus=3, running=running))
+
+
+def test_memory_of_gpus(monkeypatch):
+    """Of the GPUs that are used, as it was before the checks began."""
+    listed = [["0", "GPU-a"], ["1", "GPU-b"], ["2", "GPU-c"]]
+    monkeypatch.setattr(nvidia, "gpus", lambda *_: listed)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a")
+    memory = [["GPU-a", "70000", "81559"], ["GPU-b", "9", "81559"]]
+    memory += [["GPU-c", "61035", "81559"]]
+    found = compute._with_memory("two", 2, memory)
+    assert found.text == (
+        "two, 64 of 86 GB free: Adam trains 4.0 billion parameters at most, "
+        '8.0 billion with shard="weights", activations left out'
+    )
+    assert found.values["free_gb"] == pytest.approx(64, rel=1e-4)
+    assert compute._with_memory("one", 2, []).text == "one"
+    alone = compute._with_memory("one", 1, memory)
+    assert alone.text.endswith(
+        "4.0 billion parameters at most, activations left out"
+    )
+
+
+def test_memory_that_nobody_tells(monkeypatch):
+    rows = [["GPU-a", "10 MiB", "20 MiB"], ["GPU-b", "[N/A]", "20 MiB"]]
+    monkeypatch.setattr(nvidia, "gpus", lambda *_: rows)
+    assert nvidia.memory() == [["GPU-a", "10", "20"]]
+    monkeypatch.setattr(nvidia, "processes", list)
+    words = CheckRunner(devices=2, gpus=2).command("compute")
+    assert parse(words[words.index("compute") :]).memory == nvidia.memory()
 
 
 @pytest.mark.parametrize(

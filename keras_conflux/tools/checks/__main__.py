@@ -26,6 +26,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar=("UUID", "PID", "NAME"),
         help="a process that computed on a GPU before the checks began",
     )
+    parser.add_argument(
+        "--memory",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("UUID", "FREE", "TOTAL"),
+        help="MiB of a GPU before the checks began",
+    )
     return parser.parse_args(arguments)
 
 

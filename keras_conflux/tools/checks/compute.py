@@ -53,7 +53,42 @@ def check(options: argparse.Namespace) -> Passed:
     text = f"{count} {kind}{'s' if count > 1 else ''}"
     if kind == "CPU":
         text = f"{count} logical CPU device{'s' if count > 1 else ''}"
-    return Passed(f"{text} ({devices[0].name}), each computes right")
+    text = f"{text} ({devices[0].name}), each computes right"
+    return _with_memory(text, count, options.memory if options.gpus else [])
+
+
+_COPIES = 16
+"""Bytes a parameter takes with Adam in float32: weight, two slots, gradient."""
+
+
+def _with_memory(text: str, count: int, memory: list[list[str]]) -> Passed:
+    """Adds what is free on the fullest GPU, and what fits there.
+
+    Args:
+        text: What was found so far.
+        count: How many GPUs are used, the first of the visible ones.
+        memory: UUID, free and total MiB of each GPU.
+    """
+    used = _used(count)
+    sizes = [
+        (int(free), int(total)) for uuid, free, total in memory if uuid in used
+    ]
+    if not sizes:
+        return Passed(text)
+    free, total = (size * 2**20 for size in min(sizes))
+    most = free / _COPIES
+    fits = f"Adam trains {_billions(most)} parameters at most"
+    if count > 1:
+        fits += f', {_billions(count * most)} with shard="weights"'
+    return Passed(
+        f"{text}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free: {fits}, "
+        "activations left out",
+        {"free_gb": free / 1e9, "total_gb": total / 1e9},
+    )
+
+
+def _billions(count: float) -> str:
+    return f"{count / 1e9:.1f} billion"
 
 
 def _refuse_busy_gpus(count: int, running: list[list[str]]) -> None:
@@ -63,13 +98,7 @@ def _refuse_busy_gpus(count: int, running: list[list[str]]) -> None:
         count: How many GPUs are used, the first of the visible ones.
         running: UUID of the GPU, id and name of each process on a GPU.
     """
-    gpus = nvidia.gpus("index", "uuid")
-    names = [index for index, _ in gpus]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-    used = names[:count]
-    uuids = {i: n for n, i in gpus if n in used or i in used}
+    uuids = _used(count)
     for uuid, pid, name in running:
         if uuid in uuids:
             raise Wrong(
@@ -77,3 +106,14 @@ def _refuse_busy_gpus(count: int, running: list[list[str]]) -> None:
                 f"end it (kill {pid}), or choose other GPUs with "
                 "CUDA_VISIBLE_DEVICES",
             )
+
+
+def _used(count: int) -> dict[str, str]:
+    """Returns the numbers of the GPUs that are used, by their UUIDs."""
+    gpus = nvidia.gpus("index", "uuid")
+    names = [index for index, _ in gpus]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+    used = names[:count]
+    return {i: n for n, i in gpus if n in used or i in used}

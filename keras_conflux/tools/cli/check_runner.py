@@ -63,6 +63,7 @@ class CheckRunner:
         self._started: list[subprocess.Popen[str]] = []
         # Other checks compute on the GPUs as soon as the first one has begun.
         self._running = nvidia.processes() if gpus else []
+        self._memory = nvidia.memory() if gpus else []
 
     def results(self, checks: Sequence[Check]) -> Iterator[Result]:
         """Yields how each check ends; several run at once.
@@ -93,6 +94,8 @@ class CheckRunner:
             module.append(f"--directory={self._directory}")
         for process in self._running:
             module += ["--running", *process]
+        for gpu in self._memory:
+            module += ["--memory", *gpu]
         if name == "processes":
             run = ["-m", "keras_conflux_command", "run", "--processes"]
             run += [str(self._processes), "--grace", "5"]
