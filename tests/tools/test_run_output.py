@@ -382,6 +382,11 @@ def victim(of):
     )
 
 
+TRACED = (
+    "Traceback (most recent call last):\n  File 'x'\n"
+    "ValueError: in user code:\n\n    File 'x.py', line 1, in step  *\n"
+    "        output: f(x)\n\n    ValueError: slice index 0 of dimension 0\n"
+)
 CAUSE = "Traceback (most recent call last):\n  File 'x'\nValueError: no\nmore"
 
 
@@ -403,6 +408,8 @@ CAUSE = "Traceback (most recent call last):\n  File 'x'\nValueError: no\nmore"
         # The last error of a process is the one that has ended it.
         ([f"{CAUSE}\n{victim(1)}", CAUSE], [0, 1], (1, "ValueError: no")),
         ([f"x\n{CAUSE}\n2026-11-25 W tensorflow"], [0], (0, "ValueError: no")),
+        # TensorFlow shows first where it was tracing.
+        ([TRACED, victim(0)], [1, 0], (0, "ValueError: slice index 0 of")),
     ],
 )
 def test_who_failed_first(printed, ended, expected):
