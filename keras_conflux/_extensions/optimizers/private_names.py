@@ -12,8 +12,19 @@ UPDATE_VARIABLES = PrivateName(
     "self, distribution, grads_and_vars, learning_rate",
 )
 
+UPDATE_STEP = PrivateName(
+    f"{TF_OPTIMIZER}._backend_update_step",
+    "self, grads, trainable_variables, learning_rate",
+)
+ITERATE = PrivateName(
+    "keras.optimizers:Muon.zeropower_via_newtonschulz5",
+    "self, x, steps",
+)
+
 NAMES = (
     DECAY_WEIGHTS,
+    ITERATE,
+    UPDATE_STEP,
     UPDATE_VARIABLES,
     PrivateName(f"{OPTIMIZER}._use_weight_decay", "self, variable"),
 )

@@ -158,7 +158,7 @@ class ShardedUpdates(Part):
         rest: list[tuple[Any, Any]] = []
         cut: list[tuple[tf.Variable, Layout, tf.Tensor]] = []
         for g, variable, layout in zip(
-            grads, variables, self._layouts, strict=True
+            grads, variables, layouts_of(variables), strict=True
         ):
             if layout is None:
                 rest.append((g, variable))

@@ -1,0 +1,198 @@
+"""Muon's iterations are dealt: each replica computes those of some matrices.
+
+They are most of what Muon costs, and the gradients are the same on all
+replicas, which would all compute the same. Of so many matrices of one shape as
+there are replicas, each replica takes one, and the results are gathered.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_optimizers
+from keras_conflux._fit.numerics import given_tensors
+from keras_conflux._replication import state
+from keras_conflux._replication import steps
+from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import rank_as_tensor
+from keras_conflux._replication.strategy import replica_collectives
+
+_Iterated = Callable[[tf.Tensor], tf.Tensor]
+
+
+class _Answers(threading.local):
+    iterated: _Iterated | None = None
+
+
+_answers = _Answers()
+
+
+@contextlib.contextmanager
+def _answering(iterated: _Iterated) -> Iterator[None]:
+    _answers.iterated = iterated
+    try:
+        yield
+    finally:
+        _answers.iterated = None
+
+
+def iterate(
+    original: Callable, optimizer: Any, x: tf.Tensor, steps: int
+) -> tf.Tensor:
+    """Returns what the iterations make of a matrix, or what is given for it."""
+    if _answers.iterated is None:
+        return original(optimizer, x, steps)
+    return _answers.iterated(x)
+
+
+def update(
+    original: Callable,
+    optimizer: Any,
+    grads: list[Any],
+    variables: list[Any],
+    learning_rate: Any,
+) -> None:
+    """Updates matrices by iterations that are dealt, and all else as before."""
+    if not _deals(optimizer, learning_rate):
+        original(optimizer, grads, variables, learning_rate)
+        return
+    together = keras_optimizers.updated_together(optimizer)
+    matrices: list[_Matrix] = []
+    rest: list[tuple[Any, Any]] = []
+    for g, variable in zip(grads, variables, strict=True):
+        index = keras_optimizers.index_of(optimizer, state.backing(variable))
+        if optimizer.adam_velocities[index] is None:
+            matrices.append(
+                _Matrix(optimizer, learning_rate, g, together[index])
+            )
+        else:
+            rest.append((g, variable))
+    if rest:
+        left_grads, left = map(list, zip(*rest, strict=True))
+        original(optimizer, left_grads, left, learning_rate)
+    inputs = [matrix.input() for matrix in matrices]
+    for matrix, found in zip(matrices, _dealt(optimizer, inputs), strict=True):
+        matrix.update(found)
+
+
+def _deals(optimizer: Any, learning_rate: Any) -> bool:
+    return (
+        type(optimizer) is keras.optimizers.Muon
+        and keras_optimizers.updates_with_tensors(optimizer, learning_rate)
+        and "zeropower_via_newtonschulz5" not in vars(optimizer)
+        and in_replica()
+        and steps.current_fit_step() is not None
+        and not tf.executing_eagerly()
+        and replica_collectives().count > 1
+        # Gatherings have no order between programs of several processes.
+        and process_count() == 1
+    )
+
+
+class _Matrix(given_tensors.SharedUpdate):
+    """The update of one matrix, in which the iterations are a step apart.
+
+    Args:
+        optimizer: Muon.
+        learning_rate: What it takes.
+        gradient: That of all samples.
+        variables: The matrix, and what is kept for it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        learning_rate: Any,
+        gradient: Any,
+        variables: Sequence[keras.Variable | None],
+    ) -> None:
+        super().__init__(optimizer, learning_rate)
+        self._gradient = tf.convert_to_tensor(gradient)
+        self._variables = variables
+        self._values = [
+            None if x is None else tf.convert_to_tensor(state.backing(x))
+            for x in variables
+        ]
+
+    def input(self) -> tf.Tensor:
+        """Returns what the iterations begin with."""
+        found: list[tf.Tensor] = []
+
+        def noted(x: tf.Tensor) -> tf.Tensor:
+            found.append(x)
+            return x
+
+        with _answering(noted):
+            self._updated(self._gradient, self._values)
+        (x,) = found
+        return x
+
+    def update(self, iterated: tf.Tensor) -> None:
+        """Writes the matrix, and what is kept for it."""
+        with _answering(lambda _: iterated):
+            new = self._updated(self._gradient, self._values)
+        for variable, value in zip(self._variables, new, strict=True):
+            if variable is not None and value is not None:
+                _write(variable, value)
+
+
+def _write(variable: keras.Variable, value: tf.Tensor) -> None:
+    backing = state.backing(variable)
+    if state.is_in_parts(backing):
+        backing.assign(value, read_value=False)
+    else:
+        own = state.own_copy(backing)
+        tf.raw_ops.AssignVariableOp(resource=own.handle, value=value)
+
+
+def _dealt(optimizer: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what the iterations make of matrices, each on one replica."""
+    found = list(inputs)
+    for where in _rounds(inputs):
+        if len(where) == 1:
+            (i,) = where
+            found[i] = _iterated(optimizer, inputs[i])
+            continue
+        given = [inputs[i] for i in where]
+        for i, x in zip(where, _each_by_one(optimizer, given), strict=True):
+            found[i] = x
+    return found
+
+
+def _rounds(inputs: list[tf.Tensor]) -> list[list[int]]:
+    """Groups matrices of one shape, of which each replica takes at most one."""
+    count = replica_collectives().count
+    alike: dict[Any, list[int]] = {}
+    for i, x in enumerate(inputs):
+        alike.setdefault((tuple(x.shape), x.dtype), []).append(i)
+    return [
+        where[begin : begin + count]
+        for where in alike.values()
+        for begin in range(0, len(where), count)
+    ]
+
+
+def _each_by_one(optimizer: Any, given: list[tf.Tensor]) -> list[tf.Tensor]:
+    collectives, rank = replica_collectives(), rank_as_tensor()
+    # A replica that gets none computes one again.
+    several = [given[i % len(given)] for i in range(collectives.count)]
+    own = tf.gather(tf.stack(several), rank)
+    own = _iterated(optimizer, tf.ensure_shape(own, given[0].shape))
+    (flat,) = collectives.gathered([tf.reshape(own, [-1])], rank)
+    whole = tf.reshape(flat, [collectives.count, *given[0].shape])
+    found = tf.unstack(whole)[: len(given)]
+    step = steps.current_fit_step()
+    assert step is not None, "it is a step of `fit` that deals"
+    step.kinds.mark_equal(found)
+    return found
+
+
+def _iterated(optimizer: Any, x: tf.Tensor) -> tf.Tensor:
+    return optimizer.zeropower_via_newtonschulz5(x, optimizer.ns_steps)
