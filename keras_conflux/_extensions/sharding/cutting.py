@@ -19,13 +19,12 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.sharding.compat import ShardedVariable
 from keras_conflux._extensions.sharding.compat import apart
 from keras_conflux._extensions.sharding.layout import Layout
+from keras_conflux._extensions.sharding.whole_values import gathered
 from keras_conflux._replication import state
-from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import outside_of_strategies
 from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
 
 WHOLE_BELOW = 1 << 12
 """Variables with fewer entries are held by all devices."""
@@ -195,30 +194,3 @@ def joined(variable: Any, parts: Sequence[tf.Tensor | None]) -> Any:
         return None
     layout = state.backing(variable).layout
     return layout.whole(tf.concat(known, 0))
-
-
-def gathered(variable: ShardedVariable) -> tf.Tensor:
-    """Returns, in a replica, the whole value of a variable."""
-    step = steps.current_fit_step()
-
-    @tf.custom_gradient
-    def whole(part: tf.Tensor) -> Any:
-        (flat,) = replica_collectives().gathered([part], rank_as_tensor())
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            if step is None:
-                raise NotImplementedError(
-                    f"A gradient by {variable.name}, of which each device has "
-                    "a part, is computed in `fit` only. Train by `fit`, with "
-                    "a `train_step` of your own if you like, or replicate "
-                    'with `shard="optimizer"`.'
-                )
-            flat = variable.layout.flat(tf.convert_to_tensor(upstream))
-            return replica_collectives().scattered([flat], rank_as_tensor())[0]
-
-        return variable.layout.whole(flat), gradient
-
-    value = whole(variable.part.read_value())
-    if step is not None:
-        step.kinds.mark_equal([value])
-    return value

@@ -9,6 +9,7 @@ from keras_conflux._extensions.sharding import gathered_weights
 from keras_conflux._extensions.sharding import private_names
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding import whole_models
+from keras_conflux._extensions.sharding import whole_values
 from keras_conflux._fit.numerics import tape
 from keras_conflux._replication import parts
 
@@ -34,5 +35,6 @@ def install() -> None:
     parts.cut_by(cutting)
     tape.differentiate_in(gathered_weights.differentiating)
     patch(private_names.PUSH_TAPE, gathered_weights.begin_tape)
+    patch(TAPE_GRADIENT, whole_values.gradient)
     patch(TAPE_GRADIENT, whole_models.gradient)
     patch_all(PATCHES)
