@@ -92,6 +92,7 @@ class OneReplica:
 
     size = 1
     on_gpu = False
+    joins_buckets = False
 
     def rank_as_constant(self, index: int) -> int:
         """Returns the position of the replica."""
@@ -128,6 +129,9 @@ class Communicator:
     Args:
         devices: One device per replica, all of one kind, in replica order.
     """
+
+    joins_buckets = True
+    """Whether many small tensors are better moved as a few large ones."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)

@@ -275,7 +275,7 @@ class ReplicaCollectives:
             reduced = self._reduce(op.reduce_as, dtypes.weighted(flat, weight))
             return op.finish(reduced, count)
 
-        if self.count == 1:
+        if self.count == 1 or not self._communicator.joins_buckets:
             return [reduce(leaf) for leaf in dense]
         # XLA runs collectives in the order in which the program's results
         # need them: by itself it would reduce the first variables' gradients

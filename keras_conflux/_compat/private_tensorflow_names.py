@@ -147,6 +147,10 @@ READ = (
     ),
     PrivateName("tensorflow.python.framework.ops:Graph.create_op"),
     PrivateName("tensorflow.python.framework.ops:Graph._get_function"),
+    PrivateName(
+        "tensorflow.python.framework.ops:Graph._add_function_recursive",
+        "self, function, overwrite",
+    ),
     PrivateName(f"{_GRAPH}.captures"),
     PrivateName(f"{_GRAPH}.internal_captures"),
     PrivateName(

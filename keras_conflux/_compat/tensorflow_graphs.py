@@ -29,6 +29,8 @@ _custom_gradient: Any = tf.custom_gradient
 _older_graphs: Any = weakref.WeakKeyDictionary()
 _WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
 """What TensorFlow calls stateful, and what may yet run once more."""
+_LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
+"""What reads tables, which TensorFlow does not say of them."""
 
 
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
@@ -232,11 +234,19 @@ def function_named(graph: Any, name: str) -> Any:
 
 def graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that an operation runs, as both of a branch."""
+    return [
+        function_named(operation.graph, name)
+        for name in _functions_of(operation)
+    ]
+
+
+def _functions_of(operation: tf.Operation) -> list[str]:
+    """Returns the names of the functions that an operation runs."""
     attributes = operation.node_def.attr.values()
     functions = [each.func for each in attributes if each.HasField("func")]
     for each in attributes:
         functions.extend(each.list.func)
-    return [function_named(operation.graph, each.name) for each in functions]
+    return [each.name for each in functions]
 
 
 def call_of(graph: Any, outer: Any) -> tf.Operation | None:
@@ -357,8 +367,52 @@ def copied(
     return copy(*inputs)
 
 
-def _copied_as_it_is(
+def copied_to_other(
     operation: tf.Operation, inputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns what an operation of another graph gives in the current one.
+
+    It keeps its name and its device, and runs the same functions.
+    """
+    here: Any = tf.compat.v1.get_default_graph()
+    for name in _functions_of(operation):
+        here._add_function_recursive(operation.graph._get_function(name))
+    with tf.device(None), tf.device(operation.device):
+        copies = _copied_as_it_is(operation, inputs, operation.name)
+    for old, new in zip(operation.outputs, copies, strict=True):
+        if old.dtype in (tf.resource, tf.variant):
+            copy_handle_data(old, new)
+        elif new.shape.rank is None or not new.shape.is_fully_defined():
+            new.set_shape(old.shape)
+    return copies
+
+
+def written_by(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources that an operation may change."""
+    if only_reads(operation) or operation.type in _LOOKUPS:
+        return []
+    return ordered_by(operation)
+
+
+def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources by which TensorFlow orders an operation."""
+    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
+    return [*find(operation)[1]]
+
+
+def reads_resources_only(operation: tf.Operation) -> bool:
+    """Whether an operation reads resources, as a lookup does."""
+    if operation.type in _LOOKUPS:
+        return True
+    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
+    read, changed = find(operation)
+    return bool(read) and not changed
+
+
+def _copied_as_it_is(
+    operation: tf.Operation,
+    inputs: list[tf.Tensor],
+    name: str | None = None,
 ) -> list[tf.Tensor]:
     definition = operation.node_def
     copy = tf.compat.v1.get_default_graph().create_op(
@@ -367,6 +421,7 @@ def _copied_as_it_is(
         [output.dtype for output in operation.outputs],
         attrs={k: v for k, v in definition.attr.items() if k != "_class"},
         op_def=operation.op_def,
+        name=name,
     )
     return list(copy.outputs)
 

@@ -11,13 +11,13 @@ from keras_conflux._common.trees import Tree
 
 
 def shard_of(
-    batch: Tree, index: int, count: int, at_least_one: bool = False
+    batch: Tree, index: Any, count: int, at_least_one: bool = False
 ) -> Tree:
     """Returns the shard of a batch that replica `index` of `count` gets.
 
     Args:
         batch: A tree of tensors of shape `(batch, ...)`.
-        index: The replica.
+        index: The replica, a number or a tensor.
         count: The number of replicas.
         at_least_one: Gives a replica without samples the last sample.
     """
@@ -78,7 +78,7 @@ def _divide(lengths: Iterable[int], count: int) -> bool:
     return all(length and length % count == 0 for length in lengths)
 
 
-def bounds(length: Any, index: int, count: int) -> tuple[Any, Any]:
+def bounds(length: Any, index: Any, count: int) -> tuple[Any, Any]:
     """Returns where a replica's shard of `length` samples begins and ends.
 
     Shards are contiguous and as even as can be; the first ones get one sample

@@ -1,4 +1,4 @@
-"""Options of `replicate` that a model keeps: `data` and `reshuffle`."""
+"""Options of `replicate` that a model keeps, such as `data`."""
 
 import weakref
 from typing import Any
@@ -8,8 +8,10 @@ from typing import TypeAlias
 import keras
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import keras_models
 from keras_conflux._replication import running
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.strategy import check_microbatches
 
 DataContract: TypeAlias = Literal["global", "local"]
 """Whether the batches of a process are those of all processes, of which it
@@ -22,9 +24,13 @@ _applied: Any = weakref.WeakKeyDictionary()
 """By model, the `data` that its functions were made for."""
 _reshuffle: Any = weakref.WeakKeyDictionary()
 """By model, the `reshuffle` that `replicate` was given."""
+_microbatches: Any = weakref.WeakKeyDictionary()
+"""By model, the `microbatches` that `replicate` was given."""
 
 
-def check(target: Any, data: str | None, reshuffle: Any) -> None:
+def check(
+    target: Any, data: str | None, reshuffle: Any, microbatches: Any
+) -> None:
     """Raises unless a target of `replicate` may have these options.
 
     Raises:
@@ -50,6 +56,11 @@ def check(target: Any, data: str | None, reshuffle: Any) -> None:
             )
         says = "how `fit` of a model shuffles arrays"
         _assert_models(target, "reshuffle", reshuffle, says)
+    if microbatches is not None:
+        check_microbatches(microbatches)
+        if target is not None:
+            says = "in how many parts `fit` of a model runs a batch"
+            _assert_models(target, "microbatches", microbatches, says)
 
 
 def _assert_models(target: Any, option: str, value: Any, says: str) -> None:
@@ -63,7 +74,12 @@ def _assert_models(target: Any, option: str, value: Any, says: str) -> None:
         )
 
 
-def choose(model: Any, data: str | None, reshuffle: bool | None) -> None:
+def choose(
+    model: Any,
+    data: str | None,
+    reshuffle: bool | None,
+    microbatches: int | None,
+) -> None:
     """Records the options of a model; `None` leaves one as it is.
 
     Raises:
@@ -76,12 +92,22 @@ def choose(model: Any, data: str | None, reshuffle: bool | None) -> None:
         _data[model] = data
     if reshuffle is not None:
         _reshuffle[model] = reshuffle
+    if microbatches is not None and microbatches != microbatches_of(model):
+        change = (
+            f"keras_conflux.replicate({model.name}, "
+            f"microbatches={microbatches})"
+        )
+        running.assert_not_running([model], change)
+        traced_functions.forget(model)
+    if microbatches is not None:
+        _microbatches[model] = microbatches
 
 
 def forget(model: Any) -> None:
     """Forgets the options of a model."""
     _data.pop(model, None)
     _reshuffle.pop(model, None)
+    _microbatches.pop(model, None)
 
 
 def apply_data_contract(model: keras.Model) -> None:
@@ -113,3 +139,10 @@ def _data_contract_of_distribution() -> str:
 def reshuffles(model: keras.Model) -> bool:
     """Whether `fit` shuffles arrays in another order in each epoch."""
     return _reshuffle.get(model, False)
+
+
+def microbatches_of(model: keras.Model) -> int:
+    """In how many parts each replica runs its part of a batch."""
+    strategy = keras_models.strategy_of(model)
+    of_scope = getattr(strategy, "microbatches", 1)
+    return _microbatches.get(model, of_scope)

@@ -45,6 +45,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
+    microbatches: int | None = None,
 ) -> ReplicatedStrategy: ...
 @overload
 def replicate(
@@ -52,6 +53,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
+    microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> KerasObject: ...
@@ -60,6 +62,7 @@ def replicate(
     target: list[KerasObject],
     devices: DevicesLike = None,
     *,
+    microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> list[KerasObject]: ...
@@ -76,6 +79,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
+    microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> Any:
@@ -108,6 +112,12 @@ def replicate(
             a part of it instead: `"optimizer"`, the optimizer's state, or
             `"weights"`, also the weights. By default nothing. For a model,
             what belongs to one, or a strategy in whose scope they are made.
+        microbatches: For a model, a tree of models, or a strategy in whose
+            scope they are made, in how many parts, one after another, each
+            replica runs its part of a batch in `fit` and `evaluate`. A step
+            then needs the memory for the activations of one part. The result
+            is that of the whole batch. By default what it was before; at
+            first 1.
         data: For a model, or a tree of models, what each of several processes
             reads. `"global"`: all read the same batches, and each computes
             its rows of them. `"local"`: each brings its own part of every
@@ -136,8 +146,8 @@ def replicate(
             something else than models, or `reshuffle` is; if `shard` is given
             for values.
         ValueError: If `data` is neither `"global"` nor `"local"`, `reshuffle`
-            neither `True` nor `False`, or `shard` neither `"optimizer"` nor
-            `"weights"`.
+            neither `True` nor `False`, `microbatches` no number from 1 on, or
+            `shard` neither `"optimizer"` nor `"weights"`.
 
     Example:
         ```python
@@ -151,7 +161,7 @@ def replicate(
         model.fit(kc.shard(x), kc.shard(y), verbose=0)  # its part
         ```
     """
-    model_options.check(target, data, reshuffle)
+    model_options.check(target, data, reshuffle, microbatches)
     step_timeout()  # an error now, and not after hours
     if devices is None and target is not None:
         strategy = current_strategy()
@@ -162,17 +172,22 @@ def replicate(
     else:
         strategy = strategy_for(devices, shard)
     if target is None:
-        return strategy
+        return strategy_for(devices, shard, microbatches or 1)
     _check_target(target)
     if _is_in_place(target) and not isinstance(target, Replicable):
         return trees.map_leaves(
             lambda leaf: replicate(
-                leaf, devices, shard=shard, data=data, reshuffle=reshuffle
+                leaf,
+                devices,
+                shard=shard,
+                microbatches=microbatches,
+                data=data,
+                reshuffle=reshuffle,
             ),
             target,
         )
     if isinstance(target, Replicable):
-        model_options.choose(target, data, reshuffle)
+        model_options.choose(target, data, reshuffle, microbatches)
         is_chosen = devices is not None or shard is not None
         promotion.promote(target, strategy if is_chosen else None)
         return target

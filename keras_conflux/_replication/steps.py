@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 from typing import Self
 from typing import TypeVar
 
@@ -16,6 +17,28 @@ from keras_conflux._common import trees
 from keras_conflux._common.user_warnings import warn
 
 P = TypeVar("P", bound="Part")
+
+
+class Turns(Protocol):
+    """The turns in which a replica runs its part of a batch.
+
+    To what is traced for one of them it is what a communicator is to a
+    replica, and turns count as replicas.
+    """
+
+    rank: Any
+    """The position of the turn among those of all replicas, a tensor."""
+    device_fraction: Any
+    """The replica's samples over those of the global batch."""
+
+    @property
+    def size(self) -> int:
+        """The number of turns of all replicas."""
+        ...
+
+    def summed_here(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over the turns of this replica."""
+        ...
 
 
 class Place(NamedTuple):
@@ -73,6 +96,8 @@ class Step:
     """Returns the `Place` of this replica's samples in the global batch."""
     may_be_empty: bool = False
     """Whether the replica may run on a stand-in, as it has no samples."""
+    turns: Turns | None = None
+    """The turns of which one is traced, if the replica runs several."""
     _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """By class, the parts that somebody has asked for."""
 
@@ -86,6 +111,21 @@ class Step:
         """The numbers of the replica's samples that are constants here."""
         leaves = [x for x in trees.present(self.shard) if x.shape.rank]
         return {leaf.shape[0] for leaf in leaves} - {None}
+
+    @property
+    def device_fraction(self) -> Any:
+        """The samples of all turns of this replica over all samples."""
+        return self.turns.device_fraction if self.turns else self.batch_fraction
+
+    @contextlib.contextmanager
+    def after_turns(self) -> Iterator[None]:
+        """Says that a replica does once what is traced, after all its turns."""
+        before = self.turns, self.batch_fraction
+        self.turns, self.batch_fraction = None, self.device_fraction
+        try:
+            yield
+        finally:
+            self.turns, self.batch_fraction = before
 
     def part(self, kind: type[P]) -> P:
         """Returns a part of the step, which is made when it is needed.
@@ -107,7 +147,7 @@ class Step:
             message: What to say after the name of the step.
             operation: What is warned of, if it was traced before this call.
         """
-        if key not in self.warned and not _is_alone():
+        if key not in self.warned and (self.turns or not _is_alone()):
             self.warned.add(key)
             warn(f"{self.name}: {message}", operation)
 

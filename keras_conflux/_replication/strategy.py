@@ -53,11 +53,14 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         devices: See `keras_conflux.devices`. All GPUs if `None`, or all CPU
             devices where there is no GPU.
         shard: See `keras_conflux.replicate`.
+        microbatches: Of models that are made in the scope. See
+            `keras_conflux.replicate`.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
         NotImplementedError: If `shard` is given in one of several processes.
-        ValueError: If `shard` is another word.
+        ValueError: If `shard` is another word, or `microbatches` no number
+            from 1 on.
 
     Example:
         ```python
@@ -70,11 +73,17 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     """
 
     def __init__(
-        self, devices: DevicesLike = None, *, shard: Shard | None = None
+        self,
+        devices: DevicesLike = None,
+        *,
+        shard: Shard | None = None,
+        microbatches: int = 1,
     ) -> None:
         initialize_from_environment()
         _check_shard(shard)
+        check_microbatches(microbatches)
         self._conflux_shard: Shard | None = shard
+        self._conflux_microbatches = microbatches
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -92,7 +101,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         _strategies.setdefault(self._key(), self)
 
     def _key(self) -> Hashable:
-        return self.devices, self.shard
+        return self.devices, self.shard, self.microbatches
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -108,6 +117,11 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         """Internal: whether a weight, if it is large, is to lie in parts."""
         del weight
         return self.shard == "weights"
+
+    @property
+    def microbatches(self) -> int:
+        """In how many parts a replica of models made here runs its part."""
+        return self._conflux_microbatches
 
     @functools.cached_property
     def ranks(self) -> Any:
@@ -207,13 +221,15 @@ _strategies: dict[Hashable, ReplicatedStrategy] = {}
 
 
 def strategy_for(
-    which: DevicesLike, shard: Shard | None = None
+    which: DevicesLike, shard: Shard | None = None, microbatches: int = 1
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
     _check_shard(shard)
     chosen = find_devices(which)
-    known = _strategies.get((chosen, shard))
-    return known or ReplicatedStrategy(chosen, shard=shard)
+    known = _strategies.get((chosen, shard, microbatches))
+    return known or ReplicatedStrategy(
+        chosen, shard=shard, microbatches=microbatches
+    )
 
 
 def _strategy_of(distributed: Distributed) -> ReplicatedStrategy:
@@ -249,6 +265,21 @@ def _check_shard(shard: Any) -> None:
             f"`shard={shard!r}` works in one process, on the devices of one "
             f"host, in this version. There are {process_count()} processes. "
             "Start one process, or leave `shard` out."
+        )
+
+
+def check_microbatches(microbatches: Any) -> None:
+    """Raises unless it is a number of microbatches.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    is_count = isinstance(microbatches, int)
+    if not is_count or isinstance(microbatches, bool) or microbatches < 1:
+        raise ValueError(
+            "`microbatches` is in how many parts, one after another, each "
+            "replica runs its part of a batch: 1 or more. Received: "
+            f"microbatches={microbatches!r}."
         )
 
 
@@ -356,20 +387,20 @@ def outside_of_strategies(function: Callable[[], Any]) -> Any:
     return call.result()
 
 
-def replica_rank() -> int:
+def replica_rank() -> Any:
     """Returns the position of the running replica among all processes'.
 
-    A trace that asks for it serves this replica alone.
+    A trace that asks for it serves this replica alone. For a turn of a replica,
+    it is the position among all turns, a tensor.
     """
-    communicator = tf.distribute.get_strategy().communicator
-    return communicator.rank_as_constant(replica_index())
+    return _channel().rank_as_constant(replica_index())
 
 
 def rank_as_tensor() -> Any:
     """Returns `replica_rank`, as a tensor in compiled steps of replicas."""
     step = steps.current()
-    ranks = step and step.compiled and step.compiled.rank
-    if ranks is None:
+    ranks = step and not step.turns and step.compiled and step.compiled.rank
+    if not ranks:
         return replica_rank()
     return ranks.values[replica_index()].read_value()
 
@@ -386,7 +417,13 @@ def replica_index() -> int:
 def replica_collectives() -> ReplicaCollectives:
     """Returns the collectives of the running replica. There must be one."""
     return ReplicaCollectives(
-        tf.distribute.get_strategy().communicator,
-        replica_index(),
-        in_xla=steps.in_xla(),
+        _channel(), replica_index(), in_xla=steps.in_xla()
     )
+
+
+def _channel() -> Any:
+    """Returns what the running replica, or its turn, exchanges tensors by."""
+    step = steps.current()
+    if step is not None and step.turns is not None:
+        return step.turns
+    return tf.distribute.get_strategy().communicator

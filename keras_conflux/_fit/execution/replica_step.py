@@ -14,6 +14,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
+from keras_conflux._fit.execution.microbatches import StepInTurns
 from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import counters
@@ -29,11 +30,13 @@ from keras_conflux._fit.numerics.warnings import plain_variables
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import common_state
+from keras_conflux._replication import model_options
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.steps import Turns
 from keras_conflux._replication.strategy import replica_index
 
 
@@ -129,7 +132,30 @@ class _ModelStep:
         compiled: CompiledStep | None = None,
     ) -> Tree:
         """See `ReplicaStep`."""
+        turns = self._turns()
+        if turns == 1:
+            return self._trace(shard, fraction, place, size, compiled)
+        in_turns = StepInTurns(self.name, turns, self._trace)
+        return in_turns(shard, fraction, place, size, compiled)
+
+    def _turns(self) -> int:
+        """Returns in how many parts a replica runs its part of a batch."""
+        return model_options.microbatches_of(self._model)
+
+    def _trace(
+        self,
+        shard: Tree,
+        fraction: Any,
+        place: Callable[[], Place],
+        size: Any,
+        compiled: CompiledStep | None = None,
+        turns: Turns | None = None,
+    ) -> Tree:
+        """Traces a step, of a replica or of one of its turns."""
         step = self._step(shard, fraction, place, size, compiled)
+        step.turns = turns
+        if turns is not None:  # as a rank of Python's is
+            step.kinds.mark_equal([turns.rank])
         if replica_index() == 0:
             self._steps.clear()  # replicas may share this trace
         self._steps[replica_index()] = step
@@ -149,6 +175,7 @@ class _ModelStep:
             for each in self._exits(step):
                 output = each.end(output)
             warn_of_plain_variables(step)
+        step.turns = None  # what is traced after steps runs once
         return output
 
     def after_steps(self, fraction: Any) -> None:
@@ -250,6 +277,9 @@ class PredictStep(_ModelStep):
     def on_whole_batch(self, batch: Tree) -> Tree:
         """See `ReplicaStep`."""
         return self._model.predict_step(batch)
+
+    def _turns(self) -> int:
+        return 1  # without gradients, little is kept
 
     def _run(self, shard: Tree, step: Step) -> Tree:
         if self._is_local:

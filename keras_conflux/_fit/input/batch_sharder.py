@@ -33,6 +33,7 @@ class BatchSharder:
         strategy: What replicates the model.
         stacks: Whether to stack those that divide evenly.
         keep_rows: See `Specs`.
+        turns: In how many parts each replica runs its shard.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class BatchSharder:
         strategy: ReplicatedStrategy,
         stacks: bool,
         keep_rows: bool = False,
+        turns: int = 1,
     ) -> None:
         self._strategy = strategy
+        self._turns = turns
         self._stacks = stacks
         self._has_warned = False
         self._specs = Specs(keep_rows)
@@ -107,7 +110,7 @@ class BatchSharder:
     def _shape(self, batch: Tree) -> Any:
         """What the batches of a stack share, or `None`."""
         leaves = trees.present(batch)
-        count = self._placement.count
+        count = self._placement.count * self._turns
         if not self._stacks or not all(map(host_to_device.is_dense, leaves)):
             return None
         lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}

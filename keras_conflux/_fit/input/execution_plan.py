@@ -36,6 +36,8 @@ class ExecutionPlan:
     """Whose call it is, as messages between processes say it."""
     is_local: bool = False
     """Whether each process brings its own part of the batches."""
+    turns: int = 1
+    """In how many parts each replica runs its part of a batch."""
     reshuffles: bool = False
     """Whether arrays are shuffled in another order in each epoch."""
     chooses_steps: bool = False
@@ -65,6 +67,7 @@ class ExecutionPlan:
             _runs_on_whole_batches(model, strategy),
             model.name,
             model_options.reads_own_part(model),
+            model_options.microbatches_of(model),
             drawn_by_keras=True,
         )
 
@@ -91,6 +94,7 @@ class ExecutionPlan:
             _runs_on_whole_batches(model, strategy),
             model.name,
             is_local,
+            model_options.microbatches_of(model),
             model_options.reshuffles(model),
             chooses,
             steered=any(map(may_steer_data, callbacks)),
@@ -104,7 +108,9 @@ class ExecutionPlan:
         if self.is_local:
             return LocalSharder(self.strategy, self.compiled, self.name)
         # One device is given such batches one by one, and sees their shapes.
-        return BatchSharder(self.strategy, self.compiled, self.drawn_by_keras)
+        return BatchSharder(
+            self.strategy, self.compiled, self.drawn_by_keras, self.turns
+        )
 
 
 def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:

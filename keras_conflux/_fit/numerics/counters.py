@@ -23,6 +23,7 @@ from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.steps import Turns
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
@@ -53,6 +54,11 @@ def own_share(
         comes_together: Whether all replicas come to the write, or none.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
+    turns = step.turns
+    if turns is not None:
+        value = _share_of_turns(variable, value, step, turns, comes_together)
+        step.kinds.mark(value, COUNTED)
+        return value
     try:
         value, without_samples = _share(value, step, comes_together)
     except NotDerivable:
@@ -64,6 +70,43 @@ def own_share(
         value = tf.where(step.batch_fraction > 0, value, without_samples)
     step.kinds.mark(value, COUNTED)
     return value
+
+
+def _share_of_turns(
+    variable: keras.Variable,
+    value: tf.Tensor,
+    step: Step,
+    turns: Turns,
+    comes_together: bool,
+) -> tf.Tensor:
+    """Returns the share of a replica, which it writes once after its turns.
+
+    Raises:
+        NotImplementedError: If the graph does not show what each turn adds.
+    """
+    try:
+        share, without_samples = _share(value, step, comes_together)
+    except NotDerivable:
+        share, without_samples = value, None
+    if share is without_samples:
+        return share
+    adds = share.op.type in SUMS and share.op.inputs[0] is without_samples
+    if without_samples is None or not comes_together:
+        raise NotImplementedError(
+            f"{step.name}: the graph does not show what a microbatch adds to "
+            f"{variable.path}, so turns cannot add it up. Add to it in one "
+            "`assign_add`, outside of branches and loops, or leave out "
+            "`microbatches`."
+        )
+    change = share - without_samples
+    if adds:
+        sign = -1 if share.op.type == "Sub" else 1
+        change = sign * share.op.inputs[1]
+    if step.may_be_empty:
+        change = tf.where(
+            step.batch_fraction > 0, change, tf.zeros_like(change)
+        )
+    return without_samples + turns.summed_here(change)
 
 
 def _share(

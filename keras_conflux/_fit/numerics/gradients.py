@@ -78,7 +78,8 @@ class Gradients(Exit):
                 of all replicas. By default the optimizer accumulates them, and
                 they are summed when it updates.
         """
-        if self._is_keras_step and keras_optimizers.applies_as_keras(optimizer):
+        surely = self._is_keras_step and not self.step.turns
+        if surely and keras_optimizers.applies_as_keras(optimizer):
             self._postponed_losses.append((loss, summed_by))
 
     @property
@@ -163,7 +164,7 @@ class Gradients(Exit):
         if not _are_global(grads, self.step):
             grads = _made_global(shaped(grads, trained), trained, self.step)
         if accumulates:  # the copies of accumulators are added up
-            return _weighted(grads, trained, self.step.batch_fraction)
+            return _weighted(grads, trained, self.step.device_fraction)
         return grads
 
     def warn_if_local(self, grads: list[Any]) -> None:

@@ -76,13 +76,13 @@ def compute_average(
     average = original(per_example_loss, sample_weight, global_batch_size)
     if _step() is None or global_batch_size is not None:
         return average
-    return average * replica_collectives().count
+    return average * _replicas()
 
 
 def scale_regularization(original: Callable, regularization_loss: Any) -> Any:
     """Leaves a loss that is equal on all replicas what it is."""
     scaled = original(regularization_loss)
-    return scaled if _step() is None else scaled * replica_collectives().count
+    return scaled if _step() is None else scaled * _replicas()
 
 
 def apply_mask(
@@ -125,6 +125,10 @@ def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
         )
         return True
     return kind.role is Role.ROWS and not kind.depends_on_other_samples
+
+
+def _replicas() -> int:
+    return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def _is_whole() -> bool:

@@ -105,7 +105,8 @@ class Logs(Exit):
             if leaf is not None and position not in self._computed:
                 leaf: Any = keras_variables.as_tensor(leaf)
                 role, leaf = _role_and_value(leaf, path, self.step)
-            if leaf is not None and role != "first" and process_count() > 1:
+            is_apart = process_count() > 1 or self.step.turns is not None
+            if leaf is not None and role != "first" and is_apart:
                 role, leaf = "first", _everywhere(role, leaf, self.step)
             self._merge_by.append(role)
             leaves.append(leaf)

@@ -90,6 +90,7 @@ def _applying(accumulates: bool = False) -> Iterator[None]:
     step = steps.current() or Step("strategy.run")
     with (
         steps.entered(step),
+        step.after_turns(),
         Gradients.of(step).applying(accumulates),
     ):
         yield

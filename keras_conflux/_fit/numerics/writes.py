@@ -123,8 +123,23 @@ class Writes(Exit):
             return counters.own_share(
                 variable, value, self.step, comes_together
             )
+        if self.step.turns is not None and not self._is_of_package:
+            return self._of_all_turns(variable, value)
         if not comes_together or self._needs_no_exchange(variable):
             return value
+        return _exchanged(variable, value, self.step)
+
+    def _of_all_turns(self, variable: keras.Variable, value: Any) -> Any:
+        """Returns what is to be written once, after all turns.
+
+        What cannot be computed is left, and refused where turns would write.
+        """
+        value = keras_variables.as_tensor(value, variable.dtype)
+        if id(variable) in self._own_statistics:
+            fraction = self.step.batch_fraction
+            mean = replica_collectives().weighted_sum(value, fraction)
+            self.step.kinds.mark_equal([mean])
+            return mean
         return _exchanged(variable, value, self.step)
 
     def _needs_no_exchange(self, variable: keras.Variable) -> bool:
@@ -342,7 +357,8 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     value = keras_variables.as_tensor(value, variable.dtype)
     if step.kinds.of(value) == EQUAL:
         return value
-    if moving_averages.averages(value, variable, step):
+    is_late = moving_averages.averages(value, variable, step)
+    if is_late and step.turns is None:
         return value
     try:
         found = global_values([value], step)[0]

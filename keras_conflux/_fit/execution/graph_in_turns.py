@@ -1,0 +1,491 @@
+"""Runs the graph of a step in turns, one for each of several microbatches.
+
+A step is traced once, for one microbatch. Where microbatches would exchange
+something with each other, as replicas do, the graph is *cut*: behind a cut is
+the sum, or another reduction, over all turns and all replicas. So cuts divide
+the graph into phases. In each phase, what depends on a microbatch becomes the
+body of a loop, whose turns add up what the cuts at its end are given. All else
+is the same in each turn and runs once, before the loop. What a later phase
+needs of a microbatch's earlier values is computed again in its loop.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._communication.transports.ops import Op
+from keras_conflux._compat import tensorflow_graphs
+
+_WRITES_OFTEN = "writes in each turn what one device writes once"
+_WRITES_BETWEEN = "writes what turns read before and after it"
+_RUNS_AGAIN = "would run more than once for the same samples"
+_Known = dict[int, tf.Tensor]
+"""By the ids of traced tensors, what they are where the graph runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where turns exchange something."""
+
+    value: tf.Tensor
+    """What the graph goes on with: an identity of what each turn gives."""
+    op: Op
+    """What is made of the values of all turns."""
+    stays_here: bool
+    """Whether other replicas take no part."""
+
+    @property
+    def given(self) -> tf.Tensor:
+        """What a turn gives."""
+        return _behind_identities(self.value.op.inputs[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedTurn:
+    """A step as it was traced for one microbatch."""
+
+    graph: Any
+    """Its graph, a `FuncGraph`."""
+    arguments: Sequence[tf.Tensor]
+    """The placeholders that differ from turn to turn."""
+    cuts: Sequence[Cut]
+    outputs: Sequence[tf.Tensor]
+    """What the step returns, equal in all turns."""
+
+
+class CannotRunInTurns(Exception):
+    """A step does something in each turn that one device does once.
+
+    Args:
+        operation: The operation that does it.
+        reason: What it does.
+    """
+
+    def __init__(self, operation: tf.Operation, reason: str) -> None:
+        super().__init__(reason)
+        self.operation = operation
+        self.reason = reason
+
+
+def run(
+    traced: TracedTurn,
+    count: int,
+    arguments: Callable[[Any], Sequence[tf.Tensor]],
+    everywhere: Callable[[Op, list[tf.Tensor]], list[tf.Tensor]],
+    compiled: bool,
+) -> list[tf.Tensor]:
+    """Runs a step in the graph that is being traced.
+
+    Args:
+        traced: The step.
+        count: The number of turns.
+        arguments: Takes the number of a turn, a tensor, and returns what the
+            placeholders stand for in it.
+        everywhere: Reduces tensors of this replica with those of others.
+        compiled: Whether XLA compiles what is traced.
+
+    Returns:
+        The outputs.
+
+    Raises:
+        CannotRunInTurns: If turns would write to variables.
+    """
+    plan = _Plan(traced)
+    runner = _Runner(traced, count, arguments, compiled)
+    for phase, loop in enumerate(plan.loops):
+        runner.run_once(plan.once(phase))
+        given = runner.run_turns(loop)
+        pairs = list(zip(loop.cuts, given, strict=True))
+        _exchange(pairs, everywhere, runner.known)
+    outputs = map(_behind_identities, traced.outputs)
+    return [runner.known[id(each)] for each in outputs]
+
+
+def _exchange(
+    given: list[tuple[Cut, tf.Tensor]], everywhere: Callable, known: _Known
+) -> None:
+    """Makes known what comes out of cuts."""
+    by_op: dict[Op, list[tuple[Cut, tf.Tensor]]] = {}
+    for cut, own in given:
+        if cut.stays_here:
+            known[id(cut.value)] = own
+        else:
+            by_op.setdefault(cut.op, []).append((cut, own))
+    for op, pairs in by_op.items():
+        reduced = everywhere(op, [own for _, own in pairs])
+        for (cut, _), value in zip(pairs, reduced, strict=True):
+            known[id(cut.value)] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """What the turns of a phase compute."""
+
+    cuts: list[Cut]
+    outputs: list[tf.Tensor]
+    effects: list[tf.Operation]
+    operations: list[tf.Operation]
+    """All that a turn runs, in order."""
+
+
+class _Plan:
+    """Which operations run when.
+
+    Args:
+        traced: The step.
+    """
+
+    def __init__(self, traced: TracedTurn) -> None:
+        self._traced = traced
+        self._cuts = {cut.value.op: cut for cut in traced.cuts}
+        self._outputs = [*map(_behind_identities, traced.outputs)]
+        self._arguments = {each.op for each in traced.arguments}
+        self._order = _in_order(traced.graph)
+        self._positions = {each: at for at, each in enumerate(self._order)}
+        self._effects = [each for each in self._order if has_effect(each)]
+        self._varies: dict[tf.Operation, bool] = {}
+        for operation in self._order:
+            self._varies[operation] = self._does_vary(operation)
+        self._needed = self._behind(
+            [*(each.op for each in self._outputs), *self._effects]
+        )
+        for operation in self._needed:
+            if self._varies[operation] and _writes(operation):
+                raise CannotRunInTurns(operation, _WRITES_OFTEN)
+        self._earliest: dict[tf.Operation, int] = {}
+        self._schedule()
+
+    def _does_vary(self, operation: tf.Operation) -> bool:
+        """Whether an operation depends on the microbatch."""
+        if operation in self._cuts:
+            return False
+        return operation in self._arguments or any(
+            self._varies[each.op] for each in _inputs(operation)
+        )
+
+    def _behind(
+        self, wanted: Iterable[tf.Operation], of_turns: bool = False
+    ) -> list[tf.Operation]:
+        """Returns what operations depend on, and themselves, in order."""
+        found: set[tf.Operation] = set()
+        waiting = [*wanted]
+        while waiting:
+            operation = waiting.pop()
+            if of_turns and not self._varies[operation]:
+                continue
+            if operation not in found:
+                found.add(operation)
+                waiting += [each.op for each in _inputs(operation)]
+        return sorted(found, key=self._positions.__getitem__)
+
+    def _schedule(self) -> None:
+        """Finds the phases. No variable is written before all have read it."""
+        for _ in range(len(self._cuts) + 2):
+            self._find_phases()
+            too_early = self._written_too_early()
+            if not too_early:
+                self._refuse_tables_in_several_loops()
+                return
+            self._earliest.update(too_early)
+        operation = next(iter(too_early))
+        raise CannotRunInTurns(operation, _WRITES_BETWEEN)
+
+    def _find_phases(self) -> None:
+        self._phases: dict[tf.Operation, int] = {}
+        for operation in self._order:
+            self._phases[operation] = self._phase(operation)
+        last = max((self._phases[each] for each in self._needed), default=0)
+        self.loops = [self._loop(phase) for phase in range(last + 1)]
+
+    def _phase(self, operation: tf.Operation) -> int:
+        """Returns in which phase an operation can run first."""
+        phases = [self._phases[each.op] for each in _inputs(operation)]
+        if operation in self._cuts:
+            return phases[0] + 1
+        for before in operation.control_inputs:
+            # What runs once waits for all turns.
+            waits = (
+                self._varies[before]
+                and not self._varies[operation]
+                and before.op_def.is_stateful
+            )
+            phases.append(self._phases[before] + waits)
+        return max([*phases, self._earliest.get(operation, 0)])
+
+    def _loop(self, phase: int) -> _Loop:
+        cuts = [
+            self._cuts[each]
+            for each in self._needed
+            if each in self._cuts and self._phases[each] == phase + 1
+        ]
+        outputs = [
+            each
+            for each in self._outputs
+            if self._varies[each.op] and self._phases[each.op] == phase
+        ]
+        effects = [
+            each
+            for each in self._effects
+            if self._varies[each] and self._phases[each] == phase
+        ]
+        ends = [cut.given.op for cut in cuts] + [x.op for x in outputs]
+        operations = self._behind([*ends, *effects], of_turns=True)
+        return _Loop(cuts, outputs, effects, operations)
+
+    def _written_too_early(self) -> dict[tf.Operation, int]:
+        """Returns when to write what is yet to be read, by the operations."""
+        readers: dict[int, list[tuple[tf.Operation, int]]] = {}
+        for phase, loop in enumerate(self.loops):
+            for operation in loop.operations:
+                for each in operation.inputs:
+                    if each.dtype == tf.resource:
+                        found = readers.setdefault(id(each), [])
+                        found.append((operation, phase))
+        late: dict[tf.Operation, int] = {}
+        for operation in self._effects:
+            for each in tensorflow_graphs.written_by(operation):
+                for reader, phase in readers.get(id(each), ()):
+                    is_before = (
+                        self._positions[reader] < self._positions[operation]
+                    )
+                    if is_before and self._phases[operation] <= phase:
+                        late[operation] = phase + 1
+        return late
+
+    def _refuse_tables_in_several_loops(self) -> None:
+        """Raises where replicas would wait for each other in a circle.
+
+        TensorFlow runs what uses a table one after another, and so all loops of
+        a replica before those of the next.
+        """
+        seen: dict[int, int] = {}
+        for phase, loop in enumerate(self.loops):
+            for operation in loop.operations:
+                for each in tensorflow_graphs.ordered_by(operation):
+                    if seen.setdefault(id(each), phase) != phase:
+                        raise CannotRunInTurns(operation, _RUNS_AGAIN)
+
+    def once(self, phase: int) -> list[tf.Operation]:
+        """Returns what runs once in a phase, before its turns, in order."""
+        return [
+            each
+            for each in self._needed
+            if each not in self._cuts
+            and not self._varies[each]
+            and self._phases[each] == phase
+        ]
+
+
+class _Runner:
+    """Puts the operations of a plan into the graph that is being traced."""
+
+    def __init__(
+        self,
+        traced: TracedTurn,
+        count: int,
+        arguments: Callable,
+        compiled: bool,
+    ) -> None:
+        self._placeholders = traced.arguments
+        self._count = count
+        self._arguments = arguments
+        self._compiled = compiled
+        self._has_run: set[tf.Operation] = set()
+        self.known: _Known = dict(tensorflow_graphs.captures(traced.graph))
+
+    def run_once(self, operations: list[tf.Operation]) -> None:
+        """Runs what does not depend on microbatches."""
+        for operation in operations:
+            _copy(operation, self.known)
+
+    def run_turns(self, loop: _Loop) -> list[tf.Tensor]:
+        """Runs the turns of a phase.
+
+        Returns:
+            What all turns together give each cut.
+        """
+        if not loop.operations and not loop.cuts:
+            return []
+        self._note(loop.operations)
+        sums = [_Accumulator(cut.given, cut.op) for cut in loop.cuts]
+        lasts = [_Accumulator(each, None) for each in loop.outputs]
+        found = self._loop(loop.operations, [*sums, *lasts])
+        for each, value in zip(loop.outputs, found[len(sums) :], strict=True):
+            self.known[id(each)] = value
+        return found[: len(sums)]
+
+    def _note(self, operations: list[tf.Operation]) -> None:
+        """Raises if what has run would have another result, or effect."""
+        for each in operations:
+            if has_effect(each):
+                if each in self._has_run:
+                    raise CannotRunInTurns(each, _RUNS_AGAIN)
+                self._has_run.add(each)
+
+    def _loop(
+        self, operations: list[tf.Operation], kept: list["_Accumulator"]
+    ) -> list[tf.Tensor]:
+        def turn(number: Any) -> list[tf.Tensor]:
+            known = dict(self.known)
+            given = self._arguments(number)
+            for placeholder, value in zip(
+                self._placeholders, given, strict=True
+            ):
+                known[id(placeholder)] = value
+            for operation in operations:
+                _copy(operation, known)
+            return [known[id(each.given)] for each in kept]
+
+        first: list[Any] = [None] * len(kept)
+        if self._compiled and not all(each.is_known for each in kept):
+            # XLA knows the shapes, and computes nothing for these.
+            first = turn(tf.constant(0, tf.int64))
+        begin = [each.begin(one) for each, one in zip(kept, first, strict=True)]
+
+        def body(number: Any, before: list[tf.Tensor]) -> Any:
+            new = turn(number)
+            is_first = tf.equal(number, 0)
+            after = [
+                each.add(old, one, is_first, self._compiled)
+                for each, old, one in zip(kept, before, new, strict=True)
+            ]
+            return number + 1, after
+
+        shapes = [each.invariant(self._compiled) for each in kept]
+        return tf.while_loop(
+            lambda number, _: number < self._count,
+            body,
+            (tf.constant(0, tf.int64), begin),
+            shape_invariants=(tf.TensorShape([]), shapes),
+            parallel_iterations=1,
+        )[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Accumulator:
+    """What a loop keeps of what its turns compute."""
+
+    given: tf.Tensor
+    """What a turn computes, as traced."""
+    op: Op | None
+    """What is kept of two; of `None` the latter."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the graph knows its shape."""
+        return self.given.shape.is_fully_defined()
+
+    def begin(self, first: tf.Tensor | None) -> tf.Tensor:
+        """Returns what is kept before the first turn.
+
+        Args:
+            first: Something of the same shape, if the graph does not know it.
+        """
+        dtype = self.given.dtype
+        if dtype == tf.string:
+            neutral: Any = tf.constant("")
+        else:
+            zero = tf.zeros([], dtype)
+            neutral = zero if self.op is None else self.op.neutral(dtype)
+        if self.is_known:
+            return tf.fill(self.given.shape.as_list(), neutral)
+        if first is not None:
+            return tf.fill(tf.shape(first), neutral)
+        return tf.fill([0] * (self.given.shape.rank or 0), neutral)
+
+    def invariant(self, compiled: bool) -> tf.TensorShape:
+        """Returns the shape that it has in all turns, as the graph knows it."""
+        shape = self.given.shape
+        if self.is_known or compiled or shape.rank is None:
+            return shape
+        return tf.TensorShape([None] * shape.rank)
+
+    def add(
+        self, old: tf.Tensor, new: tf.Tensor, is_first: Any, compiled: bool
+    ) -> tf.Tensor:
+        """Returns what is kept after a turn."""
+        if self.op is None:
+            return new
+        of_two = self.op.of_two
+        if self.is_known or compiled:
+            return of_two(old, new)
+        return tf.cond(is_first, lambda: new, lambda: of_two(old, new))
+
+
+def _copy(operation: tf.Operation, known: _Known) -> None:
+    """Puts an operation into the graph that is being traced."""
+    if operation.type == "Placeholder":
+        return
+    inputs = [known[id(each)] for each in _inputs(operation)]
+    outputs = tensorflow_graphs.copied_to_other(operation, inputs)
+    for old, new in zip(operation.outputs, outputs, strict=True):
+        known[id(old)] = new
+
+
+def _inputs(operation: tf.Operation) -> list[tf.Tensor]:
+    return [*map(_behind_identities, operation.inputs)]
+
+
+def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what an operation passes on with others, for their gradients.
+
+    It joins what goes into a cut and what comes out.
+    """
+    while tensor.op.type == "IdentityN":
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def has_effect(operation: tf.Operation) -> bool:
+    """Whether an operation has to run even if nothing uses its results."""
+    if operation.type in ("Assert", *tensorflow_graphs.COLLECTIVES):
+        return True
+    if tensorflow_graphs.only_reads(operation):
+        return False
+    return not tensorflow_graphs.reads_resources_only(operation)
+
+
+_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
+
+
+def _writes(operation: tf.Operation) -> bool:
+    """Whether an operation writes to a variable, or something in it does."""
+    if operation.type.startswith(_WRITES):
+        return True
+    if operation.type in tensorflow_graphs.COLLECTIVES:
+        return True
+    return any(
+        _writes(inner)
+        for body in tensorflow_graphs.graphs_of(operation)
+        if body is not None
+        for inner in body.get_operations()
+    )
+
+
+def _in_order(graph: Any) -> list[tf.Operation]:
+    """Returns operations, each after those that it needs.
+
+    That is the order of tracing, unless one was given another input since.
+    """
+    found: dict[tf.Operation, None] = {}
+    for operation in graph.get_operations():
+        waiting = [operation]
+        while waiting:
+            latest = waiting[-1]
+            missing = [
+                each
+                for each in (
+                    *(x.op for x in latest.inputs),
+                    *latest.control_inputs,
+                )
+                if each not in found
+            ]
+            if missing:
+                waiting += missing
+                continue
+            found.setdefault(waiting.pop())
+    return list(found)

@@ -1,0 +1,349 @@
+"""A replica runs its part of a batch in turns: one for each microbatch.
+
+A turn is a replica more, in time and not in space. So all that makes replicas
+compute what one device computes makes turns do so as well: the step is traced
+for the samples of one turn, and what replicas would exchange, turns exchange.
+`graph_in_turns.py` runs what was traced.
+"""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import trees
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.trees import Tree
+from keras_conflux._communication.transports.ops import SUM
+from keras_conflux._communication.transports.ops import Op
+from keras_conflux._data import rows
+from keras_conflux._fit.execution import graph_in_turns
+from keras_conflux._fit.execution.graph_in_turns import CannotRunInTurns
+from keras_conflux._fit.execution.graph_in_turns import Cut
+from keras_conflux._fit.execution.graph_in_turns import TracedTurn
+from keras_conflux._fit.input import specs
+from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._replication import steps
+from keras_conflux._replication.steps import CompiledStep
+from keras_conflux._replication.steps import Place
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import rank_as_tensor
+from keras_conflux._replication.strategy import replica_collectives
+
+_NUMBERS = {
+    "rank": tf.int32,
+    "fraction": None,
+    "own": tf.uint64,
+    "before": tf.uint64,
+    "total": tf.uint64,
+    "size": tf.int64,
+}
+"""What a turn is told besides its samples. XLA needs the rank alone."""
+
+
+class TracedTurns:
+    """The turns of a replica, while one of them is traced. See `Turns`.
+
+    Args:
+        name: Of the step.
+        count: The number of turns of each replica.
+        device_fraction: See `Turns`.
+        compiled: Whether XLA compiles them.
+    """
+
+    spans_processes = False
+    on_gpu = False
+    joins_buckets = False
+
+    def __init__(
+        self, name: str, count: int, device_fraction: Any, compiled: bool
+    ) -> None:
+        self._name = name
+        self.device_fraction = device_fraction
+        self.rank: Any = None
+        collectives = replica_collectives()
+        self.size = collectives.count * count
+        self.on_gpu = collectives.on_gpu or compiled  # rows are added up
+        self.cuts: list[Cut] = []
+        self._graph: Any = None
+
+    def begin(self, rank: tf.Tensor) -> None:
+        """Says that a turn is traced to the current graph.
+
+        Args:
+            rank: See `Turns`.
+        """
+        self.rank = rank
+        self.cuts = []
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def rank_as_constant(self, _: int) -> tf.Tensor:
+        """Returns the rank, which is no constant."""
+        return self.rank
+
+    def all_reduce(
+        self, tensor: tf.Tensor, index: int, op: Op, in_xla: bool = False
+    ) -> tf.Tensor:
+        """See `Communicator`."""
+        return self._cut(tensor, op)
+
+    def summed_here(self, tensor: tf.Tensor) -> tf.Tensor:
+        """See `Turns`."""
+        return self._cut(tensor, SUM, stays_here=True)
+
+    def assert_same_call(self, *_: Any) -> None:
+        """Does nothing: all turns run what is traced once."""
+
+    def can_gather_again(self, _: bool) -> bool:
+        """Returns that nothing lies in parts."""
+        return False
+
+    def _cut(
+        self, tensor: tf.Tensor, op: Op, stays_here: bool = False
+    ) -> tf.Tensor:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise NotImplementedError(
+                f"{self._name}: a step with `microbatches=` exchanges "
+                "something in a branch, a loop or a function, where a turn "
+                "cannot wait for the others. Compute it outside of that, or "
+                "leave out `microbatches`."
+            )
+        value = tf.identity(tensor)
+        step = steps.current()
+        if step is not None and step.kinds is not None:
+            step.kinds.mark_equal([value])
+        self.cuts.append(Cut(value, op, stays_here))
+        return value
+
+
+class StepInTurns:
+    """Runs a replica's step in turns.
+
+    Args:
+        name: Of the step.
+        count: The number of turns of each replica.
+        trace: Traces a step. It takes what `ReplicaStep.on_replica` does, and
+            the turns.
+    """
+
+    def __init__(self, name: str, count: int, trace: Callable) -> None:
+        self._name = name
+        self._count = count
+        self._trace = trace
+
+    def __call__(
+        self,
+        shard: Tree,
+        fraction: Any,
+        place: Callable[[], Place],
+        size: Any,
+        compiled: CompiledStep | None = None,
+    ) -> Tree:
+        """Runs the step. See `ReplicaStep.on_replica`."""
+        leaves = trees.present(shard)
+        _refuse_others(self._name)
+        if specs.sizes_are_known(shard):
+            raise StrategyError(
+                f"{self._name}: the step cannot be traced for any number of "
+                "samples, so it cannot run in `microbatches`. Write "
+                "`keras.ops.shape(x)[0]` in place of `x.shape[0]`, or leave "
+                "out `microbatches`."
+            )
+        in_xla = compiled is not None
+        turns = TracedTurns(self._name, self._count, fraction, in_xla)
+        if compiled is None:
+            arguments = _Uneven(self._count, leaves, place(), size)
+        else:
+            arguments = _Even(self._count, leaves, compiled, turns.size)
+        structures: list[Tree] = []
+
+        def turn(*given: Any) -> list[tf.Tensor]:
+            own, numbers = given[: len(leaves)], given[len(leaves) :]
+            turns.begin(numbers[0])
+            output = self._trace(
+                trees.refill(shard, own),
+                *arguments.known_from(numbers),
+                arguments.compiled,
+                turns,
+            )
+            structures.append(output)
+            return trees.present(output)
+
+        signature = [specs.spec_of_any(leaf) for leaf in leaves]
+        signature += arguments.signature
+        traced = tf.function(
+            tf.autograph.experimental.do_not_convert(turn)
+        ).get_concrete_function(*signature)
+        graph = traced.graph
+        flat = tf.nest.flatten(signature, expand_composites=True)
+        outputs = self._run(
+            TracedTurn(
+                graph, graph.inputs[: len(flat)], turns.cuts, graph.outputs
+            ),
+            arguments,
+            compiled,
+        )
+        return trees.refill(structures[-1], outputs)
+
+    def _run(
+        self, traced: TracedTurn, arguments: Any, compiled: CompiledStep | None
+    ) -> list[tf.Tensor]:
+        def everywhere(op: Op, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            return replica_collectives().all_reduce(op, tensors)
+
+        try:
+            with steps.entered(Step(self._name, compiled=compiled)):
+                return graph_in_turns.run(
+                    traced,
+                    self._count,
+                    arguments,
+                    everywhere,
+                    compiled is not None,
+                )
+        except CannotRunInTurns as error:
+            raise _refusal(self._name, error) from error
+
+
+def _refuse_others(name: str) -> None:
+    strategy = tf.distribute.get_strategy()
+    shard = getattr(strategy, "shard", None)
+    if shard is not None:
+        raise NotImplementedError(
+            f"{name}: `microbatches=` and `shard={shard!r}` do not work "
+            "together in this version. Leave one of both out."
+        )
+    if process_count() > 1:
+        raise NotImplementedError(
+            f"{name}: `microbatches=` works in one process, on the devices of "
+            f"one host, in this version. There are {process_count()} "
+            "processes. Start one process, or leave `microbatches` out."
+        )
+
+
+def _refusal(name: str, error: CannotRunInTurns) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name}: with `microbatches=` a replica runs a step in turns, and "
+        f"{error.operation.name} ({error.operation.type}) {error.reason}."
+    )
+
+
+class _Even:
+    """What turns get of a part that they divide evenly, in what XLA compiles.
+
+    Args:
+        count: The number of turns.
+        leaves: Those of the replica's part of the batch.
+        compiled: What is known of the program.
+        everywhere: The number of turns of all replicas.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        leaves: Sequence[Any],
+        compiled: CompiledStep,
+        everywhere: int,
+    ) -> None:
+        self._everywhere = everywhere
+        self._first = tf.cast(_rank(compiled), tf.int32) * count
+        self._stacked = [_stacked(leaf, count) for leaf in leaves]
+        shapes = compiled.shapes
+        if shapes is not None:
+            shapes = [
+                [shape[0] // count, *shape[1:]] if len(shape) else shape
+                for shape in shapes
+            ]
+        self.compiled = CompiledStep(shapes, compiled.rank)
+        self.signature = [tf.TensorSpec([], tf.int32)]
+
+    def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a turn gets."""
+        own = [
+            leaf[number] if is_stacked else leaf
+            for leaf, is_stacked in self._stacked
+        ]
+        return [*own, self._first + tf.cast(number, tf.int32)]
+
+    def known_from(self, numbers: Sequence[tf.Tensor]) -> tuple:
+        """Returns what `on_replica` takes beside the shard, of one turn."""
+        (rank,) = numbers
+        count = self._everywhere
+        fraction = batch_fractions([1] * count)[0]
+
+        def place() -> Place:
+            return Place(1, tf.cast(rank, tf.uint64), count)
+
+        return fraction, place, None
+
+
+def _rank(compiled: CompiledStep) -> Any:
+    with steps.entered(Step("turns", compiled=compiled)):
+        return rank_as_tensor()
+
+
+def _stacked(leaf: tf.Tensor, count: int) -> tuple[tf.Tensor, bool]:
+    """Returns rows as those of each turn, and whether there are any."""
+    if leaf.shape.rank == 0:
+        return leaf, False
+    shape = tf.shape(leaf)
+    stacked = tf.reshape(
+        leaf, tf.concat([[count, shape[0] // count], shape[1:]], 0)
+    )
+    stacked.set_shape([count, None, *leaf.shape[1:]])
+    return stacked, True
+
+
+class _Uneven:
+    """What turns get of a part of any number of samples.
+
+    Args:
+        count: The number of turns.
+        leaves: Those of the replica's part of the batch.
+        place: Where the samples of the replica are.
+        size: How many there are, which may be 0; `None` if it cannot.
+    """
+
+    compiled = None
+
+    def __init__(
+        self, count: int, leaves: Sequence[Any], place: Place, size: Any
+    ) -> None:
+        self._count = count
+        self._leaves = leaves
+        self._place = place
+        self._size = tf.cast(place.own if size is None else size, tf.int64)
+        self._first = tf.cast(_rank(CompiledStep()), tf.int32) * count
+        self._dtype = batch_fractions([1])[0].dtype
+        self.signature = [
+            tf.TensorSpec([], dtype or self._dtype)
+            for dtype in _NUMBERS.values()
+        ]
+
+    def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
+        """Returns what a turn gets."""
+        own = [
+            rows.shard_of(leaf, number, self._count, at_least_one=True)
+            for leaf in self._leaves
+        ]
+        begin, end = rows.bounds(self._size, number, self._count)
+        size, place = end - begin, self._place
+        fraction = tf.math.divide_no_nan(
+            tf.cast(size, self._dtype), tf.cast(place.total, self._dtype)
+        )
+        numbers = [
+            self._first + tf.cast(number, tf.int32),
+            fraction,
+            tf.cast(tf.maximum(size, 1), tf.uint64),
+            tf.cast(place.before, tf.uint64) + tf.cast(begin, tf.uint64),
+            tf.cast(place.total, tf.uint64),
+            size,
+        ]
+        return tf.nest.flatten([*own, *numbers], expand_composites=True)
+
+    def known_from(self, numbers: Sequence[tf.Tensor]) -> tuple:
+        """Returns what `on_replica` takes beside the shard, of one turn."""
+        _, fraction, own, before, total, size = numbers
+        return fraction, functools.partial(Place, own, before, total), size
