@@ -62,11 +62,13 @@ def test_replicas_train_as_one_device():
         np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_example_runs(capsys):
     augmentation.main()
     assert "accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_layers_are_timed(capsys, monkeypatch):
     monkeypatch.setattr(measured, "_SIZE", 8)
     measured.main(["Rotation", "--batch", "2", "--steps", "2", "--epochs", "1"])
