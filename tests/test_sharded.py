@@ -1,6 +1,7 @@
 """State and weights that lie in parts train what one device trains."""
 
 import functools
+import gc
 import itertools
 import os
 import pathlib
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import COUNTS
+from conftest import DEVICES
 from conftest import MANY
 from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
@@ -393,6 +395,25 @@ def test_parts_do_not_keep_the_whole():
         np.testing.assert_array_equal(kernel.numpy(), whole.numpy())
         for part in kernel.value.values:
             assert addresses(part.read_value()).start not in addresses(whole)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CPU devices do not count memory")
+@pytest.mark.parametrize("shard", SHARDS)
+def test_gpus_hold_what_was_told(shard):
+    def held():
+        gc.collect()
+        info = tf.config.experimental.get_memory_info
+        return [info(device)["current"] for device in DEVICES[:2]]
+
+    before = held()
+    with kc.replicate(devices=2, shard=shard).scope():
+        one = keras.Sequential([layers.Input((2048,)), layers.Dense(4096)])
+    one.compile("adam", "mse")
+    one.optimizer.build(one.trainable_variables)
+    kc.replicate(one, devices=2, shard=shard)
+    told = kc.memory(one).variables
+    for now, then in zip(held(), before, strict=True):
+        assert now - then == pytest.approx(told, rel=0.05)
 
 
 def test_models_that_are_made_in_parts():

@@ -31,6 +31,11 @@ class Held:
 
     def size(self, shard: Shard | None, devices: int) -> int:
         """Returns its bytes on each of so many devices."""
+        strategy = state.replicated_by([self.variable])
+        if strategy is not None:
+            here = strategy.shard, strategy.communicator.size
+            if here == (shard, devices):
+                return _bytes(state.copies(self.variable)[0])
         is_cut = shard == "weights" or (
             shard == "optimizer"
             and self.of_optimizer
@@ -40,8 +45,12 @@ class Held:
         if is_cut and state.is_mirrored(self.variable):
             entries = parts.part_size(self.variable, devices)
         if entries is None:
-            entries = math.prod(self.variable.shape)
+            return _bytes(self.variable)
         return entries * tf.as_dtype(self.variable.dtype).size
+
+
+def _bytes(variable: Any) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def weights_of(model: keras.Model) -> list[Held]:
