@@ -75,7 +75,7 @@ def _count(devices: int) -> str:
 def _name(run: Run) -> str:
     if not run.is_training:
         return "collectives"
-    said = ("--steps=", "--epochs=", "--batch=", "--jit=auto", str(run.devices))
+    said = ("--steps=", "--epochs=", "--batch", "--jit=auto", str(run.devices))
     words = [word for word in run.arguments if not word.startswith(said)]
     if run.module == "keras_jax":
         words.append("jax")
