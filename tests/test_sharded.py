@@ -324,6 +324,7 @@ def embeddings():
     return keras.Model(given, layers.Dense(3)(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("count", SEVERAL)
 def test_an_embedding_of_an_odd_size(shard, count):
@@ -520,6 +521,7 @@ def test_a_training_is_resumed_on_other_devices(shard, tmp_path):
 @pytest.mark.skipif(
     not hasattr(optimizers, "ScheduleFreeAdamW"), reason="older Keras"
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_schedule_free_optimizers(shard):
     """They use a value that they have read before they write it."""

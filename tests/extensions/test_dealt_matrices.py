@@ -49,6 +49,7 @@ def iterations(monkeypatch):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", SEVERAL)
 @pytest.mark.parametrize("shard", [None, "optimizer", "weights"])
 def test_training_equals_one_device(count, shard, iterations):
