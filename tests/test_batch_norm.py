@@ -127,10 +127,12 @@ def test_replicate_says_once_what_is_not_synchronized(caplog):
         kc.replicate(model, MANY)
         fit(kc.replicate(model, MANY))
         messages = [record.getMessage() for record in caplog.records]
-        (said,) = [each for each in messages if "normalizes" in each]
+        (said,) = [each for each in messages if "is normalized" in each]
         assert model.layers[1].name in said
         assert "`keras_conflux.synchronize_batch_norm(model)`" in said
         caplog.clear()
         kc.replicate(kc.synchronize_batch_norm(nested()), MANY)
         kc.replicate(nested(), 1)
-        assert not [x for x in caplog.records if "normalizes" in x.getMessage()]
+        assert not [
+            x for x in caplog.records if "is normalized" in x.getMessage()
+        ]

@@ -6,31 +6,36 @@ import re
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from cases import CASES
 from cases_trained import train
 from conftest import COUNTS
+from conftest import MANY
 from conftest import RUN_LONG_TESTS
+from keras import layers
 from models import assert_same_outcome
+from models import assert_same_training
+from models import outcome
 from test_equal import on_one_device
 from test_equal import roundings
 
 import keras_conflux as kc
 
+X = np.random.default_rng(2).normal(size=(37, 8)).astype("float32")
+Y = X[:, :1] * 2
 IN_CI = (
     "accumulation of 2",
     "accumulation with loss scaling",
     "convolution and synchronized statistics",
     "embedding, mask and LSTM",
-    "global_clipnorm",
     "last batch of one sample",
-    "learning-rate schedule",
-    "loss sum",
     "moving average of a layer",
     "own train_step",
     "sample_weight",
     "several inputs, outputs and losses",
-    "steps_per_execution 3",
 )
 
 
@@ -70,6 +75,175 @@ def test_compiled(name):
     assert_equals_one_device(name, 1, 2, compiled=True)
 
 
+class Contrastive(keras.Model):
+    """Compares each sample with all of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = layers.Dense(6, use_bias=False)
+        self.other = layers.Dense(6, use_bias=False)
+        self.drop = layers.Dropout(0.4, seed=3)
+
+    def build(self, shape):
+        self.one.build(shape)
+        self.other.build(shape)
+        self.built = True
+
+    def call(self, x, training=False):
+        return self.one(self.drop(x, training=training)), self.other(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            one, other = self(data[0], training=True)
+            logits = tf.matmul(one, other, transpose_b=True)
+            labels = tf.range(tf.shape(logits)[0])
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels, logits
+            )
+            loss = tf.reduce_mean(losses)
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        norm = tf.linalg.global_norm(gradients)
+        gradients = [each / (1 + norm) for each in gradients]
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss, "norm": norm, "pairs": tf.size(logits)}
+
+
+def trained(build, count=None, **options):
+    keras.utils.set_random_seed(5)
+    model = build()
+    if count is not None:
+        kc.replicate(model, count, **options)
+    logs = model.fit(X, Y, batch_size=14, epochs=2, shuffle=False, verbose=0)
+    return outcome(model, logs)
+
+
+def contrastive():
+    model = Contrastive()
+    model.build((None, 8))
+    model.compile("adam", jit_compile=False)
+    return model
+
+
+def test_a_loss_that_compares_samples():
+    wanted = trained(contrastive)
+    for count, microbatches in ((1, 3), (2, 2)):
+        found = trained(contrastive, count, microbatches=microbatches)
+        assert_same_outcome(wanted, found)
+
+
+def dense_with(*layer):
+    def build():
+        model = keras.Sequential([layers.Input((8,)), *[x() for x in layer]])
+        model.add(layers.Dense(1))
+        model.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
+        return model
+
+    return build
+
+
+def test_unsynchronized_normalization_is_that_of_as_many_replicas(caplog):
+    build = dense_with(layers.BatchNormalization)
+    found = trained(build, 1, microbatches=2)
+    assert "each of 2 parts of a batch is normalized" in caplog.text
+    if MANY > 1:
+        assert_same_outcome(trained(build, 2), found)
+
+
+def test_scope_and_single_batches():
+    keras.utils.set_random_seed(5)
+    one = dense_with(lambda: layers.Dropout(0.5, seed=1))()
+    keras.utils.set_random_seed(5)
+    with kc.replicate(devices=COUNTS[-1], microbatches=2):
+        many = dense_with(lambda: layers.Dropout(0.5, seed=1))()
+    for batch in (X[:9], X[9:11], X[11:12]):
+        wanted = one.train_on_batch(batch, batch[:, :1])
+        found = many.train_on_batch(batch, batch[:, :1])
+        np.testing.assert_allclose(wanted, found, rtol=1e-5)
+    assert_same_training(one, many)
+    wanted = one.evaluate(X, Y, 7, verbose=0)
+    np.testing.assert_allclose(many.evaluate(X, Y, 7, verbose=0), wanted, 1e-5)
+    np.testing.assert_allclose(
+        many.predict(X, 7, verbose=0), one.predict(X, 7, verbose=0), 1e-5
+    )
+
+
+def test_another_number_is_traced_for():
+    model = kc.replicate(dense_with()(), 1, microbatches=2)
+    model.fit(X, Y, 14, verbose=0)
+    assert kc.replicate(model, 1) is model  # leaves it as it is
+    function = model.train_function
+    kc.replicate(model, microbatches=2)
+    assert model.train_function is function
+    kc.replicate(model, microbatches=3)
+    assert model.train_function is None
+
+
+class Sets(layers.Layer):
+    """Sets a variable in a branch, to what depends on the samples."""
+
+    def build(self, shape):
+        self.kept = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        tf.cond(
+            tf.reduce_sum(self.kept) > 0,
+            lambda: self.kept.assign(tf.reduce_mean(x)),
+            lambda: self.kept.assign(tf.reduce_max(x)),
+        )
+        return x
+
+
+class Plain(layers.Layer):
+    """Adds to a plain variable."""
+
+    def build(self, shape):
+        self.count = tf.Variable(0.0, trainable=False)
+
+    def call(self, x):
+        self.count.assign_add(tf.reduce_sum(x))
+        return x
+
+
+class AsksWhich(layers.Layer):
+    def call(self, x, training=False):
+        return x + kc.replica().index if training else x
+
+
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (Sets, "in a branch, a loop or a function"),
+        (Plain, "AssignAddVariableOp"),
+        (AsksWhich, "number of Python"),
+    ],
+)
+def test_what_cannot_run_in_turns_is_refused(layer, says):
+    model = kc.replicate(dense_with(layer)(), 1, microbatches=2)
+    with pytest.raises(NotImplementedError, match=says):
+        model.fit(X, Y, 14, verbose=0)
+
+
+@pytest.mark.parametrize("microbatches", [0, 1.5, True, "auto"])
+def test_what_is_no_number_is_refused(microbatches):
+    with pytest.raises(ValueError, match="1 or more"):
+        kc.replicate(dense_with()(), microbatches=microbatches)
+    with pytest.raises(ValueError, match="1 or more"):
+        kc.replicate(microbatches=microbatches)
+
+
+def test_what_it_has_no_meaning_for():
+    with pytest.raises(TypeError, match="microbatches"):
+        kc.replicate(keras.optimizers.SGD(), microbatches=2)
+    model = dense_with()()
+    kc.replicate(model, 1, shard="optimizer", microbatches=2)
+    with pytest.raises(NotImplementedError, match="shard"):
+        model.fit(X, Y, 14, verbose=0)
+
+
 STEPS = """
 import sys
 import keras
@@ -78,7 +252,7 @@ import keras_conflux as kc
 
 for microbatches in (1, 4):
     model = keras.Sequential([keras.layers.Input((64,))])
-    for _ in range(6):
+    for _ in range(3):
         model.add(keras.layers.Dense(256, "gelu"))
     model.compile("sgd", "mse", jit_compile=True)
     kc.replicate(model, "CPU:0", microbatches=microbatches)

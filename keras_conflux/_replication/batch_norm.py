@@ -61,11 +61,11 @@ def synchronize_batch_norm(target: Layer) -> Layer:
 
 
 def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
-    """Logs, once a layer, that replicas normalize by their own samples.
+    """Logs, once a layer, that parts of a batch are normalized apart.
 
     Args:
         owners: The `stateful_objects` of what has been replicated.
-        count: The number of replicas.
+        count: The number of parts of a batch that are normalized apart.
     """
     layers = _unsynchronized(owners) if count > 1 else []
     new = [layer for layer in layers if layer not in _logged]
@@ -75,7 +75,7 @@ def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
     names = [layer.name for layer in new]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     _log.warning(
-        "%s%s: each of %d replicas normalizes by its own samples of a batch, "
+        "%s%s: each of %d parts of a batch is normalized by its own samples, "
         "which differs from one device. To normalize by all samples, call "
         "`keras_conflux.synchronize_batch_norm(model)`.",
         ", ".join(names[:3]),

@@ -12,6 +12,7 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import common_seed
+from keras_conflux._replication import model_options
 from keras_conflux._replication import parts
 from keras_conflux._replication import running
 from keras_conflux._replication import state
@@ -54,12 +55,22 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     running.assert_not_read([variable for variable, _ in waiting], change)
     _promote_all(waiting, owners, strategy)
     _attach(owners, strategy)
-    batch_norm.log_if_unsynchronized(owners, strategy.communicator.size)
+    parts = strategy.communicator.size * _turns(owners, strategy)
+    batch_norm.log_if_unsynchronized(owners, parts)
+
+
+def _turns(owners: list[Any], strategy: ReplicatedStrategy) -> int:
+    models = [each for each in owners if isinstance(each, keras.Model)]
+    found = [model_options.microbatches_of(each) for each in models]
+    return max([strategy.microbatches, *found])
 
 
 def _described(strategy: ReplicatedStrategy) -> str:
-    shard = f" with shard={strategy.shard!r}" if strategy.shard else ""
-    return f"{', '.join(strategy.devices)}{shard}"
+    devices = ", ".join(strategy.devices)
+    options = [f"shard={strategy.shard!r}"] if strategy.shard else []
+    if strategy.microbatches > 1:
+        options.append(f"microbatches={strategy.microbatches}")
+    return f"{devices}{' with ' if options else ''}{', '.join(options)}"
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:

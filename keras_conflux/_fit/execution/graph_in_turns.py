@@ -157,6 +157,8 @@ class _Plan:
             if self._varies[operation] and _writes(operation):
                 raise CannotRunInTurns(operation, _WRITES_OFTEN)
         self._earliest: dict[tf.Operation, int] = {}
+        self._find_phases()
+        self._share_loops()
         self._schedule()
 
     def _does_vary(self, operation: tf.Operation) -> bool:
@@ -182,6 +184,47 @@ class _Plan:
                 waiting += [each.op for each in _inputs(operation)]
         return sorted(found, key=self._positions.__getitem__)
 
+    def _share_loops(self) -> None:
+        """Has a later loop give cuts what it computes anyway.
+
+        So the sums of a metric are those of the loop with the gradients, and
+        the forward pass is not run for them before.
+        """
+        latest = self._latest_phases()
+        for cut in [each for each in self._needed if each in self._cuts]:
+            if self._phases[cut] == latest[cut]:
+                continue
+            inputs = set(self._behind([self._cuts[cut].given.op], True))
+            missing = {
+                phase: len(inputs - self._in_loop(phase - 1, cut))
+                for phase in range(self._phases[cut], latest[cut] + 1)
+            }
+            best = min(missing, key=lambda phase: (missing[phase], phase))
+            if best > self._phases[cut]:
+                self._earliest[cut] = best
+                self._find_phases()
+
+    def _in_loop(self, phase: int, without: tf.Operation) -> set[tf.Operation]:
+        """Returns what a loop runs, but for one of its cuts."""
+        loop = self.loops[phase]
+        ends = [cut.given.op for cut in loop.cuts if cut.value.op != without]
+        ends += [each.op for each in loop.outputs]
+        return set(self._behind([*ends, *loop.effects], of_turns=True))
+
+    def _latest_phases(self) -> dict[tf.Operation, int]:
+        """Returns in which phases operations have to run at last."""
+        last = len(self.loops) - 1
+        latest = dict.fromkeys(self._order, last)
+        for operation in reversed(self._order):
+            before = latest[operation] - (operation in self._cuts)
+            for each in _inputs(operation):
+                latest[each.op] = min(latest[each.op], before)
+            if operation not in self._cuts:
+                for each in operation.control_inputs:
+                    waits = self._waits(operation, each)
+                    latest[each] = min(latest[each], before - waits)
+        return latest
+
     def _schedule(self) -> None:
         """Finds the phases. No variable is written before all have read it."""
         for _ in range(len(self._cuts) + 2):
@@ -205,16 +248,19 @@ class _Plan:
         """Returns in which phase an operation can run first."""
         phases = [self._phases[each.op] for each in _inputs(operation)]
         if operation in self._cuts:
-            return phases[0] + 1
+            return max(phases[0] + 1, self._earliest.get(operation, 0))
         for before in operation.control_inputs:
-            # What runs once waits for all turns.
-            waits = (
-                self._varies[before]
-                and not self._varies[operation]
-                and before.op_def.is_stateful
-            )
+            waits = self._waits(operation, before)
             phases.append(self._phases[before] + waits)
         return max([*phases, self._earliest.get(operation, 0)])
+
+    def _waits(self, operation: tf.Operation, before: tf.Operation) -> bool:
+        """Whether what runs once waits for the end of all turns."""
+        return (
+            self._varies[before]
+            and not self._varies[operation]
+            and before.op_def.is_stateful
+        )
 
     def _loop(self, phase: int) -> _Loop:
         cuts = [

@@ -316,9 +316,9 @@ class _Uneven:
         self._place = place
         self._size = tf.cast(place.own if size is None else size, tf.int64)
         self._first = tf.cast(_rank(CompiledStep()), tf.int32) * count
-        self._dtype = batch_fractions([1])[0].dtype
+        self._float = batch_fractions([1])[0].dtype
         self.signature = [
-            tf.TensorSpec([], dtype or self._dtype)
+            tf.TensorSpec([], dtype or self._float)
             for dtype in _NUMBERS.values()
         ]
 
@@ -331,7 +331,7 @@ class _Uneven:
         begin, end = rows.bounds(self._size, number, self._count)
         size, place = end - begin, self._place
         fraction = tf.math.divide_no_nan(
-            tf.cast(size, self._dtype), tf.cast(place.total, self._dtype)
+            tf.cast(size, self._float), tf.cast(place.total, self._float)
         )
         numbers = [
             self._first + tf.cast(number, tf.int32),
