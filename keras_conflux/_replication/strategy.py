@@ -178,8 +178,10 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_scopes.stack.pop().__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:
-        shard = f", shard={self.shard!r}" * (self.shard is not None)
-        return f"ReplicatedStrategy([{', '.join(self.devices)}]{shard})"
+        parts = f", shard={self.shard!r}" * (self.shard is not None)
+        if self.microbatches > 1:
+            parts += f", microbatches={self.microbatches}"
+        return f"ReplicatedStrategy([{', '.join(self.devices)}]{parts})"
 
 
 class _OpenScopes(threading.local):
