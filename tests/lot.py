@@ -452,12 +452,20 @@ def run_launched(
         last = launcher.last_line()
     if not (status or all(report.ended for report in reports)):
         complaints.append(f"the launcher has returned {status}")
-    names = draw.fault in FAILING and reports[draw.wrong].fault_at
-    expected = f"process {draw.wrong}" if names else "process"
-    is_named = re.match(f"keras-conflux run: .*{expected}\\b", last or "")
-    if status and not is_named:
-        complaints.append(f"the last line is {last!r}")
+    if status:
+        has_happened = reports[draw.wrong].fault_at is not None
+        complaints += of_last_line(draw, last, has_happened)
     return gone, complaints
+
+
+def of_last_line(
+    draw: Draw, last: str | None, has_happened: bool
+) -> Iterator[str]:
+    """Yields what is wrong with the line by which the launcher ends."""
+    names = draw.fault in FAILING and has_happened
+    expected = f"process {draw.wrong}" if names else "process"
+    if not re.match(rf"keras-conflux run: .*{expected}\b", last or ""):
+        yield f"the last line is {last!r}"
 
 
 def launch(
@@ -493,10 +501,12 @@ def of_output(
     output: str | None, starts: list[list[Report]], first: int = 0
 ) -> Iterator[str]:
     """Yields what somebody who has read all has not got."""
-    for attempt, reports in enumerate(starts if output else [], first):
+    if output is None:
+        return
+    for attempt, reports in enumerate(starts, first):
         for index, report in enumerate(reports):
             line = rf"\[{index}\] line {attempt} (\d+)\n"
-            got = sorted(map(int, re.findall(line, output or "")))
+            got = sorted(map(int, re.findall(line, output)))
             # One that was killed may have been about to print the last one.
             if len(got) < report.lines - 1 or got != list(range(len(got))):
                 yield (

@@ -4,10 +4,13 @@ The runs themselves are in `lot.py`, and are done by hand.
 """
 
 import dataclasses
+import json
+import math
 
 import lot
 import numpy as np
 import pytest
+from outputs import shown
 
 EXPECTED = {"loss": np.asarray(0.5), "variable 0": np.asarray([1.0, 2.0])}
 KILLED = lot.Draw(
@@ -74,3 +77,57 @@ def test_a_process_that_can_end_has_to():
     stays = dataclasses.replace(WRONG, gone_at=None)
     assert judged(raises, WITH_ERROR) == []
     assert judged(raises, WITH_ERROR, stays) == ["process 1 has not ended"]
+
+
+def test_lines_that_a_reader_has_not_got_are_said():
+    lines = [f"[0] line 0 {number}\n" for number in range(4)]
+    told = [[lot.Report(lines=4)]]
+    # A process that was killed may have been about to print the last one.
+    for read in (lines, lines[:3], lines[::-1]):
+        assert list(lot.of_output("".join(read), told)) == []
+    for lost in (lines[:2], lines[1:], []):
+        (complaint,) = lot.of_output("".join(lost), told)
+        assert "of 4 lines of process 0 in start 0" in complaint
+    assert list(lot.of_output(None, told)) == []
+
+
+def test_a_line_of_a_terminal_is_what_stays():
+    read = b"\r\x1b[K[0] li\r\x1b[K[0] line 0 0\r\n^C\r\x1b[K[1] line 0 0\r\n"
+    assert shown(read) == "[0] line 0 0\n[1] line 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "last", "is_right"),
+    [
+        ("killed", "keras-conflux run: process 1 ended with 137", True),
+        ("killed", "keras-conflux run: process 0: because process 1 is", True),
+        ("killed", "keras-conflux run: process 0 ended with 1", False),
+        ("killed", "keras-conflux run: process 10 ended with 1", False),
+        ("evaluates", "keras-conflux run: process 0 ended with 1", True),
+        ("evaluates", "Traceback", False),
+        ("killed", None, False),
+    ],
+)
+def test_who_is_to_be_named(fault, last, is_right):
+    draw = dataclasses.replace(KILLED, fault=fault)
+    assert (not [*lot.of_last_line(draw, last, True)]) == is_right
+
+
+def test_a_step_that_was_done_and_is_not_saved_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(lot.kc, "checkpoints", lambda path: [])
+    (tmp_path / "fit-0" / "step-000000000006-000001").mkdir(parents=True)
+    report = lot.Report(
+        told_at={f"loss at batch {i} of epoch 1 of fit 0": i for i in range(5)}
+    )
+    draw = dataclasses.replace(KILLED, fault="SIGTERM")
+    assert list(lot.of_checkpoints(draw, tmp_path, report, 0.5)) == []
+    found = list(lot.of_checkpoints(draw, tmp_path, report, 2.5))
+    assert found[-1] == "8 steps were done, and saved are 6"
+    late = lot.of_checkpoints(draw, tmp_path, report, math.inf)
+    assert len(list(late)) == 4
+
+
+def test_the_summary_counts_faults():
+    counts = json.loads(lot.summary([(KILLED, True), (KILLED, False)]))
+    assert (counts["runs"], counts["right"]) == (2, 1)
+    assert counts["fault"] == {"killed": [1, 1]}
