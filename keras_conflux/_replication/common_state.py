@@ -8,8 +8,6 @@ import collections
 import functools
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,33 +34,29 @@ _TOLERANCE = 1e-4
 orders on each GPU, and hosts may round otherwise."""
 _SCALARS = bool | int | float | None
 _compared_too: Any = weakref.WeakKeyDictionary()
-"""Of models: weak references to variables of TensorFlow's own, by their ids."""
+"""Of models: what `compare_too` was given, by the names of steps."""
 
 
 def compare_too(
-    model: keras.Model, variables: Iterable[tuple[Any, bool]]
+    model: keras.Model, step: str, variables: Sequence[tuple[Any, bool]]
 ) -> None:
-    """Notes what steps of a model read that the model does not know.
+    """Notes what a step of a model reads that the model does not know.
 
     Args:
-        model: Whose steps they are.
+        model: Whose step it is.
+        step: Its name. What was noted of a former one is forgotten.
         variables: Such as a `tf.Variable` of a layer, and whether the step
             writes it. Then each process may have written its own, of which
             it warns.
     """
-    known = _compared_too.setdefault(model, {})
-    for variable, is_written in variables:
-        if is_written:
-            known[id(variable)] = lambda: None
-        else:
-            known.setdefault(id(variable), weakref.ref(variable))
+    _compared_too.setdefault(model, {})[step] = variables
 
 
-def _others_of(model: keras.Model) -> Iterator[Any]:
-    for reference in _compared_too.get(model, {}).values():
-        variable = reference()
-        if variable is not None:
-            yield variable
+def _others_of(model: keras.Model) -> list[Any]:
+    noted = [x for each in _compared_too.get(model, {}).values() for x in each]
+    written = {id(variable) for variable, is_written in noted if is_written}
+    found = {id(variable): variable for variable, _ in noted}
+    return [found[key] for key in found if key not in written]
 
 
 class CommonState:

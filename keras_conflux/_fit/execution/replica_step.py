@@ -114,8 +114,10 @@ class _ModelStep:
         self._steps: dict[int, Step] = {}
         self._program: CommonProgram | None = None
         self._plain_variables: list[tuple[Any, bool]] = []
-        """What the step reads that the model does not know, and whether the
-        step writes it, too."""
+        """What the last trace reads that the model does not know, and whether
+        it writes it, too."""
+        self._common_variables: list[tuple[Any, bool]] = []
+        """What all traces do that all processes have."""
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
 
@@ -206,7 +208,10 @@ class _ModelStep:
         program, self._program = self._program, None
         if program is not None:
             program.agree(f"the first run of {self.identity}")
-            common_state.compare_too(self._model, self._plain_variables)
+            self._common_variables += self._plain_variables
+            common_state.compare_too(
+                self._model, self.identity, self._common_variables
+            )
 
     def _exits(self, step: Step) -> list[Exit]:
         """Returns the ways out of a step, in the order in which they end."""
