@@ -408,8 +408,10 @@ def replica_rank() -> Any:
 def rank_as_tensor() -> Any:
     """Returns `replica_rank`, as a tensor in compiled steps of replicas."""
     step = steps.current()
-    ranks = step and not step.turns and step.compiled and step.compiled.rank
-    if not ranks:
+    if step is not None and step.turns is not None:
+        return step.turns.rank
+    ranks = step and step.compiled and step.compiled.rank
+    if ranks is None:
         return replica_rank()
     return ranks.values[replica_index()].read_value()
 
