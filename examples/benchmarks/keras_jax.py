@@ -121,8 +121,8 @@ def _distribute(options: argparse.Namespace) -> None:
         mesh = keras.distribution.DeviceMesh((len(names),), ["batch"], names)
         layouts = keras.distribution.LayoutMap(mesh)
         layouts["embedding/embeddings"] = ("batch", None)
-        layouts["attention.*(query|key|value)/kernel"] = ("batch", None, None)
-        layouts["attention.*output/kernel"] = ("batch", None, None)
+        layouts["multi_head.*(query|key|value)/kernel"] = ("batch", None, None)
+        layouts["multi_head.*output/kernel"] = ("batch", None, None)
         layouts["dense.*/kernel"] = ("batch", None)
         chosen = keras.distribution.ModelParallel(
             layout_map=layouts,
