@@ -287,8 +287,8 @@ def check_microbatches(microbatches: Any) -> None:
     if not is_count or isinstance(microbatches, bool) or microbatches < 1:
         raise ValueError(
             "`microbatches` is in how many parts, one after another, each "
-            "replica runs its part of a batch: 1 or more. Received: "
-            f"microbatches={microbatches!r}."
+            "replica runs its part of a batch: 1 or more. Nothing chooses it "
+            f"in this version. Received: microbatches={microbatches!r}."
         )
 
 

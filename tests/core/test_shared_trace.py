@@ -404,3 +404,37 @@ def test_a_function_over_replaced_variables_is_traced_anew():
     before = layer.get_weights()[0]
     model.fit(X, Y, batch_size=4, verbose=0)
     assert not np.array_equal(layer.get_weights()[0], before)
+
+
+@pytest.mark.skipif(ON_GPU, reason="test_microbatches has it there")
+def test_turns_of_replicas_share_a_trace(shared):
+    """Both replicas have the same samples, so what is doubled is a sum."""
+
+    def trained(count, **options):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.layers.Input((4,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.BatchNormalization(synchronized=True),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.Adam(gradient_accumulation_steps=2),
+            "sparse_categorical_crossentropy",
+            jit_compile=True,
+            steps_per_execution=2,
+        )
+        if count > 1:
+            kc.replicate(model, DEVICES, **options)
+        x, y = np.tile(X[:8], (4, 1)), np.tile(Y[:8], 4)
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        return model
+
+    one, many = trained(1), trained(2, microbatches=4)
+    assert shared
+    for wanted, found in zip(
+        one.get_weights(), many.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
