@@ -417,6 +417,15 @@ def test_gpus_hold_what_was_told(shard):
         assert now - then == pytest.approx(told, rel=0.05)
 
 
+def test_recomputation():
+    def made():
+        with keras.RematScope("full"):
+            return model()
+
+    found = trained(optimizers.Adam(0.01), 2, "weights", made)
+    assert_equal(found, trained(optimizers.Adam(0.01)), TOLERANCE)
+
+
 def test_models_that_are_made_in_parts():
     with kc.replicate(devices=MANY, shard="weights").scope():
         one = model()

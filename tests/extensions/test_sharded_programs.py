@@ -5,6 +5,7 @@ damages memory, as it was to update variables in place. So nothing is run.
 """
 
 import collections
+import contextlib
 import re
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
 from keras import layers
+from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager.polymorphic_function import compiler_ir
 
 import keras_conflux as kc
@@ -51,15 +53,20 @@ def traces(monkeypatch):
     return found
 
 
-def collectives(trace):
-    """Returns the names of the collectives of a program, with operands."""
+def compiled(trace, stage):
+    """Returns what XLA makes of a program, of four samples."""
     specs = [
         tf.TensorSpec([4 if x is None else x for x in each.shape], each.dtype)
         for each in trace._concrete.inputs
         if each.dtype != tf.resource
     ]
-    compiled = compiler_ir.from_concrete_function(trace._concrete, specs)
-    program = compiled("optimized_hlo", "/device:CPU:0")
+    made = compiler_ir.from_concrete_function(trace._concrete, specs)
+    return made(stage, "/device:CPU:0")
+
+
+def collectives(trace):
+    """Returns the names of the collectives of a program, with operands."""
+    program = compiled(trace, "optimized_hlo")
     kind = r" (all-gather|all-reduce|reduce-scatter)\(([^)]*)\)"
     return [(x[1], len(x[2].split(","))) for x in re.finditer(kind, program)]
 
@@ -115,3 +122,37 @@ def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
     kc.replicate(model, devices=2, shard=shard)
     model.compile(keras.optimizers.SGD(**options), "mse")
     model.fit(np.ones([4, 3]), np.ones([4, 3, 70]), verbose=0)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+def test_recomputation_does_not_keep_all_weights_whole(traces):
+    """They are gathered again for it, as for gradients."""
+    for mode in (None, "full"):
+        scope = keras.RematScope(mode) if mode else contextlib.nullcontext()
+        with scope:
+            model = keras.Sequential(
+                [layers.Input((64,))]
+                + [layers.Dense(64, activation="tanh") for _ in range(12)]
+            )
+        kc.replicate(model, devices=2, shard="weights")
+        model.compile(keras.optimizers.SGD(), "mse", jit_compile=True)
+        x = np.ones([8, 64], "float32")
+        with pytest.raises(Traced):
+            model.fit(x, x, verbose=0)
+    plain, again = [
+        hlo_pb2.HloProto.FromString(
+            compiled(trace, "optimized_hlo_proto_serialized")
+        )
+        for trace in traces
+    ]
+    kernels = 4 * 12 * 64 * 64
+    assert temporary(again) < temporary(plain) + kernels
+
+
+def temporary(program):
+    return sum(
+        each.size
+        for each in program.buffer_assignment.buffer_allocations
+        if not each.is_entry_computation_parameter
+    )

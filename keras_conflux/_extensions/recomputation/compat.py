@@ -13,6 +13,8 @@ from keras.src.backend.common import symbolic_scope
 from tensorflow.python.eager import record
 from tensorflow.python.ops import while_v2
 
+from keras_conflux._replication import state
+
 _CALL_CONTEXT = "current_call_ctx"
 _OF_LOOP_GRADIENTS: Any = getattr(while_v2, "_WhileBodyGradFuncGraph")  # noqa: B009
 
@@ -53,6 +55,12 @@ def as_written(variable: keras.Variable, value: Any) -> Any:
 def variables_watched() -> Any:
     """Returns a scope whose `watched_variables` are those read inside."""
     return record.VariableWatcher()
+
+
+def is_part(variable: tf.Variable) -> bool:
+    """Whether a variable is one device's part of another one."""
+    container = getattr(variable, "_distributed_container", lambda: None)()
+    return state.is_in_parts(container)
 
 
 def differentiates_a_loop() -> bool:

@@ -114,7 +114,11 @@ class _Call:
         # hands out in other ways than as a result, have their gradients so.
         with compat.variables_watched() as watcher, self._first.running():
             result = self._f(*args, **kwargs)
-        self._variables = list(watcher.watched_variables())
+        self._variables = [
+            each
+            for each in watcher.watched_variables()
+            if not compat.is_part(each)
+        ]
         self._captured = self._captured_since(start)
         flat = keras.tree.flatten(result)
         self._places = [i for i, x in enumerate(flat) if _is_float(x)]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_conflux._extensions.recomputation import compat
 from keras_conflux._extensions.recomputation.replicas import CallInStep
+from keras_conflux._replication import state
 
 _local = threading.local()
 
@@ -31,8 +32,11 @@ def current() -> "FirstRun | SecondRun | None":
 def read(original: Callable, variable: keras.Variable) -> Any:
     """Reads a variable, and tells the run that is current."""
     run = current()
-    if run is not None:
-        run.before_read(variable)
+    if run is None:
+        return original(variable)
+    if state.is_in_parts(state.backing(variable)):
+        return run.read_whole(original, variable)
+    run.before_read(variable)
     return original(variable)
 
 
@@ -67,6 +71,7 @@ class FirstRun:
         self.before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
         self.after: dict[int, list[tf.Tensor]] = {}
         self.trained: list[tf.Tensor] = []
+        self.whole: dict[tuple[int, str], tf.Tensor] = {}
         self.in_step = CallInStep()
         self.python = compat.PythonState(owner)
 
@@ -81,6 +86,20 @@ class FirstRun:
         are taken, as that of a GAN's other model does.
         """
         self._note(variable)
+
+    def read_whole(self, original: Callable, variable: keras.Variable) -> Any:
+        """Reads a weight that lies in parts, as the second run will.
+
+        What reads it in the backward pass is pointed at a second gathering, so
+        that it is not kept until then.
+        """
+        found = original(variable)
+        key = id(variable), variable.dtype
+        if key not in self.whole:
+            self.whole[key] = found
+            if variable.trainable:
+                self.trained.append(found)
+        return found
 
     def write(
         self, original: Callable, variable: keras.Variable, value: Any
@@ -146,6 +165,14 @@ class SecondRun:
                 "on something in Python that its first run has changed. Leave "
                 "the layer out of `keras.RematScope`."
             )
+
+    def read_whole(self, original: Callable, variable: keras.Variable) -> Any:
+        """Returns what the first run has read of a weight in parts."""
+        del original
+        found = self._first.whole.get((id(variable), variable.dtype))
+        if found is None:
+            self.before_read(variable)
+        return found
 
     def write(
         self, original: Callable, variable: keras.Variable, value: Any
