@@ -40,6 +40,10 @@ def explain(error: BaseException, model: Any) -> None:
 
 _WAYS = (
     (
+        "replicate(model, microbatches=2)",
+        "runs a batch in parts, one after another, with the same result",
+    ),
+    (
         "keras.RematScope",
         "computes activations again, which a training keeps otherwise",
     ),
