@@ -6,6 +6,7 @@
 import keras
 import numpy as np
 from conftest import DEVICES
+from conftest import ON_GPU
 from keras import layers
 from keras import ops
 
@@ -223,7 +224,10 @@ def trained(
     keras.utils.set_random_seed(0)
     with keras.RematScope(mode, **MODES.get(mode, {})):
         model = case()
-    samples = 40 if batch_size == 16 else 3 * batch_size
+    # GPUs run the first short batch as a graph, and compile later ones, whose
+    # dropout has other numbers.
+    is_uneven = batch_size == 16 and not ON_GPU
+    samples = 40 if is_uneven else 3 * batch_size
     shape = (samples, *model.inputs[0].shape[1:])
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype("float32")

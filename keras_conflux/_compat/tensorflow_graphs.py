@@ -69,13 +69,20 @@ def only_reads(operation: tf.Operation) -> bool:
         return True
     bodies = graphs_of(operation)
     if not bodies:
-        return not operation.op_def.is_stateful
+        is_stateful = operation.op_def.is_stateful
+        return not is_stateful or _is_cudnn_without_dropout(operation)
     return None not in bodies and all(
         only_reads(inner)
         for body in bodies
         for inner in body.get_operations()
         if inner.type != "Placeholder"
     )
+
+
+def _is_cudnn_without_dropout(operation: tf.Operation) -> bool:
+    """Whether an operation is stateful for the numbers that it would draw."""
+    is_cudnn = operation.type.startswith("CudnnRNN")
+    return is_cudnn and not operation.get_attr("dropout")
 
 
 def must_run(tensor: tf.Tensor) -> None:

@@ -47,15 +47,9 @@ def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
         elif not (
             tensorflow_graphs.only_reads(operation)
             or operation.type in _REPEATABLE
-            or _is_cudnn_without_dropout(operation)
             or _numbers_a_collective(operation)
         ):
             yield operation
-
-
-def _is_cudnn_without_dropout(operation: tf.Operation) -> bool:
-    is_cudnn = operation.type.startswith("CudnnRNN")
-    return is_cudnn and not operation.get_attr("dropout")
 
 
 def _numbers_a_collective(operation: tf.Operation) -> bool:
