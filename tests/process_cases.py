@@ -87,7 +87,7 @@ def shuffled(replicate):
 
 def reshuffled(replicate):
     model = replicate(dense())
-    model_options.choose(model, None, True)
+    model_options.choose(model, None, True, None)
     with epoch_iterator.reshuffling(True):  # on plain Keras, too
         return trained(model, shuffle=True)
 

@@ -231,6 +231,29 @@ def test_what_cannot_run_in_turns_is_refused(layer, says):
         model.fit(X, Y, 14, verbose=0)
 
 
+class DrawsInFunction(layers.Layer):
+    """Draws in a function that reads where a replica's samples are."""
+
+    def build(self, shape):
+        seed = keras.random.SeedGenerator(3)
+        self.noisy = tf.function(
+            lambda x: x + keras.random.normal(tf.shape(x), seed=seed)
+        )
+
+    def call(self, x):
+        return self.noisy(x)
+
+
+@pytest.mark.skipif(ON_GPU, reason="compiled, it reads no variable")
+def test_draws_in_functions():
+    """They are refused, and leave other models of the devices alone."""
+    kc.replicate(dense_with(DrawsInFunction)(), MANY).fit(X, Y, 14, verbose=0)
+    kc.replicate(dense_with()(), MANY, microbatches=2).fit(X, Y, 14, verbose=0)
+    model = kc.replicate(dense_with(DrawsInFunction)(), MANY, microbatches=2)
+    with pytest.raises(NotImplementedError, match="draws random numbers"):
+        model.fit(X, Y, 14, verbose=0)
+
+
 @pytest.mark.parametrize("microbatches", [0, 1.5, True, "auto"])
 def test_what_is_no_number_is_refused(microbatches):
     with pytest.raises(ValueError, match="1 or more"):

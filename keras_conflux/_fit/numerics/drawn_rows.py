@@ -196,11 +196,14 @@ class WrittenPlace(Part):
         return place
 
     def write(self) -> None:
-        """Writes the place for functions that a step calls, if any reads it."""
+        """Writes the place for functions that a step calls, if any reads it.
+
+        Turns, which have a place each, refuse what reads it.
+        """
         strategy = current_strategy()
         if not strategy.places_are_read or self._is_written:
             return
-        if self.step.in_xla:
+        if self.step.in_xla or self.step.turns is not None:
             return
         self._is_written = True
         with self.step.graph.as_default(), on_host():
