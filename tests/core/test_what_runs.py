@@ -17,6 +17,7 @@ import keras_conflux as kc
 from keras_conflux._common import notices
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.execution import what_runs
+from keras_conflux._fit.input.execution_plan import ExecutionPlan
 
 X, Y = regression(10)
 FIT = dict(batch_size=10, epochs=1, verbose=0)
@@ -59,6 +60,21 @@ def test_a_model_says_once_what_runs(capsys):
     kc.replicate(kc.unreplicate(model), devices=1).fit(X, Y, **FIT)
     line = f"1 of {MANY} {NOUN}s (for all: kc.replicate(model, devices="
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "turns", "says"),
+    [
+        ([8, 8], 1, "XLA, batches of 16 = 2 x 8"),
+        ([6, 5], 1, "without XLA where batches are uneven, batches of 11 = "),
+        ([8, 8], 4, "XLA, batches of 16 = 2 x 8, each in 4 parts"),
+        ([8, 8], 3, "without XLA where batches are uneven, batches of 16 = "),
+    ],
+)
+def test_uneven_batches_run_without_xla(capsys, sizes, turns, says):
+    plan = ExecutionPlan(kc.replicate(devices=1), compiled=True, turns=turns)
+    what_runs.tell_what_runs(dense(), plan, sizes)
+    assert f", {says}" in capsys.readouterr().err
 
 
 def test_a_step_that_runs_once_says_where(capsys):
