@@ -41,6 +41,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default="none",
         help="what each device keeps a part of, with conflux",
     )
+    parser.add_argument(
+        "--remat",
+        action="store_true",
+        help="compute the activations of each layer again, with conflux",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        default=1,
+        help="in how many parts a device runs its part, with conflux",
+    )
     parser.add_argument("--profile", help="a folder for a trace of 24 steps")
     parser.add_argument(
         "--breakdown", action="store_true", help="where a step's time goes"
@@ -60,7 +71,8 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
     elif options.how == "conflux" and shard:
         # A model that is larger than a device is made in parts.
         strategy = kc.replicate(devices=devices, shard=shard)
-    with strategy.scope():
+    remat = keras.RematScope("full" if options.remat else None)
+    with strategy.scope(), remat:
         model = models.build(options.model)
     model.compile(
         model.optimizer,
@@ -105,6 +117,10 @@ def measure(options: argparse.Namespace) -> dict:
     )
     if options.shard != "none":
         result["how"] += f"-{options.shard}"
+    if options.remat:
+        result["how"] += "-remat"
+    if options.microbatches > 1:
+        result["how"] += f"-{options.microbatches}-microbatches"
     result["variable_bytes"] = _bytes_on_devices(model)
     if options.breakdown and options.how == "conflux":
         result["breakdown"] = breakdown.of_program(model, batches[0])
