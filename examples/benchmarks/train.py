@@ -81,7 +81,9 @@ def prepare(options: argparse.Namespace) -> tuple[keras.Model, Any]:
         steps_per_execution=options.execution,
     )
     if options.how == "conflux":
-        kc.replicate(model, devices, shard=shard)
+        kc.replicate(
+            model, devices, shard=shard, microbatches=options.microbatches
+        )
     return model, measured.batches(options, kc.process_count())
 
 
