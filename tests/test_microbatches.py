@@ -231,6 +231,86 @@ def test_what_cannot_run_in_turns_is_refused(layer, says):
         model.fit(X, Y, 14, verbose=0)
 
 
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.kept = self.add_variable((), "zeros", name="kept")
+
+    def update_state(self, y, predicted, sample_weight=None):
+        largest = keras.ops.max(keras.ops.abs(y - predicted))
+        self.kept.assign(keras.ops.maximum(self.kept, largest))
+
+    def result(self):
+        return self.kept + 0.0
+
+
+class ReadsItsMetric(keras.Model):
+    """Weighs its loss by what it has counted, of which turns read the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.counted = keras.metrics.Sum(name="counted")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        tf.debugging.assert_less(tf.abs(x), 50.0)
+        with tf.GradientTape() as tape:
+            error = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            loss = error / (1 + 0.1 * self.counted.result())
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.counted.update_state(tf.abs(y))
+        self.compute_metrics(x, y, self(x), None)
+        return {"loss": loss, "twice": self.counted.result() * 2.0}
+
+
+def reading():
+    model = ReadsItsMetric()
+    model(X[:1])
+    model.compile("sgd", metrics=[Largest()], jit_compile=False)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
+def test_turns_read_what_the_replica_has_counted():
+    expected, got = trained(reading), trained(reading, MANY, microbatches=2)
+    assert_same_outcome(expected, got)
+
+
+def test_an_assertion_of_one_turn_raises():
+    model = kc.replicate(reading(), 1, microbatches=3)
+    x = X.copy()
+    x[9] = 60
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(x, Y, 14, verbose=0)
+
+
+class LooksUp(ReadsItsMetric):
+    """Takes rows of one leaf for those of another, by their numbers."""
+
+    def train_step(self, data):
+        nodes, index = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(tf.gather(nodes, index)) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_leaves_of_different_lengths_warn():
+    model = LooksUp()
+    model(X[:1])
+    model.compile("sgd", jit_compile=False)
+    kc.replicate(model, 1, microbatches=2)
+    data = tf.data.Dataset.from_tensors((X[:12], tf.range(6)))
+    with pytest.warns(kc.ConfluxWarning, match="different numbers of rows"):
+        model.fit(data, verbose=0)
+
+
 class DrawsInFunction(layers.Layer):
     """Draws in a function that reads where a replica's samples are."""
 

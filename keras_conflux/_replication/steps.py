@@ -36,6 +36,11 @@ class Turns(Protocol):
         """The number of turns of all replicas."""
         ...
 
+    @property
+    def is_first_here(self) -> tf.Tensor:
+        """Whether it is the first turn of its replica."""
+        ...
+
     def summed_here(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the sum over the turns of this replica."""
         ...

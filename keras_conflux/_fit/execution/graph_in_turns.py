@@ -146,7 +146,9 @@ class _Plan:
         self._arguments = {each.op for each in traced.arguments}
         self._order = _in_order(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
-        self._effects = [each for each in self._order if has_effect(each)]
+        self._effects = [
+            each for each in self._order if has_effect(each) or _asserts(each)
+        ]
         self._varies: dict[tf.Operation, bool] = {}
         for operation in self._order:
             self._varies[operation] = self._does_vary(operation)
@@ -486,6 +488,16 @@ def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def _asserts(operation: tf.Operation) -> bool:
+    """Whether an operation raises, or something in it does."""
+    return operation.type == "Assert" or any(
+        _asserts(inner)
+        for body in tensorflow_graphs.graphs_of(operation)
+        if body is not None
+        for inner in body.get_operations()
+    )
+
+
 def has_effect(operation: tf.Operation) -> bool:
     """Whether an operation has to run even if nothing uses its results."""
     if operation.type in ("Assert", *tensorflow_graphs.COLLECTIVES):
@@ -495,11 +507,15 @@ def has_effect(operation: tf.Operation) -> bool:
     return not tensorflow_graphs.reads_resources_only(operation)
 
 
-_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
+_WRITES = (
+    *("Assign", "ResourceScatter", "ResourceStridedSliceAssign"),
+    *("ResourceApply", "ResourceSparseApply", "Rng", "Write"),
+)
+"""How the types begin of what writes to a variable, or to a file."""
 
 
 def _writes(operation: tf.Operation) -> bool:
-    """Whether an operation writes to a variable, or something in it does."""
+    """Whether an operation, or one inside of it, writes something."""
     if operation.type.startswith(_WRITES):
         return True
     if operation.type in tensorflow_graphs.COLLECTIVES:

@@ -63,6 +63,7 @@ class TracedTurns:
         self, name: str, count: int, device_fraction: Any, compiled: bool
     ) -> None:
         self._name = name
+        self._count = count
         self.device_fraction = device_fraction
         self.rank: Any = None
         collectives = replica_collectives()
@@ -70,6 +71,11 @@ class TracedTurns:
         self.on_gpu = collectives.on_gpu or compiled  # rows are added up
         self.cuts: list[Cut] = []
         self._graph: Any = None
+
+    @property
+    def is_first_here(self) -> tf.Tensor:
+        """See `Turns`."""
+        return self.rank % self._count == 0
 
     def begin(self, rank: tf.Tensor) -> None:
         """Says that a turn is traced to the current graph.

@@ -151,14 +151,16 @@ def reduced_by_role(
         reduced = reduce([sources[key] for key in keys])
         values.update(zip(keys, reduced, strict=True))
 
+    def summand(x: tf.Tensor) -> tf.Tensor:
+        if step.kinds.of(x) != COUNTED:
+            return tf.where(fraction > 0, x, tf.zeros_like(x))
+        if step.turns is None:
+            return x
+        # All turns of a replica read what the replica has counted.
+        return tf.where(step.turns.is_first_here, x, tf.zeros_like(x))
+
     def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        mine = [
-            x
-            if step.kinds.of(x) == COUNTED
-            else tf.where(fraction > 0, x, tf.zeros_like(x))
-            for x in tensors
-        ]
-        return collectives.all_reduce("sum", mine)
+        return collectives.all_reduce("sum", [*map(summand, tensors)])
 
     def gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         numbers = [_as_numbers(each, step) for each in tensors]

@@ -166,8 +166,8 @@ class BatchSharder:
         self, batch: Tree, spec: Tree
     ) -> tuple[tuple[int, ...], list[Tree]]:
         count = self._placement.count
-        total = rows.sample_count(batch, count)
-        if count > 1:
+        total = rows.sample_count(batch, count * self._turns)
+        if count * self._turns > 1:
             self._warn_of_lengths(rows.sample_counts(batch))
         limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)
