@@ -289,6 +289,20 @@ def test_an_assertion_of_one_turn_raises():
         model.fit(x, Y, 14, verbose=0)
 
 
+def test_an_error_of_the_users_is_theirs():
+    class Mistyped(ReadsItsMetric):
+        def train_step(self, data):
+            return self.optimizer.no_such_thing(data)
+
+    model = Mistyped()
+    model.compile("sgd", jit_compile=False)
+    kc.replicate(model, 1, microbatches=2)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, True)
+    with pytest.raises(AttributeError, match="no_such_thing") as caught:
+        model.fit(data, verbose=0)
+    assert "any number of samples" in caught.value.__notes__[-1]
+
+
 class LooksUp(ReadsItsMetric):
     """Takes rows of one leaf for those of another, by their numbers."""
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
-from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Op
@@ -152,13 +151,6 @@ class StepInTurns:
         """Runs the step. See `ReplicaStep.on_replica`."""
         leaves = trees.present(shard)
         _refuse_others(self._name)
-        if specs.sizes_are_known(shard):
-            raise StrategyError(
-                f"{self._name}: the step cannot be traced for any number of "
-                "samples, so it cannot run in `microbatches`. Write "
-                "`keras.ops.shape(x)[0]` in place of `x.shape[0]`, or leave "
-                "out `microbatches`."
-            )
         in_xla = compiled is not None
         turns = TracedTurns(self._name, self._count, fraction, in_xla)
         if compiled is None:

@@ -139,7 +139,8 @@ class StepExecutor:
             except ConfluxError:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
-                if needs or not batch.sizes_are_known:
+                is_open = needs or not batch.sizes_are_known
+                if is_open or self._plan.turns > 1:
                     self._note_sizes(error, batch.sizes)
                     raise
                 needs = error
@@ -164,6 +165,12 @@ class StepExecutor:
 
     def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
         """Says how many samples a replica has, where this may be the cause."""
+        if self._plan.turns > 1 and not isinstance(error, tf.errors.OpError):
+            error.add_note(
+                f"{self._model.name}: with `microbatches` a step is traced for "
+                "any number of samples. If it needs `x.shape[0]`, write "
+                "`keras.ops.shape(x)[0]`, or leave out `microbatches`."
+            )
         if len(sizes) > 1 and error_texts.is_of_sizes(error):
             error.add_note(
                 f"{self._model.name}: a replica's step sees its part of the "
