@@ -217,5 +217,6 @@ def test_what_a_callback_tells_a_generator_is_in_the_next_batch(count):
     expected += [second * 0.9**step for step in range(4)]
     np.testing.assert_allclose(callback.drawn[-7:], expected)
     # A batch has been drawn before it begins, and the next one has not.
-    assert np.diff(callback.begun).tolist() == [1] * 7
+    early = 2 if count == 1 else 0
+    assert np.diff(callback.begun[early:]).tolist() == [1] * (7 - early)
     assert callback.begun[-1] == len(callback.drawn)
