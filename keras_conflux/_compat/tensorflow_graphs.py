@@ -256,6 +256,18 @@ def _functions_of(operation: tf.Operation) -> list[str]:
     return [each.name for each in functions]
 
 
+def is_or_runs(
+    operation: tf.Operation, is_of_kind: Callable[[tf.Operation], bool]
+) -> bool:
+    """Whether an operation, or one inside of what it runs, is of a kind."""
+    return is_of_kind(operation) or any(
+        is_or_runs(inner, is_of_kind)
+        for body in graphs_of(operation)
+        if body is not None
+        for inner in body.get_operations()
+    )
+
+
 def call_of(graph: Any, outer: Any) -> tf.Operation | None:
     """Returns the operation of an outer graph that runs an inner one."""
     for operation in reversed(outer.get_operations()):
@@ -306,12 +318,7 @@ def defines_gradient(operation: tf.Operation) -> bool:
 
 def has_own_gradient(operation: tf.Operation) -> bool:
     """Whether a program says how an operation, or what it runs, is derived."""
-    return defines_gradient(operation) or any(
-        has_own_gradient(inner)
-        for body in graphs_of(operation)
-        if body is not None
-        for inner in body.get_operations()
-    )
+    return is_or_runs(operation, defines_gradient)
 
 
 def own_gradient(

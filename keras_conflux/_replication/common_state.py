@@ -269,11 +269,7 @@ def _assignments(variables: list[Any]) -> dict[int, int]:
     What has been assigned since the last comparison tells who has changed it.
     """
     return {
-        id(variable): replicated_extended.assignments(
-            keras_variables.backing(variable)
-            if isinstance(variable, keras.Variable)
-            else variable
-        )
+        id(variable): replicated_extended.assignments(state.backing(variable))
         for variable in variables
     }
 

@@ -21,6 +21,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import default_strategy
 from keras_conflux._replication.strategy import is_replicated
+from keras_conflux._replication.strategy import options_of
 
 
 def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
@@ -55,8 +56,8 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     running.assert_not_read([variable for variable, _ in waiting], change)
     _promote_all(waiting, owners, strategy)
     _attach(owners, strategy)
-    parts = strategy.communicator.size * _turns(owners, strategy)
-    batch_norm.log_if_unsynchronized(owners, parts)
+    count = strategy.communicator.size * _turns(owners, strategy)
+    batch_norm.log_if_unsynchronized(owners, count)
 
 
 def _turns(owners: list[Any], strategy: ReplicatedStrategy) -> int:
@@ -67,10 +68,7 @@ def _turns(owners: list[Any], strategy: ReplicatedStrategy) -> int:
 
 def _described(strategy: ReplicatedStrategy) -> str:
     devices = ", ".join(strategy.devices)
-    options = [f"shard={strategy.shard!r}"] if strategy.shard else []
-    if strategy.microbatches > 1:
-        options.append(f"microbatches={strategy.microbatches}")
-    return f"{devices}{' with ' if options else ''}{', '.join(options)}"
+    return " with ".join([devices, *filter(None, [options_of(strategy)])])
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:

@@ -163,16 +163,16 @@ def replicate(
     """
     model_options.check(target, data, reshuffle, microbatches)
     step_timeout()  # an error now, and not after hours
-    if devices is None and target is not None:
+    if target is None:
+        return strategy_for(devices, shard, microbatches or 1)
+    if devices is None:
         strategy = current_strategy()
         if shard is not None:
             strategy = strategy_for(strategy.devices, shard)
-    elif shard is None and target is not None and not _is_in_place(target):
+    elif shard is None and not _is_in_place(target):
         strategy = strategy_over(devices)  # of which values hold the devices
     else:
         strategy = strategy_for(devices, shard)
-    if target is None:
-        return strategy_for(devices, shard, microbatches or 1)
     _check_target(target)
     if _is_in_place(target) and not isinstance(target, Replicable):
         return trees.map_leaves(

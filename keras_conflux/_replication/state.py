@@ -113,8 +113,7 @@ def assert_known(target: Any, call: str) -> None:
 
 def copies(variable: Any) -> tuple[tf.Variable, ...]:
     """Returns a variable's copies in replica order, or itself alone."""
-    if isinstance(variable, keras.Variable):
-        variable = keras_variables.backing(variable)
+    variable = backing(variable)
     if is_replicated(variable):
         return variable.distribute_strategy.experimental_local_results(variable)
     return (variable,)

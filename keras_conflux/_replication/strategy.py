@@ -178,10 +178,17 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         self._conflux_scopes.stack.pop().__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:
-        parts = f", shard={self.shard!r}" * (self.shard is not None)
-        if self.microbatches > 1:
-            parts += f", microbatches={self.microbatches}"
-        return f"ReplicatedStrategy([{', '.join(self.devices)}]{parts})"
+        devices = f"[{', '.join(self.devices)}]"
+        options = filter(None, [options_of(self)])
+        return f"ReplicatedStrategy({', '.join([devices, *options])})"
+
+
+def options_of(strategy: ReplicatedStrategy) -> str:
+    """Returns what a strategy was given besides devices, as it is written."""
+    options = [f"shard={strategy.shard!r}"] if strategy.shard else []
+    if strategy.microbatches > 1:
+        options.append(f"microbatches={strategy.microbatches}")
+    return ", ".join(options)
 
 
 class _OpenScopes(threading.local):

@@ -148,8 +148,7 @@ def _write(variable: keras.Variable, value: tf.Tensor) -> None:
     if state.is_in_parts(backing):
         backing.assign(value, read_value=False)
     else:
-        own = state.own_copy(backing)
-        tf.raw_ops.AssignVariableOp(resource=own.handle, value=value)
+        given_tensors.overwrite(state.own_copy(backing), value)
 
 
 def _dealt(optimizer: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -69,6 +69,4 @@ class _SharedUpdate(given_tensors.SharedUpdate):
         found = self.of(gradient, kept, values)
         for each, value in zip(kept, found, strict=True):
             if each is not None and value is not None:
-                # What a variable does besides takes longer to trace.
-                handle = keras_variables.backing(each).handle
-                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                given_tensors.overwrite(keras_variables.backing(each), value)

@@ -192,7 +192,7 @@ class ShardedUpdates(Part):
         is_first = tf.equal(self._optimizer.iterations, 0)
         kept = tf.where(is_first, 0.0, self._optimizer.ema_momentum)
         kept = tf.cast(kept, own.dtype)
-        _assign(own, kept * own + (1 - kept) * value)
+        given_tensors.overwrite(own, kept * own + (1 - kept) * value)
 
     def _read(self, variable: keras.Variable, layout: Layout) -> tf.Tensor:
         backing = keras_variables.backing(variable)
@@ -205,7 +205,7 @@ class ShardedUpdates(Part):
 
     def _write(self, variable: keras.Variable, value: tf.Tensor) -> None:
         if self.by_parts or not state.is_in_parts(variable):
-            _assign(_own(variable), value)
+            given_tensors.overwrite(_own(variable), value)
         else:
             keras_variables.backing(variable).assign(value)
 
@@ -347,10 +347,7 @@ def clip(original: Callable, optimizer: Any, grads: list[Any]) -> list[Any]:
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
     """Whether gradients are finite, of which replicas have parts."""
     finite = original(optimizer, grads)
-    if not is_sharding():
-        return finite
-    flag = tf.cast(finite, tf.int32)
-    return replica_collectives().all_reduce("min", flag) > 0
+    return gradients.hold_everywhere(finite) if is_sharding() else finite
 
 
 def apply_filtered(
@@ -402,17 +399,12 @@ def _own(variable: keras.Variable) -> tf.Variable:
     return state.own_copy(keras_variables.backing(variable))
 
 
-def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
-    # What a variable does besides takes longer to trace.
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-
 def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
     """Gathers what all replicas hold whole, and each has updated a part of."""
     parts = [part for _, _, part in cut]
     flats = replica_collectives().gathered(parts, rank_as_tensor())
     for (variable, layout, _), flat in zip(cut, flats, strict=True):
-        _assign(variable, layout.whole(flat))
+        given_tensors.overwrite(variable, layout.whole(flat))
 
 
 def _clipped_by_norm(g: tf.Tensor, square: tf.Tensor, limit: float) -> Any:

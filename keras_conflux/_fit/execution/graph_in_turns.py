@@ -490,11 +490,8 @@ def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
 
 def _asserts(operation: tf.Operation) -> bool:
     """Whether an operation raises, or something in it does."""
-    return operation.type == "Assert" or any(
-        _asserts(inner)
-        for body in tensorflow_graphs.graphs_of(operation)
-        if body is not None
-        for inner in body.get_operations()
+    return tensorflow_graphs.is_or_runs(
+        operation, lambda each: each.type == "Assert"
     )
 
 
@@ -516,15 +513,12 @@ _WRITES = (
 
 def _writes(operation: tf.Operation) -> bool:
     """Whether an operation, or one inside of it, writes something."""
-    if operation.type.startswith(_WRITES):
-        return True
-    if operation.type in tensorflow_graphs.COLLECTIVES:
-        return True
-    return any(
-        _writes(inner)
-        for body in tensorflow_graphs.graphs_of(operation)
-        if body is not None
-        for inner in body.get_operations()
+    return tensorflow_graphs.is_or_runs(
+        operation,
+        lambda each: (
+            each.type.startswith(_WRITES)
+            or each.type in tensorflow_graphs.COLLECTIVES
+        ),
     )
 
 

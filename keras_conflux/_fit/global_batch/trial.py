@@ -185,11 +185,8 @@ def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
 
 
 def _has_draws(operation: tf.Operation) -> bool:
-    return operation.type in drawn.RULES or any(
-        _has_draws(inner)
-        for body in tensorflow_graphs.graphs_of(operation)
-        if body is not None
-        for inner in body.get_operations()
+    return tensorflow_graphs.is_or_runs(
+        operation, lambda each: each.type in drawn.RULES
     )
 
 

@@ -12,6 +12,11 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._replication import steps
 
 
+def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Assigns. What `assign` does besides takes longer to trace."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
 class GivenTensors(keras.StatelessScope):
     """In it, an optimizer reads and writes tensors in place of variables.
 

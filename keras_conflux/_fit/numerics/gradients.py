@@ -339,6 +339,12 @@ def is_overwritten(variable: Any) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)
 
 
+def hold_everywhere(condition: tf.Tensor) -> tf.Tensor:
+    """Whether a condition of gradients holds on all replicas."""
+    flag = tf.cast(condition, tf.int32)
+    return replica_collectives().all_reduce("min", flag) > 0
+
+
 def has_samples(step: Step) -> tf.Tensor:
     """A weight that ignores what a stand-in for samples has computed."""
     return tf.where(step.batch_fraction > 0, 1.0, 0.0)

@@ -221,12 +221,9 @@ def reduce_accumulated(
 def check_finite(original: Callable, optimizer: Any, grads: Any) -> Any:
     """Whether the gradients of all replicas are finite."""
     finite = original(optimizer, grads)
-    if _is_accumulating():
-        finite = (
-            replica_collectives().all_reduce("min", tf.cast(finite, tf.int32))
-            > 0
-        )
-    return finite
+    if not _is_accumulating():
+        return finite
+    return gradients.hold_everywhere(finite)
 
 
 def _is_accumulating() -> bool:
