@@ -68,6 +68,7 @@ CASES = {
     "gpt-bf16": _GPT,
     "gpt-350m": _LARGE_GPT,
     "gpt-1.3b": _LARGE_GPT,
+    "gpt-5.5b": dataclasses.replace(_LARGE_GPT, batch_size=4),
     "vit": Case(_images(224, 1000), 128, "images"),
     "bert": Case(_padded_text(128, 512, 30_522), 32, "tokens", units=512),
     "small": Case(_images(16, 10), 32, "images", dtype="float32"),

@@ -188,6 +188,7 @@ def _cross_entropy() -> keras.losses.Loss:
 # Of the sizes of GPT-3 Medium and XL (Brown et al. 2020, arXiv 2005.14165).
 _SIZES_350M = {"depth": 24, "width": 1024, "heads": 16, "head_dtype": None}
 _SIZES_1_3B = {"depth": 24, "width": 2048, "heads": 16, "head_dtype": None}
+_SIZES_5_5B = {"depth": 26, "width": 4096, "heads": 32, "head_dtype": None}
 
 _BUILDERS = {
     "resnet": resnet,
@@ -195,6 +196,7 @@ _BUILDERS = {
     "gpt-bf16": functools.partial(gpt, head_dtype=None),
     "gpt-350m": functools.partial(gpt, **_SIZES_350M),
     "gpt-1.3b": functools.partial(gpt, **_SIZES_1_3B),
+    "gpt-5.5b": functools.partial(gpt, **_SIZES_5_5B),
     "vit": vit,
     "bert": bert,
     "small": small,

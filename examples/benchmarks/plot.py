@@ -29,6 +29,7 @@ TITLES = {  # in the order of the panels
     "gpt-bf16": "GPT, bfloat16 head",
     "gpt-350m": "GPT, 350 M parameters",
     "gpt-1.3b": "GPT, 1.3 B parameters",
+    "gpt-5.5b": "GPT, 5.5 B parameters",
     "vit": "ViT-B/16, 224x224 images",
     "bert": "BERT base, padding counted",
 }

@@ -332,6 +332,7 @@ _NETWORKS = {
     "gpt-bf16": functools.partial(Gpt, has_wide_head=False),
     "gpt-350m": functools.partial(Gpt, 24, 1024, 16, has_wide_head=False),
     "gpt-1.3b": functools.partial(Gpt, 24, 2048, 16, has_wide_head=False),
+    "gpt-5.5b": functools.partial(Gpt, 26, 4096, 32, has_wide_head=False),
     "vit": VisionTransformer,
     "bert": Bert,
     "small": Small,
@@ -341,6 +342,7 @@ _ADAM_RATES = {
     "gpt-bf16": 1e-4,
     "gpt-350m": 1e-4,
     "gpt-1.3b": 1e-4,
+    "gpt-5.5b": 1e-4,
     "vit": 1e-4,
     "bert": 1e-5,
 }
