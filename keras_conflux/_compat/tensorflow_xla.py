@@ -40,8 +40,11 @@ def module_call(
     shapes: Any,
     dtypes: list[tf.DType],
     platform: str,
+    waits: bool = False,
 ) -> list[tf.Tensor]:
     """Returns what a StableHLO module computes, inside an XLA program.
+
+    It may have no effect but that replicas wait for each other.
 
     Args:
         module: Its text. Its function `main` takes the operands.
@@ -49,12 +52,14 @@ def module_call(
         shapes: Of the results.
         dtypes: Of the results.
         platform: What XLA calls the devices that the program runs on.
+        waits: Whether replicas wait for each other in it.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo
 
     serialized = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_current_version()
     )
+    tensorflow_graphs.note_module(serialized, waits)
     found: Any = gen_xla_ops.xla_call_module(
         operands,
         version=9,
@@ -99,7 +104,7 @@ def all_gather(
       return {", ".join(results)} : {", ".join(found)} }} }}"""
     shapes = [[count * length(part)] for part in parts]
     dtypes = [part.dtype for part in parts]
-    return module_call(text, list(parts), shapes, dtypes, _PLATFORM)
+    return module_call(text, list(parts), shapes, dtypes, _PLATFORM, waits=True)
 
 
 def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
@@ -121,7 +126,7 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
         : ({given}) -> {found}
       return %1 : {found} }} }}"""
     shapes, dtypes = [[size // count]], [flat.dtype]
-    return module_call(text, [flat], shapes, dtypes, _PLATFORM)[0]
+    return module_call(text, [flat], shapes, dtypes, _PLATFORM, waits=True)[0]
 
 
 def _group(count: int, channel: int) -> str:
