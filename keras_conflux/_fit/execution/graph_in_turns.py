@@ -94,7 +94,7 @@ def run(
     Raises:
         CannotRunInTurns: If turns would write to variables.
     """
-    plan = _Plan(traced)
+    plan = _Plan(traced, compiled)
     runner = _Runner(traced, count, arguments, compiled)
     for phase, loop in enumerate(plan.loops):
         runner.run_once(plan.once(phase))
@@ -137,9 +137,10 @@ class _Plan:
 
     Args:
         traced: The step.
+        compiled: Whether XLA compiles it.
     """
 
-    def __init__(self, traced: TracedTurn) -> None:
+    def __init__(self, traced: TracedTurn, compiled: bool) -> None:
         self._traced = traced
         self._cuts = {cut.value.op: cut for cut in traced.cuts}
         self._outputs = [*map(_behind_identities, traced.outputs)]
@@ -147,7 +148,7 @@ class _Plan:
         self._order = _in_order(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
         self._effects = [
-            each for each in self._order if has_effect(each) or _asserts(each)
+            each for each in self._order if _must_run(each, compiled)
         ]
         self._varies: dict[tf.Operation, bool] = {}
         for operation in self._order:
@@ -488,6 +489,14 @@ def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def _must_run(operation: tf.Operation, compiled: bool) -> bool:
+    """Whether an operation has to run even if nothing uses its results."""
+    if compiled:
+        # XLA leaves assertions out, and loops cannot be given their texts.
+        return has_effect(operation) and operation.type != "Assert"
+    return has_effect(operation) or _asserts(operation)
+
+
 def _asserts(operation: tf.Operation) -> bool:
     """Whether an operation raises, or something in it does."""
     return tensorflow_graphs.is_or_runs(
@@ -496,7 +505,7 @@ def _asserts(operation: tf.Operation) -> bool:
 
 
 def has_effect(operation: tf.Operation) -> bool:
-    """Whether an operation has to run even if nothing uses its results."""
+    """Whether an operation does more than to give its results."""
     if operation.type in ("Assert", *tensorflow_graphs.COLLECTIVES):
         return True
     if tensorflow_graphs.only_reads(operation):
