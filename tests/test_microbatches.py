@@ -369,7 +369,7 @@ def test_draws_in_functions():
         model.fit(X, Y, 14, verbose=0)
 
 
-@pytest.mark.parametrize("microbatches", [0, 1.5, True, "auto"])
+@pytest.mark.parametrize("microbatches", [0, 1.5, True, "all"])
 def test_what_is_no_number_is_refused(microbatches):
     with pytest.raises(ValueError, match="1 or more"):
         kc.replicate(dense_with()(), microbatches=microbatches)

@@ -77,7 +77,7 @@ def run(
     arguments: Callable[[Any], Sequence[tf.Tensor]],
     everywhere: Callable[[Op, list[tf.Tensor]], list[tf.Tensor]],
     compiled: bool,
-) -> list[tf.Tensor]:
+) -> tuple[list[tf.Tensor], int]:
     """Runs a step in the graph that is being traced.
 
     Args:
@@ -89,7 +89,7 @@ def run(
         compiled: Whether XLA compiles what is traced.
 
     Returns:
-        The outputs.
+        The outputs, and how many bytes any turn finds added up by others.
 
     Raises:
         CannotRunInTurns: If turns would write to variables.
@@ -102,7 +102,8 @@ def run(
         pairs = list(zip(loop.cuts, given, strict=True))
         _exchange(pairs, everywhere, runner.known)
     outputs = map(_behind_identities, traced.outputs)
-    return [runner.known[id(each)] for each in outputs]
+    kept = min(each.kept_bytes for each in plan.loops if each.operations)
+    return [runner.known[id(each)] for each in outputs], kept
 
 
 def _exchange(
@@ -130,6 +131,12 @@ class _Loop:
     effects: list[tf.Operation]
     operations: list[tf.Operation]
     """All that a turn runs, in order."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """How large what its turns add up is, as far as it is known."""
+        given = [cut.given for cut in self.cuts]
+        return sum((x.shape.num_elements() or 0) * x.dtype.size for x in given)
 
 
 class _Plan:
