@@ -139,6 +139,15 @@ def test_nothing_runs_for_which_there_may_be_no_memory(monkeypatch):
     assert fewest > 200
 
 
+def test_what_turns_add_up_counts_where_it_is_new():
+    before, after = Use(100, 100, 1000), Use(100, 160, 1000)
+    free = USED * 1000 - 20
+    found = fitting_turns.times_that_fit(before, after, 40, 20)
+    assert found == (free - 140) / 20
+    found = fitting_turns.times_that_fit(before, after, 70, 20)
+    assert found == (free - 100) / 60
+
+
 def test_larger_batches_are_measured_anew(monkeypatch):
     memory = Memory(monkeypatch, 110.5 * MB / USED)
     turns = FittingTurns(step(), ["GPU:0"])
@@ -226,7 +235,7 @@ def test_training_is_that_of_one_device(monkeypatch, capsys, count):
 @pytest.mark.skipif(ON_GPU, reason="of a memory that is made up")
 def test_compiled(monkeypatch):
     memory = Memory(monkeypatch, 104.5 * MB / USED)
-    ran = []
+    ran, kept = [], []
     original = FittingTurns.run
 
     def noted(self, batch, compiled, run):
@@ -235,13 +244,17 @@ def test_compiled(monkeypatch):
             ran.append((batch.sizes[0], compiled, count))
             return run(count)
 
-        return original(self, batch, compiled, run_noted)
+        result = original(self, batch, compiled, run_noted)
+        kept.append(self._step.kept_bytes)
+        return result
 
     monkeypatch.setattr(FittingTurns, "run", noted)
     wanted = trained(compiled=True)
     assert_same_outcome(wanted, trained(1, None, compiled=True))
     counts = [count for size, compiled, count in ran if compiled]
     assert sorted(set(counts)) == [3, 12]
+    gradients = 4 * (8 * 6 + 6 + 6 + 1)
+    assert gradients <= max(kept) <= gradients + 64  # and a few sums
 
 
 @pytest.mark.skipif(ON_GPU, reason="of what does not tell its memory")

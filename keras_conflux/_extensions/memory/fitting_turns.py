@@ -240,7 +240,9 @@ def times_that_fit(before: Use, after: Use, kept: int, spare: int) -> float:
         kept: How many bytes all turns of the step find added up by others.
         spare: How many bytes to leave.
     """
-    floor = min(before.now, after.now) + kept
+    floor = min(before.now, after.now)
+    if after.peak > floor + kept:  # else it lies in what was there before
+        floor += kept
     return (USED * after.limit - spare - floor) / max(1, after.peak - floor)
 
 
