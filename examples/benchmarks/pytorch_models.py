@@ -30,7 +30,7 @@ class Trained(nn.Module):
         as_torchvision: bool = False,
     ) -> None:
         super().__init__()
-        network = _NETWORKS[name]
+        network = NETWORKS[name]
         if as_torchvision:
             network = functools.partial(network, as_torchvision=True)
         self.net: nn.Module = network()
@@ -326,7 +326,7 @@ def _channels_first(images: Any) -> Any:
     return images.permute(0, 3, 1, 2).to(dtype)
 
 
-_NETWORKS = {
+NETWORKS = {
     "resnet": ResNet50,
     "gpt": Gpt,
     "gpt-bf16": functools.partial(Gpt, has_wide_head=False),
