@@ -56,12 +56,24 @@ def main(arguments: list[str] | None = None) -> None:
         document.write_text(made(document.read_text()))
     for image in sorted((ROOT / "docs" / "images").glob("*.svg")):
         if data_file(image.stem).exists():
-            plot.draw_file(data_file(image.stem), image)
+            data = json.loads(data_file(image.stem).read_text())
+            plot.draw_document(image, compared(data))
 
 
 def data_file(name: str) -> Path:
     """Returns where measurements lie."""
     return ROOT / "docs" / "data" / f"{name}.json"
+
+
+def compared(data: dict) -> dict:
+    """Returns what is drawn: the models that several packages have trained."""
+    packages: dict[str, set[str]] = {}
+    for run in data["training"]:
+        packages.setdefault(run["model"], set()).add(run["how"])
+    several = [
+        run for run in data["training"] if packages[run["model"]] > {run["how"]}
+    ]
+    return data | {"training": several}
 
 
 def made(text: str) -> str:
@@ -162,6 +174,8 @@ def table(data: dict, count: str) -> Iterator[str]:
     yield columns
     yield "|---" * (columns.count("|") - 1) + "|"
     for panel in plot.panels(runs):
+        if not any(run["devices"] == int(count) for run in panel):
+            continue
         title = _title(panel)
         for run in sorted(panel, key=_order):
             devices = run["devices"]

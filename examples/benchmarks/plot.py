@@ -68,7 +68,11 @@ def draw_file(source: Path, image: Path) -> None:
             package.
         image: The file to write; its suffix says of which kind, such as `.svg`.
     """
-    document = json.loads(source.read_text())
+    draw_document(image, json.loads(source.read_text()))
+
+
+def draw_document(image: Path, document: dict) -> None:
+    """Draws measurements; see `draw_file`."""
     shown = report.shown(document)
     image.parent.mkdir(parents=True, exist_ok=True)
     machine = document["machine"]
