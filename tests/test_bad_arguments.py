@@ -115,6 +115,10 @@ CALLS = {
         lambda v, model, **_: kc.replicate(model, data=v),
         ("", "x", 3, NAN),
     ),
+    "replicate(microbatches)": (
+        lambda v, model, **_: kc.replicate(model, microbatches=v),
+        (*(v for v in NO_COUNTS if v is not None), 0),
+    ),
     "unreplicate": (lambda v, **_: kc.unreplicate(v), (*NO_MODELS, [])),
     "memory(model)": (lambda v, **_: kc.memory(v), (*NO_MODELS, [])),
     "memory(batch)": (

@@ -369,12 +369,23 @@ def test_draws_in_functions():
         model.fit(X, Y, 14, verbose=0)
 
 
-@pytest.mark.parametrize("microbatches", [0, 1.5, True, "all"])
-def test_what_is_no_number_is_refused(microbatches):
-    with pytest.raises(ValueError, match="1 or more"):
+@pytest.mark.parametrize(
+    ("microbatches", "error"),
+    [(0, ValueError), (1.5, TypeError), (True, TypeError), ("all", TypeError)],
+)
+def test_what_is_no_number_is_refused(microbatches, error):
+    with pytest.raises(error, match=r"microbatches.*at least 1"):
         kc.replicate(dense_with()(), microbatches=microbatches)
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(error, match=r"microbatches.*at least 1"):
         kc.replicate(microbatches=microbatches)
+
+
+def test_numbers_of_numpy_count():
+    model = kc.replicate(dense_with()(), 1, microbatches=np.int64(2))
+    model.fit(X[:12], Y[:12], 6, verbose=0)
+    assert kc.replicate(microbatches=np.int64(2)) is kc.replicate(
+        microbatches=2
+    )
 
 
 def test_what_it_has_no_meaning_for():

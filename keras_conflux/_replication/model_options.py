@@ -101,7 +101,7 @@ def choose(
         running.assert_not_running([model], change)
         traced_functions.forget(model)
     if microbatches is not None:
-        _microbatches[model] = microbatches
+        _microbatches[model] = check_microbatches(microbatches)
 
 
 def forget(model: Any) -> None:

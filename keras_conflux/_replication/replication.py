@@ -147,10 +147,11 @@ def replicate(
         TypeError: If the target is a string or a number, has a dataset or a
             loss in it, or has both models and arrays; if `data` is given for
             something else than models, or `reshuffle` is; if `shard` is given
-            for values.
+            for values; if `microbatches` is neither a whole number nor
+            `"auto"`.
         ValueError: If `data` is neither `"global"` nor `"local"`, `reshuffle`
-            neither `True` nor `False`, `microbatches` neither a number from 1
-            on nor `"auto"`, or `shard` neither `"optimizer"` nor `"weights"`.
+            neither `True` nor `False`, `microbatches` below 1, or `shard`
+            neither `"optimizer"` nor `"weights"`.
 
     Example:
         ```python

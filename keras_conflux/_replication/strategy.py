@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.initialization import initialize_from_environment
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import arguments
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
@@ -62,8 +63,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
         NotImplementedError: If `shard` is given in one of several processes.
-        ValueError: If `shard` is another word, or `microbatches` neither a
-            number from 1 on nor `"auto"`.
+        TypeError: If `microbatches` is neither a whole number nor `"auto"`.
+        ValueError: If `shard` is another word, or `microbatches` is below 1.
 
     Example:
         ```python
@@ -84,9 +85,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     ) -> None:
         initialize_from_environment()
         _check_shard(shard)
-        check_microbatches(microbatches)
         self._conflux_shard: Shard | None = shard
-        self._conflux_microbatches: Microbatches = microbatches
+        self._conflux_microbatches = check_microbatches(microbatches)
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -289,21 +289,22 @@ def _check_shard(shard: Any) -> None:
         )
 
 
-def check_microbatches(microbatches: Any) -> None:
-    """Raises unless it is a number of microbatches.
+def check_microbatches(microbatches: Any) -> Microbatches:
+    """Returns a number of microbatches as one of Python's, or `"auto"`.
 
     Raises:
-        ValueError: If it is not.
+        TypeError: If it is neither.
+        ValueError: If it is 0 or less.
     """
     if isinstance(microbatches, str) and microbatches == "auto":
-        return
-    is_count = isinstance(microbatches, int)
-    if not is_count or isinstance(microbatches, bool) or microbatches < 1:
-        raise ValueError(
-            "`microbatches` is in how many parts, one after another, each "
-            'replica runs its part of a batch: 1 or more, or "auto" for as few '
-            f"as fit into memory. Received: microbatches={microbatches!r}."
-        )
+        return "auto"
+    arguments.assert_count(
+        "microbatches",
+        microbatches,
+        '"auto", or in how many parts, one after another, each replica runs '
+        "its part of a batch",
+    )
+    return int(microbatches)
 
 
 def has_strategies() -> bool:

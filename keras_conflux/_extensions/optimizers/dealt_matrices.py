@@ -74,9 +74,7 @@ def update(
             )
         else:
             rest.append((g, variable))
-    if rest:
-        left_grads, left = map(list, zip(*rest, strict=True))
-        original(optimizer, left_grads, left, learning_rate)
+    given_tensors.update_rest(original, optimizer, rest, learning_rate)
     inputs = [matrix.input() for matrix in matrices]
     for matrix, found in zip(matrices, _dealt(optimizer, inputs), strict=True):
         matrix.update(found)

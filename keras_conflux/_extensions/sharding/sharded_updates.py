@@ -177,9 +177,7 @@ class ShardedUpdates(Part):
                     cut.append((_own(each), layout, value))
                 else:
                     self._write(each, value)
-        if rest:
-            left_grads, left = map(list, zip(*rest, strict=True))
-            original(optimizer, left_grads, left, learning_rate)
+        given_tensors.update_rest(original, optimizer, rest, learning_rate)
         _write_whole(cut)
 
     def move_average(self, mean: keras.Variable, variable: Any) -> None:

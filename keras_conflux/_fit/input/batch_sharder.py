@@ -44,11 +44,11 @@ class BatchSharder:
         turns: int = 1,
     ) -> None:
         self._strategy = strategy
-        self._turns = turns
         self._stacks = stacks
         self._has_warned = False
         self._specs = Specs(keep_rows)
         self._placement = self._placed()
+        self._parts = self._placement.count * turns
 
     def _placed(self) -> host_to_device.Placement:
         """Returns which shards of what is drawn go to which devices."""
@@ -110,11 +110,10 @@ class BatchSharder:
     def _shape(self, batch: Tree) -> Any:
         """What the batches of a stack share, or `None`."""
         leaves = trees.present(batch)
-        count = self._placement.count * self._turns
         if not self._stacks or not all(map(host_to_device.is_dense, leaves)):
             return None
         lengths = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
-        if any(length == 0 or length % count for length in lengths):
+        if any(length == 0 or length % self._parts for length in lengths):
             return None
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         return str(trees.paths(batch)), shapes
@@ -166,8 +165,8 @@ class BatchSharder:
         self, batch: Tree, spec: Tree
     ) -> tuple[tuple[int, ...], list[Tree]]:
         count = self._placement.count
-        total = rows.sample_count(batch, count * self._turns)
-        if count * self._turns > 1:
+        total = rows.sample_count(batch, self._parts)
+        if self._parts > 1:
             self._warn_of_lengths(rows.sample_counts(batch))
         limits = [rows.bounds(total, index, count) for index in range(count)]
         shard = specs_of_shard(self._specs(batch, spec), count)

@@ -17,6 +17,25 @@ def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
+def update_rest(
+    original: Callable,
+    optimizer: Any,
+    rest: list[tuple[Any, Any]],
+    learning_rate: Any,
+) -> None:
+    """Has an optimizer update what nobody updates in another way.
+
+    Args:
+        original: Its `update_step`, of lists.
+        optimizer: The optimizer.
+        rest: Gradients with their variables; there may be none.
+        learning_rate: What it takes.
+    """
+    if rest:
+        grads, variables = map(list, zip(*rest, strict=True))
+        original(optimizer, grads, variables, learning_rate)
+
+
 class GivenTensors(keras.StatelessScope):
     """In it, an optimizer reads and writes tensors in place of variables.
 
