@@ -237,6 +237,11 @@ class AsksWhich(layers.Layer):
         return x + kc.replica().index if training else x
 
 
+class Reduces(layers.Layer):
+    def call(self, x, training=False):
+        return x + kc.reduce("sum", tf.reduce_sum(x)) if training else x
+
+
 @pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
 @pytest.mark.parametrize(
     ("layer", "says"),
@@ -244,12 +249,60 @@ class AsksWhich(layers.Layer):
         (Sets, "in a branch, a loop or a function"),
         (Plain, "AssignAddVariableOp"),
         (AsksWhich, "number of Python"),
+        (Reduces, 'Write `allreduce\\("sum", ...\\)`, or leave'),
     ],
 )
 def test_what_cannot_run_in_turns_is_refused(layer, says):
     model = kc.replicate(dense_with(layer)(), 1, microbatches=2)
     with pytest.raises(NotImplementedError, match=says):
         model.fit(X, Y, 14, verbose=0)
+
+
+def test_a_layer_that_keeps_states_of_rows_is_named():
+    given = layers.Input(batch_shape=(12, 4, 2))
+    states = layers.GRU(3, stateful=True, name="remembers")(given)
+    model = keras.Model(given, layers.Dense(1)(states))
+    model.compile("sgd", "mse")
+    kc.replicate(model, 1, microbatches=2)
+    x, y = np.zeros([12, 4, 2]), np.zeros([12, 1])
+    model.predict(x, 12, verbose=0)  # runs whole
+    says = r"'remembers' has `stateful=True`.*Received: microbatches=2"
+    with pytest.raises(kc.StrategyError, match=says):
+        model.fit(x, y, 12, verbose=0)
+
+
+class Multiplies(keras.Model):
+    """Multiplies the losses of all replicas, or of all turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            error = tf.reduce_mean(tf.square(self(x) - y))
+            loss = kc.allreduce("product", error)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def multiplying():
+    model = Multiplies()
+    model(X[:1])
+    model.compile(keras.optimizers.SGD(1e-4), jit_compile=False)
+    return model
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_a_product_is_that_of_as_many_replicas():
+    expected = trained(multiplying, 2)
+    found = trained(multiplying, 1, microbatches=2)
+    assert_same_outcome(expected, found)
 
 
 class Largest(keras.metrics.Metric):

@@ -304,8 +304,10 @@ class ReplicaCollectives:
         """See `Peers`."""
         stacked = self._gather(tf.expand_dims(tensor, 0), 0, is_even=True)
         with tensorflow_tracing.of_rank():
-            others = set(range(self.count)) - {self._rank}
-            return [stacked[rank] for rank in sorted(others)]
+            return [
+                stacked[(self._rank + further) % self.count]
+                for further in range(1, self.count)
+            ]
 
     def _gather(
         self, leaf: tf.Tensor, axis: int, is_even: bool = False

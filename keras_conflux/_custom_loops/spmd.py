@@ -94,13 +94,9 @@ def replica() -> Replica:
             "`replica()` is known only while replicas run. Call it inside a "
             "`withdevices` function, `strategy.run`, or a `train_step`."
         )
-    step = steps.current()
-    if step is not None and step.turns is not None:
-        raise NotImplementedError(
-            f"{step.name}: `replica()` is a number of Python, and with "
-            "`microbatches=` a replica is traced once for all its turns. "
-            "Write the step without it, or leave out `microbatches`."
-        )
+    steps.refuse_in_turns(
+        "`replica()` is a number of Python", "Write the step without it"
+    )
     strategy = tf.distribute.get_strategy()
     device = strategy.devices[replica_index()]
     return Replica(replica_rank(), strategy.communicator.size, device)

@@ -48,6 +48,10 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
 
 def reduce(op: Op, root: int, tree: Tree) -> Tree:
     """Gives what `allreduce` returns to one replica alone."""
+    steps.refuse_in_turns(
+        "`reduce` gives one replica what others do not get",
+        f'Write `allreduce("{op.name}", ...)`',
+    )
     this = _this_replica()
     _check_root(f"reduce({op.name!r})", root, this.count)
     reduced = allreduce(op, tree)

@@ -212,6 +212,9 @@ def make_function(original: Callable, model: Any, step_function: Any) -> Any:
     strategy = _strategy(model)
     if strategy is None:
         return original(model, step_function)
+    turns = model_options.microbatches_of(model)
+    if turns != 1 and not keras_models.runs_eagerly(model):
+        _refuse_stateful(model, f"microbatches={turns!r}")
     return train_function.make_function(model, strategy, step_function)
 
 
@@ -263,11 +266,11 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
     if not isinstance(strategy, ReplicatedStrategy):
         return None
     if strategy.communicator.size > 1:
-        _refuse_stateful(model)
+        _refuse_stateful(model, "a model on several devices")
     return strategy
 
 
-def _refuse_stateful(model: keras.Model) -> None:
+def _refuse_stateful(model: keras.Model, received: str) -> None:
     """Raises for layers that go on, in each batch, where the last one ended."""
     names = [
         layer.name
@@ -278,11 +281,10 @@ def _refuse_stateful(model: keras.Model) -> None:
         raise StrategyError(
             f"{model.name}: the layer {names[0]!r} has `stateful=True` and "
             "keeps a state for each row of a batch, of which each replica has "
-            "other rows. Received: a model on several devices. A "
+            f"other rows, and each turn. Received: {received}. A "
             "`batch_shape` of one replica's rows would not help, as all copies "
             "of a weight are equal. Give the layer its `initial_state` as an "
             "input of the model, and take the next one from "
-            "`return_state=True`, or train on one device, with "
-            "`keras_conflux.replicate(model, devices=1)` or "
-            "`keras_conflux.unreplicate(model)`."
+            "`return_state=True`, or train on one device and whole batches, "
+            "with `keras_conflux.unreplicate(model)`."
         )

@@ -204,6 +204,25 @@ def current_fit_step() -> Step | None:
     return step
 
 
+def refuse_in_turns(what: str, instead: str) -> None:
+    """Raises if one of several turns is traced here.
+
+    Args:
+        what: What a turn cannot do, and why.
+        instead: What to do, beside leaving out `microbatches`.
+
+    Raises:
+        NotImplementedError: If it is.
+    """
+    step = current()
+    if step is not None and step.turns is not None:
+        raise NotImplementedError(
+            f"{step.name}: {what}, and with `microbatches=` a replica is "
+            f"traced once for all its turns. {instead}, or leave out "
+            "`microbatches`."
+        )
+
+
 @contextlib.contextmanager
 def entered(step: Step | None) -> Iterator[None]:
     """Makes a step the current one of this replica's thread, or none."""

@@ -94,6 +94,17 @@ def test_what_a_later_loop_computes_anyway_is_not_computed_before():
     assert ["Tanh" in body for body in bodies(graph)] == [False, True]
 
 
+@pytest.mark.parametrize("count", [2, 8])
+def test_it_is_told_that_much_is_computed_again(count, caplog):
+    def step(x, cut):
+        for _ in range(count):
+            x = tf.tanh(x - cut(tf.reduce_sum(x)) / 24)
+        return [cut(tf.reduce_sum(x))]
+
+    run_in_turns(step)
+    assert ("computes 3 times what it has to" in caplog.text) == (count == 8)
+
+
 def test_a_write_waits_for_loops_that_read():
     weight = tf.Variable(2.0)
 
@@ -110,6 +121,19 @@ def test_a_write_waits_for_loops_that_read():
     (total, after), _ = run_in_turns(step)
     np.testing.assert_allclose(total, 0, atol=1e-5)
     assert after == 7.0 == weight.numpy()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_of_16_bits_are_rounded_once(dtype):
+    large = {"bfloat16": 256, "float16": 2048}[dtype]
+
+    def step(x, cut):
+        value = tf.where(x[0, 0] == 0, float(large), 1.0)
+        return [cut(tf.cast(value, dtype))]
+
+    (found,), _ = run_in_turns(step, count=6)
+    assert found.dtype == dtype
+    assert found == large + 4  # five ones more, of which no one would count
 
 
 def test_shapes_that_only_values_tell():

@@ -10,6 +10,7 @@ needs of a microbatch's earlier values is computed again in its loop.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ _WRITES_BETWEEN = "writes what turns read before and after it"
 _RUNS_AGAIN = "would run more than once for the same samples"
 _Known = dict[int, tf.Tensor]
 """By the ids of traced tensors, what they are where the graph runs."""
+_MANY_TIMES = 3
+"""How often turns may compute what they compute before somebody is told."""
+_log = logging.getLogger("keras_conflux")
+_logged: set[tuple[int, int]] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +100,7 @@ def run(
         CannotRunInTurns: If turns would write to variables.
     """
     plan = _Plan(traced, compiled)
+    _log_if_repeated(plan.loops)
     runner = _Runner(traced, count, arguments, compiled)
     for phase, loop in enumerate(plan.loops):
         runner.run_once(plan.once(phase))
@@ -104,6 +110,24 @@ def run(
     outputs = map(_behind_identities, traced.outputs)
     kept = min(each.kept_bytes for each in plan.loops if each.operations)
     return [runner.known[id(each)] for each in outputs], kept
+
+
+def _log_if_repeated(loops: "list[_Loop]") -> None:
+    """Logs, once a program, that turns compute the same many times."""
+    computed = [each for loop in loops for each in loop.operations]
+    times = len(computed) / max(1, len({*computed}))
+    found = sum(bool(loop.cuts) for loop in loops), round(times)
+    if times < _MANY_TIMES or found in _logged:
+        return
+    _logged.add(found)
+    _log.warning(
+        "with `microbatches=`, a step computes %d times what it has to: it "
+        "exchanges something %d times, as each synchronized normalization "
+        "does, and computes what comes before once more each time. Normalize "
+        "by something else than the batch, or use `keras.RematScope` in place "
+        "of `microbatches`.",
+        *reversed(found),
+    )
 
 
 def _exchange(
@@ -412,13 +436,17 @@ class _Runner:
             return number + 1, after
 
         shapes = [each.invariant(self._compiled) for each in kept]
-        return tf.while_loop(
+        found = tf.while_loop(
             lambda number, _: number < self._count,
             body,
             (tf.constant(0, tf.int64), begin),
             shape_invariants=(tf.TensorShape([]), shapes),
             parallel_iterations=1,
         )[1]
+        return [
+            tf.cast(one, each.given.dtype)
+            for each, one in zip(kept, found, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,13 +463,20 @@ class _Accumulator:
         """Whether the graph knows its shape."""
         return self.given.shape.is_fully_defined()
 
+    @property
+    def _dtype(self) -> tf.DType:
+        """In what it is kept. Floats of 16 bits are rounded once, at last."""
+        given = self.given.dtype
+        is_rounded = given in (tf.float16, tf.bfloat16) and self.op is not None
+        return tf.float32 if is_rounded else given
+
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
         """Returns what is kept before the first turn.
 
         Args:
             first: Something of the same shape, if the graph does not know it.
         """
-        dtype = self.given.dtype
+        dtype = self._dtype
         if dtype == tf.string:
             neutral: Any = tf.constant("")
         else:
@@ -466,6 +501,7 @@ class _Accumulator:
         """Returns what is kept after a turn."""
         if self.op is None:
             return new
+        new = tf.cast(new, self._dtype)
         of_two = self.op.of_two
         if self.is_known or compiled:
             return of_two(old, new)
