@@ -23,8 +23,10 @@ import test_eager
 import test_equal
 import test_fit
 import test_global_batch
+import test_graph_in_turns
 import test_integer_seeds
 import test_layer_state
+import test_microbatches
 import test_random_draws
 import test_stand_ins
 import test_synchronization
@@ -38,6 +40,7 @@ from models import outcome
 from models import regression
 
 import keras_conflux as kc
+from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat.private_keras_names import Patched
 
 pytestmark = [
@@ -90,6 +93,15 @@ PLACES = {
     "values of counts": f"{NUMERICS}.counters:global_values",
     "steers": f"{FIT}.input.execution_plan:may_steer_data",
     "synchronize": f"{REPLICATION}.synchronization:synchronize",
+    "exchange of turns": f"{FIT}.execution.graph_in_turns:_exchange",
+    "numbers of a turn": f"{FIT}.execution.microbatches:_Uneven.known_from",
+    "rank of a turn": f"{FIT}.execution.microbatches:TracedTurns.begin",
+    "runner of turns": f"{FIT}.execution.graph_in_turns:_Runner.__init__",
+    "samples of a turn": f"{FIT}.execution.microbatches:_Uneven.__call__",
+    "sum over turns": f"{FIT}.execution.microbatches:TracedTurns.summed_here",
+    "writes between turns": (
+        f"{FIT}.execution.graph_in_turns:_Plan._written_too_early"
+    ),
     "weigh": "keras_conflux._communication.dtypes:weighted",
     "without stand-ins": f"{NUMERICS}.returns:_if_any",
     # of Keras, replaced by the package
@@ -180,6 +192,22 @@ def assert_equal_with_known_sizes(name: str) -> None:
     assert_same_outcome(trained(), trained(2), CASES[name].rtol)
 
 
+def assert_equal_in_turns(build: Callable) -> None:
+    """Trains a model in two turns on each of two devices."""
+    expected = test_microbatches.trained(build)
+    got = test_microbatches.trained(build, 2, microbatches=2)
+    assert_same_outcome(expected, got)
+
+
+def drops_and_counts() -> keras.Model:
+    dropout = keras.layers.Dropout(0.5, seed=1)
+    layers = [keras.Input((8,)), dropout, keras.layers.Dense(1)]
+    hits = keras.metrics.TruePositives(0.1, name="hits")
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse", metrics=[hits], jit_compile=False)
+    return model
+
+
 def _loss(name: str) -> Callable:
     return functools.partial(test_global_batch.test_loss, name)
 
@@ -260,6 +288,17 @@ TESTS = {
     "sum, known sizes": functools.partial(
         assert_equal_with_known_sizes, "loss sum"
     ),
+    "step in turns": functools.partial(assert_equal_in_turns, drops_and_counts),
+    "loss that compares samples, in turns": functools.partial(
+        assert_equal_in_turns, test_microbatches.contrastive
+    ),
+    "phases of turns": functools.partial(
+        test_graph_in_turns.test_a_value_that_depends_on_another_reduction,
+        False,
+    ),
+    "reads between turns": (
+        test_graph_in_turns.test_a_write_waits_for_loops_that_read
+    ),
     "steered data": functools.partial(
         test_callbacks.test_what_a_callback_tells_a_generator_is_in_the_next_batch,
         2,
@@ -327,7 +366,7 @@ def _clip_first(original, grads, sources, context):
     return original(grads, sources, context)
 
 
-def _reduce_again(original, grads, context):
+def _reduce_again(original, grads, *_):
     return call("collectives").all_reduce("sum", grads)
 
 
@@ -395,6 +434,31 @@ def _of_batch(change):
         return original(self, type(batch)(changed), spec)
 
     return move
+
+
+def _one_turn_less(original, self, traced, count, *rest):
+    original(self, traced, count - 1, *rest)
+
+
+def _of_this_replica(original, given, everywhere, known):
+    original(given, lambda op, tensors: tensors, known)
+
+
+def _first_rows(original, self, numbers):
+    rank, fraction, own, before, total, size = numbers
+    return original(self, (rank, fraction, own, 0 * before, total, size))
+
+
+def _first_samples(original, self, number):
+    samples = len(self._leaves)
+    first, given = original(self, 0 * number), original(self, number)
+    return [*first[:samples], *given[samples:]]
+
+
+def _turns_weigh_alike(original, self, numbers):
+    rank, fraction, *rest = numbers
+    fraction = tf.ones_like(fraction) / (2 * self._count)
+    return original(self, (rank, fraction, *rest))
 
 
 def _local_gradient(original, self, op, x):
@@ -641,6 +705,47 @@ FAULTS = [
             )
         },
         ("last batch of one sample",),
+    ),
+    # Turns, in which a replica runs its shard.
+    Fault(
+        "a replica runs one turn less than it has",
+        {"runner of turns": _one_turn_less},
+        ("phases of turns", "step in turns"),
+    ),
+    Fault(
+        "turns reduce, and replicas do not",
+        {"exchange of turns": _of_this_replica},
+        ("step in turns",),
+    ),
+    Fault(
+        "what a replica counts in its turns is summed over replicas",
+        {"sum over turns": lambda _, self, x: self.all_reduce(x, 0, SUM)},
+        ("step in turns",),
+    ),
+    Fault(
+        "each turn runs on the first samples",
+        {"samples of a turn": _first_samples},
+        ("step in turns",),
+    ),
+    Fault(
+        "turns weigh alike, whatever samples they have",
+        {"numbers of a turn": _turns_weigh_alike},
+        ("step in turns",),
+    ),
+    Fault(
+        "each turn draws the rows of the first samples",
+        {"numbers of a turn": _first_rows},
+        ("step in turns",),
+    ),
+    Fault(
+        "each turn takes itself for the first",
+        {"rank of a turn": lambda original, self, x: original(self, 0 * x)},
+        ("loss that compares samples, in turns",),
+    ),
+    Fault(
+        "a variable is written before a later loop has read it",
+        {"writes between turns": lambda *_: {}},
+        ("reads between turns",),
     ),
     # Copies and data.
     Fault(
