@@ -53,9 +53,7 @@ def reduce_values(
         loss = tf.math.divide_no_nan(loss, fraction)
     elif reduction == "mean_with_sample_weight" and sample_weight is not None:
         total = tf.reduce_sum(tf.cast(sample_weight, values.dtype))
-        total = replica_collectives().all_reduce(
-            "sum", tf.where(fraction > 0, total, 0)
-        )
+        total = _of_all(total, fraction, step)
         loss = tf.math.divide_no_nan(tf.reduce_sum(values), total * fraction)
     else:
         loss = original(values, sample_weight, reduction)
@@ -107,13 +105,19 @@ def apply_mask(
     # spread over replicas as samples are.
     fraction = tf.cast(step.batch_fraction, dtype)
     valid = tf.reduce_sum(tf.cast(mask, dtype))
-    everywhere = replica_collectives().all_reduce(
-        "sum", tf.where(fraction > 0, valid, 0)
-    )
+    everywhere = _of_all(valid, fraction, step)
     correction = tf.math.divide_no_nan(valid, everywhere * fraction)
     corrected = weight * correction
     step.kinds.mark(corrected, step.kinds.of(mask))
     return corrected
+
+
+def _of_all(own: tf.Tensor, fraction: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns the sum over replicas that have samples."""
+    own = tf.where(fraction > 0, own, 0)
+    total = replica_collectives().all_reduce("sum", own)
+    step.kinds.mark_equal([total])  # as no graph shows where sizes are known
+    return total
 
 
 def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
