@@ -30,8 +30,8 @@ loss = drawn.of_scalars() | drawn.of_rows()
 
 
 @st.composite
-def runs(draw, counts):
-    """Draws a training for one of several numbers of devices."""
+def runs(draw, counts, microbatches=(1,)):
+    """Draws a training for one of several numbers of devices, and of turns."""
     form = draw(st.sampled_from(FORMS))
     run = {
         "form": form,
@@ -54,6 +54,7 @@ def runs(draw, counts):
         "samples": draw(st.integers(1, 20)),
         "batch_size": draw(st.integers(1, 9)),
         "count": (count := draw(st.sampled_from(counts))),
+        "microbatches": draw(st.sampled_from(microbatches)),
         "compiled_by_xla": count == 1 and draw(st.booleans()),
         "seed": draw(st.integers(0, 1000)),
     }
@@ -123,7 +124,7 @@ def train(run, prepare=None, count=None) -> dict[str, np.ndarray]:
     y = rng.normal(size=(samples, 3)).astype("float32")
     model = build(run, run["compiled_by_xla"] and count is not None)
     if count is not None:
-        kc.replicate(model, count)
+        kc.replicate(model, count, microbatches=run["microbatches"])
     if prepare is not None:
         prepare(model)
     history = model.fit(

@@ -94,8 +94,9 @@ def runs(draw):
         "steps_per_execution": draw(st.sampled_from([1, 1, 2, 5])),
         "samples": draw(st.integers(1, 40)),
         "batch_size": draw(st.integers(1, 17)),
-        "weighted": draw(st.booleans()),
+        "weighted": draw(st.sampled_from(["no", "samples", "classes"])),
         "count": draw(st.sampled_from(COUNTS)),
+        "microbatches": draw(st.sampled_from([1, 1, 2, 3])),
         "seed": draw(st.integers(0, 1000)),
     }
 
@@ -132,19 +133,24 @@ def test_any_run_equals_one_device(run):
     samples = run["samples"]
     x = rng.normal(size=(samples, 6)).astype("float32")
     y = rng.normal(size=(samples, 1)).astype("float32")
-    weighted = run["weighted"] and run["loss"] < 2  # a scalar takes no weights
+    weighted = "no" if run["loss"] == 2 else run["weighted"]  # it is a scalar
+    if weighted == "classes":
+        y = np.round(rng.uniform(size=(samples, 1))).astype("float32")
     fit = {
         "batch_size": run["batch_size"],
         "epochs": 2,
         "shuffle": False,
         "verbose": 0,
-        "sample_weight": rng.uniform(0, 2, samples) if weighted else None,
+        "sample_weight": rng.uniform(0, 2, samples)
+        if weighted == "samples"
+        else None,
+        "class_weight": {0: 0.5, 1: 2.0} if weighted == "classes" else None,
     }
 
     def train(prepare=None, count=None):
         model = build(run)
         if count is not None:
-            kc.replicate(model, count)
+            kc.replicate(model, count, microbatches=run["microbatches"])
         if prepare is not None:
             prepare(model)
         history = model.fit(x, y, **fit)
