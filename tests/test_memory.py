@@ -153,10 +153,15 @@ def blocks():
     return model
 
 
+SAMPLES = 1 << 15
+"""So many that they need more than the kernels of a GPU, whose workspaces have
+some MB. Nothing runs, so more take no longer."""
+
+
 @pytest.fixture(scope="module")
 def steps():
-    """What a step needs without recomputation and with it, of 512 samples."""
-    batch = tf.TensorSpec([1024, 32]), tf.TensorSpec([1024, 4])
+    """What a step needs without recomputation and with it."""
+    batch = tf.TensorSpec([2 * SAMPLES, 32]), tf.TensorSpec([2 * SAMPLES, 4])
     plain = blocks()
     with keras.RematScope("full"):
         again = blocks()
@@ -168,7 +173,7 @@ def test_a_step_is_that_which_one_device_compiles(steps):
     model = blocks()
     model.optimizer.build(model.trainable_variables)
     step = tf.function(lambda *data: model.train_step(data), jit_compile=True)
-    given = tf.ones([512, 32]), tf.ones([512, 4])
+    given = tf.ones([SAMPLES, 32]), tf.ones([SAMPLES, 4])
     proto = step.experimental_get_compiler_ir(*given)(
         "optimized_hlo_proto_serialized"
     )
