@@ -108,7 +108,8 @@ def run(
         pairs = list(zip(loop.cuts, given, strict=True))
         _exchange(pairs, everywhere, runner.known)
     outputs = map(_behind_identities, traced.outputs)
-    kept = min(each.kept_bytes for each in plan.loops if each.operations)
+    loops = [each for each in plan.loops if each.operations]
+    kept = min((each.kept_bytes for each in loops), default=0)
     return [runner.known[id(each)] for each in outputs], kept
 
 
@@ -159,8 +160,7 @@ class _Loop:
     @property
     def kept_bytes(self) -> int:
         """How large what its turns add up is, as far as it is known."""
-        given = [cut.given for cut in self.cuts]
-        return sum((x.shape.num_elements() or 0) * x.dtype.size for x in given)
+        return sum(_Accumulator(cut.given, cut.op).bytes for cut in self.cuts)
 
 
 class _Plan:
@@ -469,6 +469,11 @@ class _Accumulator:
         given = self.given.dtype
         is_rounded = given in (tf.float16, tf.bfloat16) and self.op is not None
         return tf.float32 if is_rounded else given
+
+    @property
+    def bytes(self) -> int:
+        """How large it is, as far as the graph knows."""
+        return (self.given.shape.num_elements() or 0) * self._dtype.size
 
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
         """Returns what is kept before the first turn.
