@@ -14,10 +14,10 @@ from drawn_programs import CHOICES
 from drawn_programs import OF_BRANCHES
 from drawn_programs import Program
 
-from keras_conflux._fit.global_batch import own_gradients
-from keras_conflux._fit.global_batch import rules
-from keras_conflux._fit.global_batch.kinds import Form
-from keras_conflux._fit.global_batch.rule import Rule
+from keras_conflux._batch_analysis import own_gradients
+from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._fit.numerics import layers
 
 pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")

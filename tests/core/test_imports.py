@@ -138,7 +138,7 @@ CORE = [
     "_data",
     "_custom_loops",
     "_fit.input",
-    "_fit.global_batch",
+    "_batch_analysis",
     "_fit.numerics",
     "_fit.execution",
     "_fit",
@@ -249,9 +249,9 @@ def test_figures_are_of_the_shelves():
 
 def test_input_and_numerics_of_fit_are_strangers():
     for name, imports in modules().items():
-        if folder(name) in ("_fit.input", "_fit.numerics", "_fit.global_batch"):
+        if folder(name) in ("_fit.input", "_fit.numerics", "_batch_analysis"):
             others = {folder(each) for each in imports} - {folder(name)}
-            others -= {"_fit.global_batch"}
+            others -= {"_batch_analysis"}
             assert not {each for each in others if each.startswith("_fit")}
 
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras import ops
 
 import keras_conflux as kc
-from keras_conflux._fit.global_batch import own_gradients
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.analysis import KindInference
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._batch_analysis import own_gradients
+from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._replication.steps import Step
 
 KERNEL = tf.reshape(tf.sin(tf.range(64.0)), [8, 8])

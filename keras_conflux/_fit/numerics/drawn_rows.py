@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.kinds import COUNT
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import Block
+from keras_conflux._batch_analysis.kinds import Entries
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.gathered_rows import split_blocks
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Block
-from keras_conflux._fit.global_batch.kinds import Entries
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
+from keras_conflux._fit.numerics.gathered_rows import split_blocks
 from keras_conflux._fit.numerics.inner_graphs import Loops
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Place

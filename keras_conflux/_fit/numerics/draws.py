@@ -20,16 +20,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import own_draws
+from keras_conflux._batch_analysis import uses_of_rows
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.kinds import COUNT
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch import own_draws
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
-from keras_conflux._fit.numerics import uses_of_rows
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant

@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.graph_ancestry import depends_on
+from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._custom_loops.collectives import operations_of
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_as_tensor

@@ -13,16 +13,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import own_gradients
+from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import rows
 from keras_conflux._compat import keras_models
-from keras_conflux._fit.global_batch import own_gradients
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import combined
-from keras_conflux._fit.global_batch.kinds import rows
-from keras_conflux._fit.global_batch.values import own_rows
 from keras_conflux._fit.numerics import warnings
+from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part

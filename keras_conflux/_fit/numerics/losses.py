@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step

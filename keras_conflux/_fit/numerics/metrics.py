@@ -6,16 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.derivation import derivation
+from keras_conflux._batch_analysis.kinds import COUNT
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import rows
 from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.derivation import derivation
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.warnings import UnclearLosses

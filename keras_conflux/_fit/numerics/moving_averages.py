@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis.graph_ancestry import depends_on
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index

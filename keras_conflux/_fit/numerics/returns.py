@@ -9,21 +9,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import kinds
+from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.graph_ancestry import depends_on
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
-from keras_conflux._fit.global_batch import kinds
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.gathered_rows import gathered
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.gathered_rows import gathered
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step

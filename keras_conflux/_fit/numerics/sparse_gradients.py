@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.rules import sources_of_entries
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
-from keras_conflux._fit.numerics.graph_ancestry import is_constant
+from keras_conflux._batch_analysis.graph_ancestry import depends_on
+from keras_conflux._batch_analysis.graph_ancestry import is_constant
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.rules import sources_of_entries
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives

@@ -13,22 +13,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import trial
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.derivation import derivation
+from keras_conflux._batch_analysis.graph_ancestry import (
+    may_be_differentiated_by,
+)
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import OPAQUE
+from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._custom_loops.collectives import UserReductions
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.derivation import derivation
-from keras_conflux._fit.global_batch.gathered_rows import gathered
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import OPAQUE
-from keras_conflux._fit.global_batch.kinds import TOTAL
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import recomputed
-from keras_conflux._fit.global_batch.values import reduced_by_role
+from keras_conflux._fit.numerics.gathered_rows import gathered
+from keras_conflux._fit.numerics.global_values import recomputed
+from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps

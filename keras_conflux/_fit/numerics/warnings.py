@@ -5,13 +5,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis.graph_ancestry import depends_on
+from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.tensorflow_internals import is_own_variable
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Part
