@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import COUNT
 from keras_conflux._batch_analysis.kinds import COUNTED
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -27,7 +28,6 @@ from keras_conflux._batch_analysis.kinds import ROW_SPLITS
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import rows
-from keras_conflux._compat import tensorflow_graphs
 
 READ = (
     *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
@@ -60,7 +60,10 @@ class KindInference:
         is_blind: bool = False,
     ) -> None:
         self.is_blind = is_blind
-        self._step = tf.compat.v1.get_default_graph()
+        self.graph: Any = tf.compat.v1.get_default_graph()
+        """What the step is traced to."""
+        self.samples = [part for leaf in shard for part in parts_of(leaf)]
+        """The tensors of the shard."""
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._tried: dict[int, tf.Tensor] = {}
         self._graphs: dict[int, _GraphReader] = {}
@@ -133,7 +136,7 @@ class KindInference:
         return parts[0] if len(set(parts)) == 1 else OPAQUE
 
     def _of_part(self, tensor: Any) -> Kind:
-        if tensorflow_graphs.is_eager(tensor):
+        if traced_graphs.is_eager(tensor):
             return EQUAL
         known = self.marked(tensor)
         if known is not None or self.is_blind:
@@ -177,7 +180,7 @@ class KindInference:
             By the ids of handles, kinds that are not those of variables which
             the step has not written.
         """
-        if self.is_blind or graph is self._step:
+        if self.is_blind or graph is self.graph:
             return {}
         outer = getattr(graph, "outer_graph", None)
         return {} if outer is None else self.held(outer)
@@ -197,7 +200,7 @@ class KindInference:
 
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns what was written to a variable before it was read."""
-        if tensorflow_graphs.is_eager(tensor):
+        if traced_graphs.is_eager(tensor):
             return None
         return self._read(tensor.graph).aliases.get(id(tensor))
 
@@ -246,7 +249,7 @@ class KindInference:
         calls = [given for caller, given in self._calls if caller is outside]
         if not calls or tensor.op.type != "Placeholder":
             return None
-        captured = tensorflow_graphs.captures(graph)
+        captured = traced_graphs.captures(graph)
         arguments = [
             operation.outputs[0].name
             for operation in graph.get_operations()
@@ -346,7 +349,7 @@ class _GraphReader:
                 continue
             handle = self._outermost(tensor)
             kinds = self._all.kinds_written(handle)
-            if not kinds or not tensorflow_graphs.changes(
+            if not kinds or not traced_graphs.changes(
                 operation, handle, self._graph
             ):
                 continue
@@ -375,14 +378,14 @@ class _GraphReader:
         if placeholder.dtype == tf.resource:
             summed = self._all.is_sum(self._outermost(placeholder))
             return COUNTED if summed else EQUAL
-        outside = tensorflow_graphs.captures(self._graph).get(id(placeholder))
+        outside = traced_graphs.captures(self._graph).get(id(placeholder))
         if outside is None:
             return self._all.kind_of_argument(placeholder)
         return self._all.of(outside)
 
     def _outermost(self, handle: tf.Tensor) -> Any:
         """Returns the variable's own handle for a placeholder of it."""
-        return tensorflow_graphs.outermost(handle, self._graph)
+        return traced_graphs.outermost(handle, self._graph)
 
 
 def parts_of(value: Any) -> list[tf.Tensor]:

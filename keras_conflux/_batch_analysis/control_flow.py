@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import DERIVED
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import MEAN
@@ -19,7 +20,6 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import one_of_rows
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import Rule
-from keras_conflux._compat import tensorflow_graphs
 
 CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 BRANCHES = frozenset(("If", "StatelessIf"))
@@ -129,7 +129,7 @@ def _of_turns(
 
 
 def _body(operation: tf.Operation, attribute: str) -> Any:
-    return tensorflow_graphs.function_named(
+    return traced_graphs.function_named(
         operation.graph, operation.get_attr(attribute).name
     )
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.steps import Step
 
 MAX_OPERATIONS = 300
 """How many operations are computed once more at most."""
@@ -50,18 +50,18 @@ class Derivation:
     def recomputed(
         self,
         known: dict[int, tf.Tensor],
-        gradient: tensorflow_graphs.Gradient | None = None,
+        gradient: traced_graphs.Gradient | None = None,
     ) -> tf.Tensor:
         """Returns the result for other values of the sources.
 
         Args:
             known: By the id of a source, its value. The values of all that is
                 computed are added.
-            gradient: See `tensorflow_graphs.copied`.
+            gradient: See `traced_graphs.copied`.
         """
         for operation in self.operations:
             inputs = [self._wanted(x, known) for x in operation.inputs]
-            copies = tensorflow_graphs.copied(operation, inputs, gradient)
+            copies = traced_graphs.copied(operation, inputs, gradient)
             for old, new in zip(operation.outputs, copies, strict=True):
                 # Python code may have said more of it than operations tell.
                 # No size there is a number of samples.
@@ -86,7 +86,7 @@ class Derivation:
 
 def derivation(
     result: tf.Tensor,
-    step: Step,
+    kinds: KindInference,
     known: Collection[int] = (),
     made: Collection[int] = (),
 ) -> Derivation:
@@ -94,7 +94,7 @@ def derivation(
 
     Args:
         result: Traced.
-        step: The replica's.
+        kinds: Those of the step's tensors.
         known: The ids of others whose global values are known.
         made: The ids of tensors that are computed once more in any case.
 
@@ -110,21 +110,21 @@ def derivation(
         if id(tensor) in known:
             waiting.pop()
             continue
-        behind = step.kinds.value_behind(tensor)
+        behind = kinds.value_behind(tensor)
         if behind is not None:
             found.written[id(tensor)] = behind
             found.reads[id(tensor)] = tensor
             waiting[-1] = behind
             continue
-        if id(tensor) in made and step.kinds.marked(tensor) is not None:
+        if id(tensor) in made and kinds.marked(tensor) is not None:
             raise NotDerivable(tensor.op.name)
-        if id(tensor) not in made and _is_known(tensor, step):
-            _assert_small(tensor, step.kinds.of(tensor))
+        if id(tensor) not in made and _is_known(tensor, kinds):
+            _assert_small(tensor, kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
-        outside = tensorflow_graphs.captures(tensor.graph).get(id(tensor))
+        outside = traced_graphs.captures(tensor.graph).get(id(tensor))
         if outside is None:
-            outside = step.kinds.argument_behind(tensor)
+            outside = kinds.argument_behind(tensor)
         if outside is not None:
             found.outside[id(tensor)] = waiting[-1] = outside
             continue
@@ -135,7 +135,7 @@ def derivation(
                 left.add(id(operation))
                 found.operations.append(operation)
             continue
-        _assert_repeatable(tensor, step.kinds.of(tensor))
+        _assert_repeatable(tensor, kinds.of(tensor))
         entered.add(id(operation))
         waiting.extend(operation.inputs)
         if len(entered) > MAX_OPERATIONS:
@@ -163,7 +163,7 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
         raise NotDerivable(operation.name)
 
 
-def _needs_others(tensor: tf.Tensor, step: Step) -> bool:
+def _needs_others(tensor: tf.Tensor, kinds: KindInference) -> bool:
     """Whether it is a shape, or part of one, of what other samples touch.
 
     The shape is known, but what it is the shape of may be impossible to compute
@@ -172,22 +172,22 @@ def _needs_others(tensor: tf.Tensor, step: Step) -> bool:
     waiting, seen = [tensor], set()
     while waiting:
         each = waiting.pop()
-        kind = step.kinds.of(each)
+        kind = kinds.of(each)
         if kind.role is Role.DERIVED or kind.depends_on_other_samples:
             return True
         if kind.role in _OF_SHAPES and id(each) not in seen:
             seen.add(id(each))
-            if step.kinds.marked(each) is None:
+            if kinds.marked(each) is None:
                 waiting.extend(each.op.inputs)
     return False
 
 
-def _is_known(tensor: tf.Tensor, step: Step) -> bool:
+def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:
     if tensor.dtype == tf.variant:  # a list, whose elements are known before
         return False
-    kind = step.kinds.of(tensor)
+    kind = kinds.of(tensor)
     if kind.role is Role.ROWS:
         return not kind.depends_on_other_samples
     if kind.role in (Role.DERIVED, Role.OPAQUE):
         return False
-    return not _needs_others(tensor, step)
+    return not _needs_others(tensor, kinds)

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.steps import Step
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
 
 
 def depends_on(
@@ -30,16 +30,14 @@ def depends_on(
     return False
 
 
-def depends_on_samples(value: Any, step: Step) -> bool:
+def depends_on_samples(value: Any, kinds: KindInference) -> bool:
     """Whether a value was computed from what a replica's samples hold.
 
     What a graph inside of the step's has computed counts as not.
     """
-    if not isinstance(value, tf.Tensor) or value.graph is not step.graph:
+    if not isinstance(value, tf.Tensor) or value.graph is not kinds.graph:
         return False
-    leaves = tf.nest.flatten(step.shard, expand_composites=True)
-    samples = [leaf.op for leaf in leaves if leaf is not None]
-    return depends_on([value.op], samples)
+    return depends_on([value.op], [each.op for each in kinds.samples])
 
 
 def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
@@ -71,13 +69,13 @@ def _has_derivatives(dtype: tf.DType) -> bool:
 
 
 def _made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-    if tensorflow_graphs.is_eager(tensor):
+    if traced_graphs.is_eager(tensor):
         return []
     operation = tensor.op
     if operation.type.startswith("IteratorGetNext"):
         return []
     if operation.type == "Placeholder":
-        outside = tensorflow_graphs.captures(tensor.graph).get(id(tensor))
+        outside = traced_graphs.captures(tensor.graph).get(id(tensor))
         return [] if outside is None else [outside]
     return list(operation.inputs)
 

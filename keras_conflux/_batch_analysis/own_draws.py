@@ -13,23 +13,22 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import RANDOM
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._compat import tensorflow_graphs
 
 _OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
 
 
-def shared_by_samples(graph: Any, kinds: KindInference) -> list[tf.Operation]:
+def shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
     """Returns what draws numbers that go to several samples.
 
     Args:
-        graph: Of the step.
-        kinds: Of its tensors.
+        kinds: Those of the step's tensors.
     """
-    operations = graph.get_operations()
+    operations = kinds.graph.get_operations()
     if not any(map(_may_draw, operations)):
         return []
     reader = _Reader(kinds)
@@ -44,7 +43,7 @@ def _may_draw(operation: tf.Operation) -> bool:
         return _draws(operation)
     return operation.op_def.is_stateful and any(
         _may_draw(inner)
-        for body in tensorflow_graphs.graphs_of(operation)
+        for body in traced_graphs.graphs_of(operation)
         if body is not None
         for inner in body.get_operations()
     )
@@ -79,7 +78,7 @@ class _Reader:
     def read(self, operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
         """Reads an operation, and what it runs; returns the outputs' kinds."""
         is_call = operation.type in control_flow.WITH_BODIES
-        bodies = tensorflow_graphs.graphs_of(operation) if is_call else []
+        bodies = traced_graphs.graphs_of(operation) if is_call else []
         for body in bodies:
             self._enter(operation, body)
         outputs = rules.kinds_of_outputs(

@@ -22,13 +22,12 @@ from keras_conflux._batch_analysis import reductions
 from keras_conflux._batch_analysis import rule
 from keras_conflux._batch_analysis import shapes
 from keras_conflux._batch_analysis import slices
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.rule import Rule
-from keras_conflux._compat import tensorflow_graphs
 
-COLLECTIVES = frozenset(("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce"))
 READS = frozenset(
     (
         *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
@@ -69,7 +68,7 @@ def kinds_of_outputs(
     """
     kind = operation.type
     count = len(operation.outputs)
-    if kind in COLLECTIVES:
+    if kind in traced_graphs.COLLECTIVES:
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count
@@ -96,7 +95,7 @@ def _keeps_equal(operation: tf.Operation) -> bool:
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
     bodies = [
-        tensorflow_graphs.function_named(
+        traced_graphs.function_named(
             operation.graph, attributes[name].func.name
         )
         for name in names

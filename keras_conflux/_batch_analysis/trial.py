@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import drawn
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import MAX_OPERATIONS
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import MEAN
@@ -27,8 +29,6 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.trial_program import Results
 from keras_conflux._batch_analysis.trial_program import TrialProgram
 from keras_conflux._batch_analysis.trial_values import RandomValues
-from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.steps import Step
 
 _TRIALS = (
     ((2, 3), 1),
@@ -48,23 +48,23 @@ _MAX_TRIALS = 12
 """How many tensors are tried out at most, to tell what is made of them."""
 
 
-def shown(tensor: tf.Tensor, step: Step) -> Kind:
+def shown(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     """Returns what a tensor is, as a trial has it if no rule has."""
-    kind = step.kinds.of(tensor)
-    if kind.role is not Role.OPAQUE or step.kinds.was_tried(tensor):
+    kind = kinds.of(tensor)
+    if kind.role is not Role.OPAQUE or kinds.was_tried(tensor):
         return kind
-    _show_rows_behind(tensor, step)
-    kind = step.kinds.of(tensor)
+    _show_rows_behind(tensor, kinds)
+    kind = kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
         with contextlib.suppress(NotDerivable):
-            kind = statistic_of(tensor, step) or kind
+            kind = statistic_of(tensor, kinds) or kind
         if kind.role is not Role.OPAQUE:
-            step.kinds.mark(tensor, kind)
-    step.kinds.note_tried(tensor)
+            kinds.mark(tensor, kind)
+    kinds.note_tried(tensor)
     return kind
 
 
-def _show_rows_behind(tensor: tf.Tensor, step: Step) -> None:
+def _show_rows_behind(tensor: tf.Tensor, kinds: KindInference) -> None:
     """Says of tensors of which one is made that they are rows, if they are.
 
     Those next to it come first, such as the losses of samples before their sum.
@@ -72,36 +72,36 @@ def _show_rows_behind(tensor: tf.Tensor, step: Step) -> None:
     waiting, seen, trials, found = [tensor], set(), 0, False
     while waiting and trials < _MAX_TRIALS and len(seen) < MAX_OPERATIONS:
         each = waiting.pop(0)
-        kind = step.kinds.of(each)
+        kind = kinds.of(each)
         if id(each) in seen or kind.role is not Role.OPAQUE:
             continue
         seen.add(id(each))
         if each.shape.rank and each.shape[0] is None:
             trials += 1
-            if (rows := _rows_if_shown(each, step)) is not None:
-                step.kinds.mark(each, rows)
+            if (rows := _rows_if_shown(each, kinds)) is not None:
+                kinds.mark(each, rows)
                 found = True
                 continue
         waiting.extend(each.op.inputs)
     if found:
-        step.kinds.read_again()
+        kinds.read_again()
 
 
-def _rows_if_shown(tensor: tf.Tensor, step: Step) -> Kind | None:
+def _rows_if_shown(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
     try:
-        return rows_of(tensor, step)
+        return rows_of(tensor, kinds)
     except NotDerivable:
         return None
 
 
 def rows_of(
-    output: tf.Tensor, step: Step, given: Iterable[tf.Tensor] = ()
+    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
 ) -> Kind | None:
     """Returns the kind of rows that a tensor is found to be.
 
     Args:
         output: Traced, with the samples along its first axis.
-        step: The replica's.
+        kinds: Those of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
@@ -110,7 +110,7 @@ def rows_of(
     Raises:
         NotDerivable: If it cannot be run.
     """
-    program = TrialProgram(output, step, given)
+    program = TrialProgram(output, kinds, given)
     found = [_entries(result) for result in _results(program)]
     known = [entries for entries in found if entries is not None]
     if len(known) < len(found):
@@ -118,12 +118,12 @@ def rows_of(
     return Kind(Role.ROWS, entries=functools.reduce(_both, known))
 
 
-def statistic_of(output: tf.Tensor, step: Step) -> Kind | None:
+def statistic_of(output: tf.Tensor, kinds: KindInference) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one.
 
     Args:
         output: Traced.
-        step: The replica's.
+        kinds: Those of the step's tensors.
 
     Returns:
         `None` if it is neither.
@@ -133,7 +133,7 @@ def statistic_of(output: tf.Tensor, step: Step) -> Kind | None:
     """
     for is_deep in (False, True):
         try:
-            program = TrialProgram(output, step, (), is_deep)
+            program = TrialProgram(output, kinds, (), is_deep)
             results = _results(program)
         except NotDerivable:
             if is_deep:
@@ -185,7 +185,7 @@ def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
 
 
 def _has_draws(operation: tf.Operation) -> bool:
-    return tensorflow_graphs.is_or_runs(
+    return traced_graphs.is_or_runs(
         operation, lambda each: each.type in drawn.RULES
     )
 

@@ -1,4 +1,4 @@
-"""What makes a tensor of a step, as a program that runs by itself."""
+"""What makes a tensor of a kinds, as a program that runs by itself."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
@@ -16,8 +18,6 @@ from keras_conflux._batch_analysis.trial_values import RandomValues
 from keras_conflux._batch_analysis.trial_values import cut
 from keras_conflux._batch_analysis.trial_values import nudged
 from keras_conflux._batch_analysis.trial_values import parts_of_samples
-from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.steps import Step
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
@@ -43,7 +43,7 @@ class TrialProgram:
 
     Args:
         output: The tensor.
-        step: The replica's.
+        kinds: Those of the step's tensors.
         given: Tensors for which any rows may stand, as the inputs of a layer.
         is_deep: Whether what follows from the batch is computed from it, as a
             mask is. If not, any rows may stand for all that is rows.
@@ -55,7 +55,7 @@ class TrialProgram:
     def __init__(
         self,
         output: tf.Tensor,
-        step: Step,
+        kinds: KindInference,
         given: Iterable[tf.Tensor],
         is_deep: bool = True,
     ) -> None:
@@ -64,7 +64,7 @@ class TrialProgram:
         self._is_deep = is_deep
         self._composites = {
             id(part): leaf
-            for leaf in step.kinds.composites
+            for leaf in kinds.composites
             for part in parts_of_samples(leaf)
         }
         self._sources: dict[str, tuple[tf.Tensor, Kind]] = {}
@@ -72,21 +72,21 @@ class TrialProgram:
         self._names: dict[str, str] = {}
         self._handed_on: dict[str, tf.Tensor] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
-        self._follow(output, step)
+        self._follow(output, kinds)
         self._graph = tf.Graph()
         with self._graph.as_default():
             definition = self._definition(output.graph)
             self._output = _imported(definition, self._name(output))
 
-    def _follow(self, output: tf.Tensor, step: Step) -> None:
+    def _follow(self, output: tf.Tensor, kinds: KindInference) -> None:
         waiting = [output]
         while waiting:
             tensor = waiting.pop()
             if tensor.name in self._sources:
                 continue
-            kind = self._kind(tensor, step)
+            kind = self._kind(tensor, kinds)
             may_be_source = tensor is not output or tensor.op.type in _READS
-            if may_be_source and self._is_source(tensor, kind, step):
+            if may_be_source and self._is_source(tensor, kind, kinds):
                 self._sources[tensor.name] = tensor, kind
                 continue
             operation = tensor.op
@@ -97,7 +97,7 @@ class TrialProgram:
                 continue
             if operation.name in self._operations:
                 continue
-            if operation.type in _READS or not tensorflow_graphs.only_reads(
+            if operation.type in _READS or not traced_graphs.only_reads(
                 operation
             ):
                 raise NotDerivable(operation.name)
@@ -106,29 +106,31 @@ class TrialProgram:
                 raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
 
-    def _kind(self, tensor: tf.Tensor, step: Step) -> Kind:
+    def _kind(self, tensor: tf.Tensor, kinds: KindInference) -> Kind:
         """Returns the kind of a tensor.
 
         What a graph inside of the step's is given is not known yet, as the
         cell of a recurrent layer, and counts as rows.
         """
-        kind = step.kinds.of(tensor)
+        kind = kinds.of(tensor)
         if (
             id(tensor) in self._given
             and kind.role is Role.OPAQUE
-            and tensor.graph is not step.graph
+            and tensor.graph is not kinds.graph
             and tensor.shape.rank
         ):
             return Kind(Role.ROWS)
         return kind
 
-    def _is_source(self, tensor: tf.Tensor, kind: Kind, step: Step) -> bool:
+    def _is_source(
+        self, tensor: tf.Tensor, kind: Kind, kinds: KindInference
+    ) -> bool:
         """Whether any values, of its kind, may stand for a tensor."""
         if kind.role is Role.RANDOM or id(tensor) in self._composites:
             return True
         is_first = (
             id(tensor) in self._given
-            or step.kinds.marked(tensor) is not None
+            or kinds.marked(tensor) is not None
             or tensor.op.type in _READS
             or tensor.op.op_def.is_stateful  # as what is drawn
         )
@@ -154,7 +156,7 @@ class TrialProgram:
             node.attr.pop("_class", None)
             del node.input[:]
             node.input.extend(map(self._name, operation.inputs))
-        if any(map(tensorflow_graphs.graphs_of, self._operations.values())):
+        if any(map(traced_graphs.graphs_of, self._operations.values())):
             library = graph.as_graph_def().library
             definition.library.CopyFrom(library)
         return definition
@@ -168,7 +170,7 @@ class TrialProgram:
 
     def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
         """Makes a node a variable like the one that a handle is of."""
-        found = tensorflow_graphs.variable_behind(handle)
+        found = traced_graphs.variable_behind(handle)
         if found is None:
             raise NotDerivable(handle.name)
         shape, dtype = found

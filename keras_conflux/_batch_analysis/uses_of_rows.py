@@ -10,26 +10,28 @@ import math
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._replication.steps import Step
 
 
-def are_of_one_sample(drawn: tf.Tensor, kind: Kind, step: Step) -> bool:
+def are_of_one_sample(
+    drawn: tf.Tensor, kind: Kind, kinds: KindInference
+) -> bool:
     """Whether rows that follow each other are used as those of one sample.
 
     Args:
         drawn: As many rows as a multiple of the number of samples.
         kind: What they are if they are those of joined batches.
-        step: Of the step.
+        kinds: Those of the step's tensors.
     """
     known = {id(drawn): kind}
     waiting = [drawn]
 
     def kind_of(tensor: tf.Tensor) -> Kind:
-        return known.get(id(tensor)) or step.kinds.of(tensor)
+        return known.get(id(tensor)) or kinds.of(tensor)
 
     def follow(tensor: tf.Tensor, rows: Kind) -> None:
         if rows.blocks == kind.blocks and id(tensor) not in known:
@@ -45,7 +47,7 @@ def are_of_one_sample(drawn: tf.Tensor, kind: Kind, step: Step) -> bool:
             found = rules.kinds_of_outputs(operation, inputs)
             for output, each in zip(operation.outputs, found, strict=True):
                 follow(output, each)
-        for each in tensorflow_graphs.in_other_graphs(tensor):
+        for each in traced_graphs.in_other_graphs(tensor):
             follow(each, known[id(tensor)])
     return False
 

@@ -35,6 +35,7 @@ from traced_operations import traced
 from keras_conflux._batch_analysis import analysis
 from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/notes/known-operations.md"
 UNKNOWN = ("DERIVED", "OPAQUE")
@@ -67,7 +68,7 @@ def status_of(kind: str) -> str:
             return f"`{name}.py`"
     if kind in control_flow.CALLS | control_flow.BRANCHES | control_flow.LOOPS:
         return "`control_flow.py`"
-    if kind in rules.READS | rules.CODE | rules.COLLECTIVES:
+    if kind in rules.READS | rules.CODE | {*COLLECTIVES}:
         return "`rules.py`"
     if kind in analysis.READ or kind.startswith(analysis.CHANGES):
         return "`analysis.py`"

@@ -26,7 +26,6 @@ from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.rules import RULES
 from keras_conflux._batch_analysis.rules import kinds_of_outputs
-from keras_conflux._replication.steps import Step
 
 
 @dataclasses.dataclass(eq=False)
@@ -220,7 +219,6 @@ class Walk(Calls):
 
     def __init__(self, name, cases):
         super().__init__(name)
-        self._context = Step("rules", kinds=self.operands.kinds)
         for case in cases:
             for forms in case.choices():
                 self._add(case, forms)
@@ -265,7 +263,7 @@ class Walk(Calls):
         for key, tensor in wanted.items():
             if self._is_derived(tensor):
                 with contextlib.suppress(NotDerivable):
-                    found[key] = derivation(tensor, self._context)
+                    found[key] = derivation(tensor, self.operands.kinds)
         return {
             key: each
             for key, each in found.items()

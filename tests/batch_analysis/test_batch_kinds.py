@@ -26,7 +26,6 @@ from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.derivation import derivation
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._replication.steps import Step
 
 PARTS = (2, 1, 4)
 STARTS = np.cumsum(PARTS)[:-1]
@@ -534,8 +533,8 @@ def traced(program):
 def check(program):
     """Compares the kinds of a program's tensors with their numbers."""
     graph, inputs, tensors = traced(program)
-    kinds = KindInference(inputs, [], [])
-    context = Step("a program", kinds=kinds)
+    with graph.as_default():
+        kinds = KindInference(inputs, [], [])
     with graph.as_default(), unoptimized_session(graph) as session:
         run = Runs(session, inputs)
         for tensor in tensors:
@@ -545,7 +544,7 @@ def check(program):
             what = f"{kinds.of(tensor)} of {tensor.op.type} {tensor.shape}"
             compare(tensor, kinds.of(tensor), computed, run, what)
             if kinds.of(tensor).role is not Role.OPAQUE:
-                compare_derived(tensor, computed[1], run, context, what)
+                compare_derived(tensor, computed[1], run, kinds, what)
     return [kinds.of(tensor) for tensor in tensors]
 
 
@@ -593,15 +592,15 @@ def compare(tensor, kind, computed, run, what):
     assert not wrong, f"{what}: {wrong}"
 
 
-def compare_derived(tensor, whole, run, context, what):
+def compare_derived(tensor, whole, run, kinds, what):
     """Computes a tensor once more, from what the parts are combined to."""
     try:
-        found = derivation(tensor, context)
+        found = derivation(tensor, kinds)
     except NotDerivable:
         return
     known, feed = {}, run.of_batch()
     for key, source in found.sources.items():
-        kind = context.kinds.of(source)
+        kind = kinds.of(source)
         if kind.role is Role.EQUAL:
             known[key] = source
             continue

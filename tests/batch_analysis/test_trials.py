@@ -290,7 +290,7 @@ def test_a_tensor_is_tried_out_once(monkeypatch):
 
     class Program(trial.TrialProgram):
         def __init__(self, output, *args):
-            tried.append((args[0].batch_fraction.graph, output.name))
+            tried.append((args[0].graph, output.name))
             super().__init__(output, *args)
 
     monkeypatch.setattr(trial, "TrialProgram", Program)

@@ -138,7 +138,6 @@ CORE = [
     "_data",
     "_custom_loops",
     "_fit.input",
-    "_batch_analysis",
     "_fit.numerics",
     "_fit.execution",
     "_fit",
@@ -159,6 +158,7 @@ EXTENSIONS = [
     "_extensions.resume",
 ]
 FLOORS = [
+    "_batch_analysis",
     *CORE,
     "_extensions.common",
     *EXTENSIONS,
@@ -249,9 +249,8 @@ def test_figures_are_of_the_shelves():
 
 def test_input_and_numerics_of_fit_are_strangers():
     for name, imports in modules().items():
-        if folder(name) in ("_fit.input", "_fit.numerics", "_batch_analysis"):
+        if folder(name) in ("_fit.input", "_fit.numerics"):
             others = {folder(each) for each in imports} - {folder(name)}
-            others -= {"_batch_analysis"}
             assert not {each for each in others if each.startswith("_fit")}
 
 

@@ -16,7 +16,6 @@ from keras_conflux._batch_analysis import trial
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._replication.steps import Step
 
 KERNEL = tf.reshape(tf.sin(tf.range(64.0)), [8, 8])
 SMALL = KERNEL[:4, :4]
@@ -245,13 +244,13 @@ def _is_apart(function):
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        step = Step("a step", kinds=KindInference([x], [], []))
+        kinds = KindInference([x], [], [])
         output = tf.convert_to_tensor(function(x))
-        kind = step.kinds.of(output)
+        kind = kinds.of(output)
         if kind.role is Role.ROWS and not kind.is_out_of_order:
             return True
         try:
-            return trial.rows_of(output, step, [x]) is not None
+            return trial.rows_of(output, kinds, [x]) is not None
         except NotDerivable:  # which warns as well
             return False
 
@@ -270,9 +269,9 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
     graph = tf.__internal__.FuncGraph("layer")
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
-        step = Step("a step", kinds=KindInference([x], [], []))
+        kinds = KindInference([x], [], [])
         found = [
-            trial.rows_of(each, step, [x]).entries.name
+            trial.rows_of(each, kinds, [x]).entries.name
             for each in (
                 tf.map_fn(tf.tanh, x),
                 tf.repeat(tf.map_fn(tf.tanh, x), 2, 0),
@@ -315,10 +314,9 @@ def _does_gradient_mix(function, of_weights=False):
     with graph.as_default():
         x = tf.compat.v1.placeholder("float32", [None, 8])
         kinds = KindInference([x], [], [])
-        step = Step("a step", kinds=kinds, graph=graph)
         output = x @ function(KERNEL) if of_weights else function(x)
-        (found,) = own_gradients.between(output, [x], step)
-        return own_gradients.mixes(found, step)
+        (found,) = own_gradients.between(output, [x], kinds)
+        return own_gradients.mixes(found, kinds)
 
 
 @pytest.mark.parametrize("name", GRADIENTS_THAT_MIX)

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import ragged
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.graph_ancestry import depends_on_samples
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -143,9 +144,7 @@ class Choices(Exit):
         while graph is not step.graph:
             outer = getattr(graph, "outer_graph", None)
             call = (
-                None
-                if outer is None
-                else tensorflow_graphs.call_of(graph, outer)
+                None if outer is None else traced_graphs.call_of(graph, outer)
             )
             if call is None:
                 return False
@@ -249,7 +248,7 @@ def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
 def _is_shared(condition: tf.Tensor, step: Step) -> bool:
     if not step.kinds.is_blind:
         return step.kinds.of(condition) == EQUAL
-    return not depends_on_samples(condition, step)
+    return not depends_on_samples(condition, step.kinds)
 
 
 def to_tensor(

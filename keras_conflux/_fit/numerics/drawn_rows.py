@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import COUNT
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -24,7 +25,6 @@ from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
@@ -255,7 +255,7 @@ def sizes_of(shape: Any) -> list[Any]:
     """Returns the sizes of a shape: an `int`, or a tensor of int32 each."""
     if not tf.is_tensor(shape):
         return [_known(size) for size in shape]
-    if tensorflow_graphs.is_eager(shape) or shape.op.type != "Shape":
+    if traced_graphs.is_eager(shape) or shape.op.type != "Shape":
         return [_known(size) for size in tf.unstack(shape)]
     known = shape.op.inputs[0].shape.as_list()
     sizes = tf.unstack(shape) if None in known else known

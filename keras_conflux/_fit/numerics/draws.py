@@ -89,7 +89,7 @@ class Draws(Exit):
         """Warns of numbers that replicas draw apart. See `Exit`."""
         if replica_index() == 0 and replica_collectives().count > 1:
             step = self.step
-            draws = own_draws.shared_by_samples(step.graph, step.kinds)
+            draws = own_draws.shared_by_samples(step.kinds)
             for number, draw in enumerate(draws):
                 _warn_of_own_draw(number, draw, step)
         return output
@@ -100,7 +100,7 @@ class Draws(Exit):
         findings.by_sample.update(
             number
             for number, (drawn, kind) in self._joined.items()
-            if uses_of_rows.are_of_one_sample(drawn, kind, self.step)
+            if uses_of_rows.are_of_one_sample(drawn, kind, self.step.kinds)
         )
 
     def draw(

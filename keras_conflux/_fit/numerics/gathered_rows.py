@@ -4,12 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import Block
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat import error_texts
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
@@ -235,7 +235,7 @@ def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
 
 def _lengths(joined: tuple[Block, ...], blocks: int, total: Any) -> list[Any]:
     """Returns how long blocks are that are `total` rows together."""
-    if not all(tensorflow_graphs.is_reachable(each.tensor) for each in joined):
+    if not all(traced_graphs.is_reachable(each.tensor) for each in joined):
         joined = ()
     if not joined:
         return [total // blocks] * blocks

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.derivation import Derivation
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.derivation import derivation
@@ -18,7 +19,6 @@ from keras_conflux._batch_analysis.kinds import DERIVED
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.kinds import rows
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
 from keras_conflux._replication.steps import Step
@@ -35,7 +35,7 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     Raises:
         NotDerivable: If one of them cannot be computed.
     """
-    derivations = [derivation(tensor, step) for tensor in tensors]
+    derivations = [derivation(tensor, step.kinds) for tensor in tensors]
     known = reduced_by_role(
         {key: x for each in derivations for key, x in each.sources.items()},
         step,
@@ -83,14 +83,14 @@ def _own_gradient(
     if operation.graph is not tf.compat.v1.get_default_graph():
         raise NotDerivable(operation.name)
     stand_ins = [_stand_in(each, step) for each in operation.outputs]
-    found = tensorflow_graphs.own_gradient(operation, stand_ins)
+    found = traced_graphs.own_gradient(operation, stand_ins)
     if found is None:
         raise NotDerivable(operation.name)
     given = dict(known)
     for stand_in, each in zip(stand_ins, upstream, strict=True):
         given[id(stand_in)] = each
     derivations = [
-        None if each is None else derivation(each, step, given)
+        None if each is None else derivation(each, step.kinds, given)
         for each in found
     ]
     sources: dict[int, tf.Tensor] = {}
@@ -123,7 +123,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
         NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, which gradients do not pass.
     """
-    if derivation(tensor, step).written:
+    if derivation(tensor, step.kinds).written:
         raise NotDerivable(tensor.name)
     (whole,) = global_values([tensor], step)
     own = own_part(whole, tensor, step)

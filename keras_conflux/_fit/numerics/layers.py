@@ -93,14 +93,16 @@ class Layers(Part):
         """
         self._outputs.update(map(id, outputs))
         for output in outputs:
-            for operation in own_gradients.between(output, inputs, self.step):
+            for operation in own_gradients.between(
+                output, inputs, self.step.kinds
+            ):
                 if id(operation) in self._tried:
                     continue
                 self._tried.add(id(operation))
                 if not _is_of_users(layer):
                     continue
                 try:
-                    if own_gradients.mixes(operation, self.step):
+                    if own_gradients.mixes(operation, self.step.kinds):
                         _warn_of_gradient(layer, operation, self.step)
                 except NotDerivable:
                     _warn_of_untried_gradient(layer, operation, self.step)
@@ -116,7 +118,7 @@ class Layers(Part):
             loss: They are what leads to it from the outputs of layers, and it.
         """
         return own_gradients.depending_on_mixed(
-            loss, self._outputs, self._tried, self.step
+            loss, self._outputs, self._tried, self.step.kinds
         )
 
     def place(self, layer: Any) -> int:
@@ -151,7 +153,7 @@ def _exchanged(inputs: Any, step: Step) -> Any:
 
 def _tried(value: tf.Tensor, step: Step) -> Kind | None:
     try:
-        return trial.rows_of(value, step)
+        return trial.rows_of(value, step.kinds)
     except NotDerivable:
         return None
 
@@ -180,7 +182,7 @@ def _mark(
         kind = kind.with_entries(known.entries)
     if not step.kinds.is_blind and _is_of_users(layer):
         try:
-            found = trial.rows_of(output, step, inputs)
+            found = trial.rows_of(output, step.kinds, inputs)
         except NotDerivable:
             draws = trial.draws_numbers(output, inputs)
             found = kind if draws else None
@@ -283,7 +285,7 @@ def _shown(tensor: tf.Tensor, step: Step) -> Kind:
     """
     if tf.compat.v1.get_default_graph() is not step.graph:
         return step.kinds.of(tensor)
-    return trial.shown(tensor, step)
+    return trial.shown(tensor, step.kinds)
 
 
 def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:

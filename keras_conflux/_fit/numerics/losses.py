@@ -118,7 +118,7 @@ def apply_mask(
 
 def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
-    kind = trial.shown(values, step)
+    kind = trial.shown(values, step.kinds)
     if kind.role is Role.OPAQUE:
         warnings.warn_of_unknown_values(
             step, "values of a loss", "what a loss takes the mean of"

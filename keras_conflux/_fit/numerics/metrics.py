@@ -36,7 +36,7 @@ def update_mean(
         return original(metric, values, sample_weight)
     Logs.of(step).note_metric(metric)
     values = keras_variables.as_tensor(values)
-    if trial.shown(values, step).role is Role.OPAQUE:
+    if trial.shown(values, step.kinds).role is Role.OPAQUE:
         _warn(metric, values, step)
         if values.shape.rank != 0:
             step.kinds.mark(values, rows(0))
@@ -72,7 +72,7 @@ def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:
         return value
     if not UserReductions.of(step):  # the user exchanges what is compared
         with contextlib.suppress(NotDerivable):
-            derivation(value, step)
+            derivation(value, step.kinds)
             return value
     value = tf.identity(value)  # a loss stays what it is
     step.kinds.mark(value, kind)

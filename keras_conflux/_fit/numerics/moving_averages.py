@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.graph_ancestry import depends_on
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._compat import tensorflow_graphs
@@ -91,7 +92,7 @@ def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
     handle = handle_of_copy(variable)
     return any(
         each.op.type == "ReadVariableOp"
-        and tensorflow_graphs.outermost(each.op.inputs[0], each.graph) is handle
+        and traced_graphs.outermost(each.op.inputs[0], each.graph) is handle
         for each in operation.inputs
     )
 

@@ -236,7 +236,7 @@ def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
 def _role_and_value(
     leaf: tf.Tensor, path: str, step: Step
 ) -> tuple[str, tf.Tensor]:
-    kind = trial.shown(leaf, step)
+    kind = trial.shown(leaf, step.kinds)
     if kind == EQUAL:
         return "first", leaf
     has_rows = kind.role is Role.ROWS and kind.axis == 0

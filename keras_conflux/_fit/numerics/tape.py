@@ -169,7 +169,7 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     )  # the user exchanges what is compared
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
-    kind = trial.shown(loss, step)
+    kind = trial.shown(loss, step.kinds)
     mixed = set() if by_hand else Layers.of(step).depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
@@ -226,7 +226,7 @@ def _through_reductions(
         mixed: The ids of tensors whose gradients depend on the whole batch.
         step: The replica's.
     """
-    found = derivation(target, step, made=mixed)
+    found = derivation(target, step.kinds, made=mixed)
     known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
     entries = found.sources | found.reads

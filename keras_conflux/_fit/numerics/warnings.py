@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.graph_ancestry import depends_on
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._common.user_warnings import warn
@@ -161,7 +162,7 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     found = [
         (
             handle,
-            [x for x in uses if tensorflow_graphs.changes(x, handle, graph)],
+            [x for x in uses if traced_graphs.changes(x, handle, graph)],
         )
         for handle, uses in tensorflow_graphs.uses_of_resources(graph)
         if id(handle) not in known and not is_own_variable(handle)

@@ -167,7 +167,7 @@ class Writes(Exit):
             not self._is_of_package
             and state.is_mirrored(variable)
             and self.step.known_sizes
-            and not depends_on_samples(value, self.step)
+            and not depends_on_samples(value, self.step.kinds)
         ):
             self._counted = (
                 f"sets the variable {state.name_of(variable)!r} to a constant, "
