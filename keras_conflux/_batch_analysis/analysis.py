@@ -62,8 +62,7 @@ class KindInference:
         self.is_blind = is_blind
         self.graph: Any = tf.compat.v1.get_default_graph()
         """What the step is traced to."""
-        self.samples = [part for leaf in shard for part in parts_of(leaf)]
-        """The tensors of the shard."""
+        self._samples = [part for leaf in shard for part in parts_of(leaf)]
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._tried: dict[int, tf.Tensor] = {}
         self._graphs: dict[int, _GraphReader] = {}
@@ -134,6 +133,16 @@ class KindInference:
             return EQUAL
         parts = [self._of_part(part) for part in parts_of(value)]
         return parts[0] if len(set(parts)) == 1 else OPAQUE
+
+    def depends_on_samples(self, value: Any) -> bool:
+        """Whether a value was computed from what the samples hold.
+
+        What a graph inside of the step's has computed counts as not.
+        """
+        if not isinstance(value, tf.Tensor) or value.graph is not self.graph:
+            return False
+        samples = [each.op for each in self._samples]
+        return traced_graphs.depends_on([value.op], samples)
 
     def _of_part(self, tensor: Any) -> Kind:
         if traced_graphs.is_eager(tensor):

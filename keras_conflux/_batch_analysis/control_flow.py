@@ -21,12 +21,6 @@ from keras_conflux._batch_analysis.kinds import one_of_rows
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import Rule
 
-CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-BRANCHES = frozenset(("If", "StatelessIf"))
-CASES = frozenset(("Case", "StatelessCase"))
-LOOPS = frozenset(("While", "StatelessWhile"))
-WITH_BODIES = CALLS | BRANCHES | CASES | LOOPS
-
 KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
 """Returns the kinds of the outputs of an operation, by those of its inputs."""
 Marked = Callable[[tf.Tensor], Kind | None]

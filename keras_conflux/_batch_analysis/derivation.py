@@ -84,7 +84,7 @@ class Derivation:
         return known[id(tensor)]
 
 
-def derivation(
+def derivation_of(
     result: tf.Tensor,
     kinds: KindInference,
     known: Collection[int] = (),

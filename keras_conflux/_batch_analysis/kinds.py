@@ -89,6 +89,12 @@ class Kind:
         return self.entries is not Entries.VARYING
 
     @property
+    def has_several_each(self) -> bool:
+        """Whether these are several rows of each sample that follow it."""
+        is_rows = self.role is Role.ROWS and self.blocks == 1
+        return is_rows and self.entries is Entries.SAME
+
+    @property
     def depends_on_other_samples(self) -> bool:
         """Whether a row is not what one device would have for its sample."""
         return self.mixed or self.divided or self.are_positions
@@ -157,6 +163,15 @@ def rows(axis: int, regular: bool = True) -> Kind:
     """
     entries = Entries.ONE if regular else Entries.VARYING
     return Kind(Role.ROWS, axis, entries)
+
+
+def several_rows(axis: int) -> Kind:
+    """Returns the kind of as many entries of each sample, one after the other.
+
+    Args:
+        axis: That of the samples.
+    """
+    return Kind(Role.ROWS, axis, Entries.SAME)
 
 
 def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis import rules
 from keras_conflux._batch_analysis import traced_graphs
@@ -22,7 +21,7 @@ from keras_conflux._batch_analysis.kinds import Role
 _OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
 
 
-def shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
+def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
     """Returns what draws numbers that go to several samples.
 
     Args:
@@ -39,7 +38,7 @@ def shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
 
 
 def _may_draw(operation: tf.Operation) -> bool:
-    if operation.type not in control_flow.WITH_BODIES:
+    if operation.type not in traced_graphs.WITH_BODIES:
         return _draws(operation)
     return operation.op_def.is_stateful and any(
         _may_draw(inner)
@@ -77,7 +76,7 @@ class _Reader:
 
     def read(self, operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
         """Reads an operation, and what it runs; returns the outputs' kinds."""
-        is_call = operation.type in control_flow.WITH_BODIES
+        is_call = operation.type in traced_graphs.WITH_BODIES
         bodies = traced_graphs.graphs_of(operation) if is_call else []
         for body in bodies:
             self._enter(operation, body)

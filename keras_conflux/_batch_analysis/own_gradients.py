@@ -24,50 +24,89 @@ from keras_conflux._batch_analysis.kinds import rows
 _KNOWN = (Role.EQUAL, Role.RANDOM, Role.ROWS)
 
 
-def between(
-    output: tf.Tensor, given: Iterable[tf.Tensor], kinds: KindInference
-) -> list[tf.Operation]:
-    """Returns operations of which a program defines the gradient.
+class OwnGradients:
+    """Which operations of a step have gradients that a program defines.
 
     Args:
-        output: A tensor.
-        given: Tensors of which it is computed.
         kinds: Those of the step's tensors.
     """
-    ends = {id(tensor) for tensor in given}
-    return [
-        operation
-        for operation in _operations(output, ends, kinds)
-        if traced_graphs.defines_gradient(operation)
-    ]
 
+    def __init__(self, kinds: KindInference) -> None:
+        self._kinds = kinds
+        self._outputs: set[int] = set()
+        self._known: set[int] = set()
 
-def depending_on_mixed(
-    loss: tf.Tensor,
-    ends: Collection[int],
-    tried: Collection[int],
-    kinds: KindInference,
-) -> set[int]:
-    """Returns the ids of tensors whose gradients depend on the whole batch.
+    def between(
+        self, outputs: Iterable[tf.Tensor], given: Iterable[tf.Tensor]
+    ) -> Iterator[tf.Operation]:
+        """Yields those of a layer that have not been asked for.
 
-    Args:
-        loss: They are what leads to it from the outputs of layers, and it.
-        ends: The ids of these outputs.
-        tried: The ids of operations that have been tried with their layers.
-        kinds: Those of the step's tensors.
-    """
-    found: set[int] = set()
-    leading = list(_operations(loss, ends, kinds))
-    if not any(map(traced_graphs.defines_gradient, leading)):
+        Args:
+            outputs: What the layer returns.
+            given: Tensors of which that is computed.
+        """
+        ends = {id(tensor) for tensor in given}
+        for output in outputs:
+            self._outputs.add(id(output))
+            for operation in _operations(output, ends, self._kinds):
+                is_new = id(operation) not in self._known
+                if is_new and traced_graphs.defines_gradient(operation):
+                    self._known.add(id(operation))
+                    yield operation
+
+    def trust(self, operation: tf.Operation) -> None:
+        """Says that a gradient, as the package's own, does not mix samples."""
+        self._known.add(id(operation))
+
+    def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
+        """Returns the ids of tensors whose gradients depend on the whole batch.
+
+        Args:
+            loss: They are what leads to it from the outputs of layers, and it.
+        """
+        found: set[int] = set()
+        leading = list(_operations(loss, self._outputs, self._kinds))
+        if not any(map(traced_graphs.defines_gradient, leading)):
+            return found
+        for operation in traced_graphs.in_order(leading, loss.graph):
+            if any(id(each) in found for each in operation.inputs) or (
+                id(operation) not in self._known
+                and traced_graphs.defines_gradient(operation)
+                and (
+                    _reduces(operation, self._kinds) or self._may_mix(operation)
+                )
+            ):
+                found.update(map(id, operation.outputs))
         return found
-    for operation in traced_graphs.in_order(leading, loss.graph):
-        if any(id(each) in found for each in operation.inputs) or (
-            id(operation) not in tried
-            and traced_graphs.defines_gradient(operation)
-            and (_reduces(operation, kinds) or may_mix(operation, kinds))
-        ):
-            found.update(map(id, operation.outputs))
-    return found
+
+    def _may_mix(self, operation: tf.Operation) -> bool:
+        """Whether a gradient mixes samples, or cannot be tried out."""
+        try:
+            return self.mixes(operation)
+        except NotDerivable:
+            return True
+
+    def mixes(self, operation: tf.Operation) -> bool:
+        """Whether the gradient of an operation depends on the batch as a whole.
+
+        The derivatives by rows have to be those of each row, and derivatives by
+        what all replicas share have to be sums.
+
+        Raises:
+            NotDerivable: If it cannot be tried out.
+        """
+        kinds = self._kinds
+        graph = tf.__internal__.FuncGraph("gradient", capture_by_value=False)
+        tensors = [*operation.outputs, *operation.inputs]
+        if any(_kind(each, kinds) is None for each in tensors):
+            raise NotDerivable(operation.name)
+        with graph.as_default():
+            upstream = [_upstream(each, kinds) for each in operation.outputs]
+            found = traced_graphs.own_gradient(operation, upstream) or []
+            for source, slope in zip(operation.inputs, found, strict=False):
+                if slope is not None and _is_mixed(slope, source, kinds):
+                    return True
+        return False
 
 
 def _reduces(operation: tf.Operation, kinds: KindInference) -> bool:
@@ -92,36 +131,6 @@ def _operations(
         seen.add(id(operation))
         yield operation
         waiting.extend(operation.inputs)
-
-
-def may_mix(operation: tf.Operation, kinds: KindInference) -> bool:
-    """Whether a gradient mixes samples, or cannot be tried out."""
-    try:
-        return mixes(operation, kinds)
-    except NotDerivable:
-        return True
-
-
-def mixes(operation: tf.Operation, kinds: KindInference) -> bool:
-    """Whether the gradient of an operation depends on the batch as a whole.
-
-    The derivatives by rows have to be those of each row, and derivatives by
-    what all replicas share have to be sums.
-
-    Raises:
-        NotDerivable: If it cannot be tried out.
-    """
-    graph = tf.__internal__.FuncGraph("gradient", capture_by_value=False)
-    tensors = [*operation.outputs, *operation.inputs]
-    if any(_kind(each, kinds) is None for each in tensors):
-        raise NotDerivable(operation.name)
-    with graph.as_default():
-        upstream = [_upstream(each, kinds) for each in operation.outputs]
-        found = traced_graphs.own_gradient(operation, upstream) or []
-        for source, slope in zip(operation.inputs, found, strict=False):
-            if slope is not None and _is_mixed(slope, source, kinds):
-                return True
-    return False
 
 
 def _kind(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
@@ -156,8 +165,8 @@ def _is_mixed(
     slope: tf.Tensor, source: tf.Tensor, kinds: KindInference
 ) -> bool:
     if _kind(source, kinds) != EQUAL:
-        return trial.rows_of(slope, kinds) is None
+        return trial.rows_by_trial(slope, kinds) is None
     count = tf.cast(tf.size(slope), slope.dtype)
     weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
     total = tf.reduce_sum(slope * weights)
-    return trial.statistic_of(total, kinds) != TOTAL
+    return trial.statistic_by_trial(total, kinds) != TOTAL

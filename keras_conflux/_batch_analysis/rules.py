@@ -72,16 +72,16 @@ def kinds_of_outputs(
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count
-    if kind in control_flow.CALLS:
+    if kind in traced_graphs.CALLS:
         return control_flow.of_call(
             operation, inputs, inside or kinds_of_outputs
         )
     if all(each == EQUAL for each in inputs) and _keeps_equal(operation):
         return [EQUAL] * count
-    if kind in control_flow.BRANCHES:
+    if kind in traced_graphs.BRANCHES:
         nested = inside or functools.partial(kinds_of_outputs, marked=marked)
         return control_flow.of_branches(operation, inputs, nested, marked)
-    if kind in control_flow.LOOPS:
+    if kind in traced_graphs.LOOPS:
         return control_flow.of_loop(
             operation, inputs, inside or kinds_of_outputs
         )
@@ -90,7 +90,7 @@ def kinds_of_outputs(
 
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
-    if operation.type not in control_flow.BRANCHES | control_flow.LOOPS:
+    if operation.type not in traced_graphs.BRANCHES | traced_graphs.LOOPS:
         return not operation.op_def.is_stateful or operation.type in READS
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr

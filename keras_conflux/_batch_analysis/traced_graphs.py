@@ -1,9 +1,10 @@
-"""Reads and copies what TensorFlow has traced."""
+"""Reads and copies what TensorFlow has traced, whatever it computes."""
 
 import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,11 @@ Gradient = Callable[[tf.Operation, list[tf.Tensor]], Sequence[tf.Tensor | None]]
 """Returns the derivatives by the inputs of a copy of an operation."""
 COLLECTIVES = ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
 """The types of operations in which replicas wait for each other."""
+CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+BRANCHES = frozenset(("If", "StatelessIf"))
+CASES = frozenset(("Case", "StatelessCase"))
+LOOPS = frozenset(("While", "StatelessWhile"))
+WITH_BODIES = CALLS | BRANCHES | CASES | LOOPS
 _GRADIENT = "_gradient_op_type"
 _CAPTURES = "_captures_by_placeholder"
 _custom_gradient: Any = tf.custom_gradient
@@ -387,3 +393,77 @@ def _called(
     # To the graph, TensorFlow adds what it needs for derivatives.
     outputs = body.outputs[: len(operation.outputs)]
     return [known[x.name] for x in outputs]
+
+
+def depends_on(
+    operations: Iterable[tf.Operation], ancestors: Iterable[tf.Operation]
+) -> bool:
+    """Whether one of the operations depends on one of the ancestors.
+
+    Both are of the graph that is being traced. What graphs inside of it, such
+    as the branches of a `tf.cond`, take from outside is not followed.
+    """
+    ends = {id(op) for op in ancestors}
+    waiting = list(operations)
+    seen: set[int] = set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) in ends:
+            return True
+        if id(op) not in seen:
+            seen.add(id(op))
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return False
+
+
+def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
+    """Whether a tensor may have derivatives by one of the sources.
+
+    Whatever is read from a variable counts, if one of the sources is one.
+    Nothing flows through integers.
+    """
+    parts = tf.nest.flatten(sources, expand_composites=True)
+    ends = {id(each) for each in parts}
+    of_variables = not all(isinstance(each, tf.Tensor) for each in parts)
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in ends:
+            return True
+        if id(each) in seen or not _has_derivatives(each.dtype):
+            continue
+        seen.add(id(each))
+        if each.dtype == tf.resource and of_variables:
+            return True
+        waiting.extend(_made_of(each))
+    return False
+
+
+def _has_derivatives(dtype: tf.DType) -> bool:
+    passed_on = (tf.resource, tf.variant)
+    return dtype.is_floating or dtype.is_complex or dtype in passed_on
+
+
+def _made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+    if is_eager(tensor):
+        return []
+    operation = tensor.op
+    if operation.type.startswith("IteratorGetNext"):
+        return []
+    if operation.type == "Placeholder":
+        outside = captures(tensor.graph).get(id(tensor))
+        return [] if outside is None else [outside]
+    return list(operation.inputs)
+
+
+def is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor was computed from constants of its graph alone."""
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) not in seen:
+            seen.add(id(op))
+            if op.op_def.is_stateful or op.type == "Placeholder":
+                return False
+            waiting.extend(each.op for each in op.inputs)
+    return True

@@ -48,7 +48,7 @@ _MAX_TRIALS = 12
 """How many tensors are tried out at most, to tell what is made of them."""
 
 
-def shown(tensor: tf.Tensor, kinds: KindInference) -> Kind:
+def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     """Returns what a tensor is, as a trial has it if no rule has."""
     kind = kinds.of(tensor)
     if kind.role is not Role.OPAQUE or kinds.was_tried(tensor):
@@ -57,7 +57,7 @@ def shown(tensor: tf.Tensor, kinds: KindInference) -> Kind:
     kind = kinds.of(tensor)
     if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
         with contextlib.suppress(NotDerivable):
-            kind = statistic_of(tensor, kinds) or kind
+            kind = statistic_by_trial(tensor, kinds) or kind
         if kind.role is not Role.OPAQUE:
             kinds.mark(tensor, kind)
     kinds.note_tried(tensor)
@@ -89,12 +89,12 @@ def _show_rows_behind(tensor: tf.Tensor, kinds: KindInference) -> None:
 
 def _rows_if_shown(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
     try:
-        return rows_of(tensor, kinds)
+        return rows_by_trial(tensor, kinds)
     except NotDerivable:
         return None
 
 
-def rows_of(
+def rows_by_trial(
     output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
 ) -> Kind | None:
     """Returns the kind of rows that a tensor is found to be.
@@ -118,7 +118,7 @@ def rows_of(
     return Kind(Role.ROWS, entries=functools.reduce(_both, known))
 
 
-def statistic_of(output: tf.Tensor, kinds: KindInference) -> Kind | None:
+def statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one.
 
     Args:

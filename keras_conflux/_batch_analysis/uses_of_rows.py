@@ -12,9 +12,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import rules
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
-from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
-from keras_conflux._batch_analysis.kinds import Role
 
 
 def are_of_one_sample(
@@ -59,7 +57,7 @@ def _groups(operation: tf.Operation, inputs: list[Kind], axis: int) -> bool:
     if operation.type == "StridedSlice":
         return _takes_every_other(operation, axis)
     is_beside = _puts_beside(operation, axis)
-    return is_beside and any(map(has_several_each, inputs))
+    return is_beside and any(kind.has_several_each for kind in inputs)
 
 
 def _puts_beside(operation: tf.Operation, axis: int) -> bool:
@@ -95,9 +93,3 @@ def _takes_every_other(part: tf.Operation, axis: int) -> bool:
     if steps is None or masks or axis >= len(steps):
         return False
     return bool(steps[axis] > 1)
-
-
-def has_several_each(kind: Kind) -> bool:
-    """Whether rows are several of each sample, one after the other."""
-    is_rows = kind.role is Role.ROWS and kind.blocks == 1
-    return is_rows and kind.entries is Entries.SAME

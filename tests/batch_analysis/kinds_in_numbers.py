@@ -10,10 +10,10 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis.blocks import split_blocks
 from keras_conflux._batch_analysis.kinds import COUNTED
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._fit.numerics.gathered_rows import split_blocks
 
 
 @dataclasses.dataclass

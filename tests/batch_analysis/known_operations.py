@@ -33,9 +33,11 @@ from traced_operations import Values
 from traced_operations import traced
 
 from keras_conflux._batch_analysis import analysis
-from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis.traced_graphs import BRANCHES
+from keras_conflux._batch_analysis.traced_graphs import CALLS
 from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
+from keras_conflux._batch_analysis.traced_graphs import LOOPS
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/notes/known-operations.md"
 UNKNOWN = ("DERIVED", "OPAQUE")
@@ -66,7 +68,7 @@ def status_of(kind: str) -> str:
         is_table = isinstance(module, types.ModuleType)
         if is_table and kind in getattr(module, "RULES", ()):
             return f"`{name}.py`"
-    if kind in control_flow.CALLS | control_flow.BRANCHES | control_flow.LOOPS:
+    if kind in CALLS | BRANCHES | LOOPS:
         return "`control_flow.py`"
     if kind in rules.READS | rules.CODE | {*COLLECTIVES}:
         return "`rules.py`"

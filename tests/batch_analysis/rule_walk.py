@@ -20,7 +20,7 @@ from rule_operands import Operands
 
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.derivation import derivation
+from keras_conflux._batch_analysis.derivation import derivation_of
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
@@ -263,7 +263,7 @@ class Walk(Calls):
         for key, tensor in wanted.items():
             if self._is_derived(tensor):
                 with contextlib.suppress(NotDerivable):
-                    found[key] = derivation(tensor, self.operands.kinds)
+                    found[key] = derivation_of(tensor, self.operands.kinds)
         return {
             key: each
             for key, each in found.items()

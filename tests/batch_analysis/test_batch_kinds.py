@@ -24,7 +24,7 @@ from kinds_in_numbers import unoptimized_session
 
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.derivation import derivation
+from keras_conflux._batch_analysis.derivation import derivation_of
 from keras_conflux._batch_analysis.kinds import Role
 
 PARTS = (2, 1, 4)
@@ -595,7 +595,7 @@ def compare(tensor, kind, computed, run, what):
 def compare_derived(tensor, whole, run, kinds, what):
     """Computes a tensor once more, from what the parts are combined to."""
     try:
-        found = derivation(tensor, kinds)
+        found = derivation_of(tensor, kinds)
     except NotDerivable:
         return
     known, feed = {}, run.of_batch()

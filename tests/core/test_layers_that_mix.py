@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras import ops
 
 import keras_conflux as kc
-from keras_conflux._batch_analysis import own_gradients
-from keras_conflux._batch_analysis import trial
-from keras_conflux._batch_analysis.analysis import KindInference
-from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis import KindInference
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import OwnGradients
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import rows_by_trial
 
 KERNEL = tf.reshape(tf.sin(tf.range(64.0)), [8, 8])
 SMALL = KERNEL[:4, :4]
@@ -250,7 +250,7 @@ def _is_apart(function):
         if kind.role is Role.ROWS and not kind.is_out_of_order:
             return True
         try:
-            return trial.rows_of(output, kinds, [x]) is not None
+            return rows_by_trial(output, kinds, [x]) is not None
         except NotDerivable:  # which warns as well
             return False
 
@@ -271,7 +271,7 @@ def test_a_trial_tells_how_many_rows_a_sample_has():
         x = tf.compat.v1.placeholder("float32", [None, 8])
         kinds = KindInference([x], [], [])
         found = [
-            trial.rows_of(each, kinds, [x]).entries.name
+            rows_by_trial(each, kinds, [x]).entries.name
             for each in (
                 tf.map_fn(tf.tanh, x),
                 tf.repeat(tf.map_fn(tf.tanh, x), 2, 0),
@@ -315,8 +315,9 @@ def _does_gradient_mix(function, of_weights=False):
         x = tf.compat.v1.placeholder("float32", [None, 8])
         kinds = KindInference([x], [], [])
         output = x @ function(KERNEL) if of_weights else function(x)
-        (found,) = own_gradients.between(output, [x], kinds)
-        return own_gradients.mixes(found, kinds)
+        gradients = OwnGradients(kinds)
+        (found,) = gradients.between([output], [x])
+        return gradients.mixes(found)
 
 
 @pytest.mark.parametrize("name", GRADIENTS_THAT_MIX)

@@ -47,7 +47,6 @@ pytestmark = [
 
 FIT = "keras_conflux._fit"
 NUMERICS = f"{FIT}.numerics"
-ANALYSIS = "keras_conflux._batch_analysis"
 REPLICATION = "keras_conflux._replication"
 COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 
@@ -104,7 +103,7 @@ PLACES = {
     "draw": Patched.NORMAL.path,
     "drop": Patched.DROPOUT.path,
     "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
-    "use of rows": f"{ANALYSIS}.uses_of_rows:are_of_one_sample",
+    "use of rows": f"{NUMERICS}.draws:are_of_one_sample",
     "place in a function": f"{NUMERICS}.drawn_rows:WrittenPlace.write",
     "turns of a loop": f"{NUMERICS}.inner_graphs:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,

@@ -9,7 +9,7 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis import KindInference
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree

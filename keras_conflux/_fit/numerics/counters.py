@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.kinds import COUNTED
-from keras_conflux._batch_analysis.kinds import EQUAL
-from keras_conflux._batch_analysis.kinds import Kind
-from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis import COUNTED
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import COUNTED
+from keras_conflux._batch_analysis import DERIVED
+from keras_conflux._batch_analysis import Derivation
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import derivation_of
+from keras_conflux._batch_analysis import mixed_rows
+from keras_conflux._batch_analysis import rows
 from keras_conflux._batch_analysis import traced_graphs
-from keras_conflux._batch_analysis.derivation import Derivation
-from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.derivation import derivation
-from keras_conflux._batch_analysis.kinds import COUNTED
-from keras_conflux._batch_analysis.kinds import DERIVED
-from keras_conflux._batch_analysis.kinds import Role
-from keras_conflux._batch_analysis.kinds import mixed_rows
-from keras_conflux._batch_analysis.kinds import rows
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
 from keras_conflux._replication.steps import Step
@@ -35,7 +35,7 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     Raises:
         NotDerivable: If one of them cannot be computed.
     """
-    derivations = [derivation(tensor, step.kinds) for tensor in tensors]
+    derivations = [derivation_of(tensor, step.kinds) for tensor in tensors]
     known = reduced_by_role(
         {key: x for each in derivations for key, x in each.sources.items()},
         step,
@@ -90,7 +90,7 @@ def _own_gradient(
     for stand_in, each in zip(stand_ins, upstream, strict=True):
         given[id(stand_in)] = each
     derivations = [
-        None if each is None else derivation(each, step.kinds, given)
+        None if each is None else derivation_of(each, step.kinds, given)
         for each in found
     ]
     sources: dict[int, tf.Tensor] = {}
@@ -123,7 +123,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
         NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, which gradients do not pass.
     """
-    if derivation(tensor, step.kinds).written:
+    if derivation_of(tensor, step.kinds).written:
         raise NotDerivable(tensor.name)
     (whole,) = global_values([tensor], step)
     own = own_part(whole, tensor, step)

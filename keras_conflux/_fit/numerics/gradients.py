@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.graph_ancestry import depends_on
-from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._custom_loops.collectives import UserReductions
@@ -174,7 +174,7 @@ class Gradients(Exit):
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
         reduced = UserReductions.of(self.step).operations()
-        if depends_on(operations_of(grads), reduced):
+        if traced_graphs.depends_on(operations_of(grads), reduced):
             return
         self.step.warn_once(
             "local gradients",

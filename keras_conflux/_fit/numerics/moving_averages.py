@@ -13,9 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import traced_graphs
-from keras_conflux._batch_analysis.graph_ancestry import depends_on
-from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
@@ -104,7 +103,7 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
         return False
     uses = tensorflow_graphs.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]
-    return depends_on([value.op], reads)
+    return traced_graphs.depends_on([value.op], reads)
 
 
 def handle_of_copy(variable: keras.Variable) -> Any:

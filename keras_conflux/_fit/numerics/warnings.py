@@ -5,9 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import traced_graphs
-from keras_conflux._batch_analysis.graph_ancestry import depends_on
-from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_graphs
@@ -123,7 +122,9 @@ class UnclearLosses(Part):
 
     def lead_to(self, value: tf.Tensor) -> bool:
         """Whether a value is computed of one."""
-        return depends_on([value.op], [loss.op for loss in self._losses])
+        return traced_graphs.depends_on(
+            [value.op], [loss.op for loss in self._losses]
+        )
 
 
 def warn_of_plain_variables(step: Step) -> None:

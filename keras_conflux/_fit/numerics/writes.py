@@ -16,10 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.derivation import NotDerivable
-from keras_conflux._batch_analysis.graph_ancestry import depends_on_samples
-from keras_conflux._batch_analysis.kinds import EQUAL
-from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
@@ -167,7 +166,7 @@ class Writes(Exit):
             not self._is_of_package
             and state.is_mirrored(variable)
             and self.step.known_sizes
-            and not depends_on_samples(value, self.step.kinds)
+            and not self.step.kinds.depends_on_samples(value)
         ):
             self._counted = (
                 f"sets the variable {state.name_of(variable)!r} to a constant, "
