@@ -14,6 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent
 SHELVES = {
     "analysis": ("_batch_analysis",),
+    "own loops": ("_custom_loops",),
     "extensions": ("_extensions",),
     "tools": ("tools", "bench", "__main__.py"),
 }

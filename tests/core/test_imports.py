@@ -136,7 +136,6 @@ CORE = [
     "_communication",
     "_replication",
     "_data",
-    "_custom_loops",
     "_fit.input",
     "_fit.numerics",
     "_fit.execution",
@@ -158,9 +157,11 @@ EXTENSIONS = [
     "_extensions.resume",
 ]
 ANALYSIS = "_batch_analysis"
+OWN_LOOPS = "_custom_loops"
 FLOORS = [
     ANALYSIS,
     *CORE,
+    OWN_LOOPS,
     "_extensions.common",
     *EXTENSIONS,
     "_extensions",

@@ -14,8 +14,6 @@ from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
-from keras_conflux._custom_loops.collectives import UserReductions
-from keras_conflux._custom_loops.collectives import operations_of
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.global_values import global_values
@@ -23,6 +21,8 @@ from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.user_reductions import UserReductions
+from keras_conflux._replication.user_reductions import operations_of
 
 Summing: TypeAlias = Callable[[list[Any], list[Any] | None], list[Any]]
 

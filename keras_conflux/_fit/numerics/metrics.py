@@ -15,12 +15,12 @@ from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import rows
 from keras_conflux._compat import keras_variables
-from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.user_reductions import UserReductions
 
 
 def update_mean(

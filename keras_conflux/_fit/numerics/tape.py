@@ -24,7 +24,6 @@ from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._custom_loops.collectives import UserReductions
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
@@ -35,6 +34,7 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.user_reductions import UserReductions
 
 _Seeded = list[tuple[Any, Any]]
 _contexts: list[Callable[[Step], contextlib.AbstractContextManager[Any]]] = []
