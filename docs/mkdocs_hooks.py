@@ -26,7 +26,7 @@ SEARCH = {
     ("log/", "notes/", "changelog"): {"exclude": True},
     ("design/", "contributing", "keras-suite", "parity"): {"boost": 0.2},
     ("recipes", "troubleshooting"): {"boost": 2},
-    ("questions",): {"boost": 4},
+    ("index", "questions", "quickstart"): {"boost": 4},
 }
 """How pages are found that do not begin with the others' weight of 1."""
 

@@ -15,8 +15,8 @@ It is told to end, too, or nobody reads its output any more. No save may be cut
 short then, whoever reads has to get all, and the last line has to name the
 process that was killed.
 
-A failure prints the command that repeats it, and the last line counts all, as
-JSON.
+Each case prints a line when it has ended. A failure prints what is wrong and
+the command that repeats it. The last line counts all, as JSON.
 """
 
 import argparse
@@ -437,13 +437,17 @@ def main() -> int:
     folder = options.keep or pathlib.Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
     judge, failures = Judge(folder, options.fault), list[str]()
+
+    def run_case(case: Case) -> None:
+        began = time.monotonic()
+        found = judge.failure(case)
+        seconds = time.monotonic() - began
+        if found is not None:
+            failures.append(case.name)
+        print(f"{case.name}, {seconds:.0f} s: {found or 'right'}", flush=True)
+
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-        for case, found in zip(
-            cases, pool.map(judge.failure, cases), strict=True
-        ):
-            if found is not None:
-                failures.append(case.name)
-                print(f"{case.name}: {found}", flush=True)
+        list(pool.map(run_case, cases))
     ends = dict(sorted(judge.ends.items()))
     counts = {"cases": len(cases), "failures": failures, "ends": ends}
     print(json.dumps(counts))

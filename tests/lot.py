@@ -198,8 +198,9 @@ def drawn(seed: int, number: int, restarts: bool) -> Draw:
     if place == "any time":
         visit = round(choose.uniform(0, SECONDS_OF_TRAINING), 2)
     resumes_with = choose.choice(["BackupAndRestore", "Resume"])
-    if fault == "killed" and place == "saving":
-        # What Keras' callback has half written, it cannot read.
+    if place == "saving" or (fault in BY_USER and place != "between fits"):
+        # What Keras' callback has half written, it cannot read. A user's end
+        # comes a moment after the place, as while it writes.
         resumes_with = "Resume"
     data = choose.choice(["global", "local"])
     # `Resume` refuses parts of one's own.

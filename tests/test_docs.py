@@ -201,7 +201,7 @@ def test_every_block_says_its_language():
 def test_users_have_few_words_to_read():
     counted = document_sizes.words()
     assert {"README.md", "quickstart.md", "guarantees.md"} <= counted.keys()
-    assert sum(counted.values()) < 15_500, "move evidence to docs/design"
+    assert sum(counted.values()) <= 14_000, "move evidence to docs/design"
 
 
 def test_the_tree_has_the_first_line_of_each_file():

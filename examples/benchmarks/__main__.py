@@ -29,6 +29,8 @@ from examples.benchmarks.runs import Runner
 _console = Console(stderr=True)  # what is no result
 _ON_KERAS = ("keras", "stock", "conflux")
 _ON_TORCH = ("torch", "torch-eager")
+_NO_TRAININGS = ("attention", "augmentation")
+"""Modules of a list that are told neither steps nor devices."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -130,16 +132,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--list",
         type=Path,
         metavar="FILE",
-        help="make the trainings that a file lists, in its order, and print "
-        "each when it ends. A line has a time limit in seconds, a module and "
-        "what it is told",
+        help="make the runs that a file lists, in its order, and print each "
+        "when it ends. A line has a time limit in seconds, a module and what "
+        "it is told; 90x2 starts it twice",
     )
     parser.add_argument(
         "--gpus",
         nargs="+",
         default=[],
         metavar="GPU",
-        help="deal these out, so that runs of few devices go side by side",
+        help="deal these out, each with its part of the cores, so that runs "
+        "of few devices go side by side; 0 1 2 3 makes two lanes of two",
     )
     parser.add_argument(
         "--draw",
@@ -166,16 +169,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.draw:
         plot.draw_file(*options.draw)
         return 0
-    if 0 < len(options.gpus) < max(options.devices):
-        raise SystemExit(
-            "Expected with --gpus as many GPUs as the largest number of "
-            f"--devices, {max(options.devices)}. Received: "
-            f"{' '.join(options.gpus)}"
-        )
     if options.list:
         runs = [*_listed(options)]
     else:
         runs = [*_training(options), *_peers(options), *_collectives(options)]
+    most = max((run.devices for run in runs), default=0)
+    if 0 < len(options.gpus) < most:
+        raise SystemExit(
+            f"Expected with --gpus at least {most} GPUs, as many as a run "
+            f"needs. Received: {' '.join(options.gpus)}"
+        )
     will = plan.described(
         runs,
         options.steps * options.epochs,
@@ -214,17 +217,9 @@ def _report(
     options: argparse.Namespace, runs: list[Run], found: dict[Run, list[dict]]
 ) -> None:
     """Shows what has been measured, and writes it."""
-    training, collectives = (
-        [
-            line
-            for run in runs
-            if run.is_training is which
-            for line in found[run]
-        ]
-        for which in (True, False)
-    )
-    report.write(options.out, training, collectives, as_json=options.json)
-    if training:
+    lines = [line for run in runs for line in found[run]]
+    report.write(options.out, lines, as_json=options.json)
+    if report.of_kind(lines)["training"]:
         _draw(options.out)
 
 
@@ -250,10 +245,18 @@ def _listed(options: argparse.Namespace) -> Iterator[Run]:
     for line in options.list.read_text().splitlines():
         words = line.partition("#")[0].split()
         if words:
-            limit, module, *arguments = words
-            count = next(int(word) for word in arguments if word.isdigit())
-            told = (*arguments, *_sizes(options))
-            yield Run(module, count, told, limit=float(limit))
+            first, module, *arguments = words
+            limit, _, starts = first.partition("x")
+            is_training = module not in _NO_TRAININGS
+            counts = [int(word) for word in arguments if word.isdigit()]
+            yield Run(
+                module,
+                counts[0] if is_training else 1,
+                (*arguments, *(_sizes(options) if is_training else ())),
+                is_training,
+                limit=float(limit),
+                starts=int(starts) if starts else None,
+            )
 
 
 def _training(options: argparse.Namespace) -> Iterator[Run]:

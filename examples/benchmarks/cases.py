@@ -62,13 +62,21 @@ def _padded_text(shortest: int, length: int, vocabulary: int) -> Data:
 _GPT = Case(_text(512, 32_000), 32, "tokens", units=512)
 _LARGE_GPT = Case(_text(512, 32_000), 8, "tokens", units=512)
 
+_VIT = Case(_images(224, 1000), 128, "images")
+
 CASES = {
     "resnet": Case(_images(224, 1000), 256, "images"),
     "gpt": _GPT,
     "gpt-bf16": _GPT,
     "gpt-350m": _LARGE_GPT,
     "gpt-1.3b": _LARGE_GPT,
-    "vit": Case(_images(224, 1000), 128, "images"),
+    "gpt-5.5b": dataclasses.replace(_LARGE_GPT, batch_size=4),
+    "vit": _VIT,
+    "vit-dropout": _VIT,
+    "mobilenet": Case(_images(224, 1000), 128, "images"),
+    "efficientnet": Case(_images(224, 1000), 64, "images"),
+    "convnext": Case(_images(224, 1000), 64, "images"),
+    "xception": Case(_images(224, 1000), 64, "images"),
     "bert": Case(_padded_text(128, 512, 30_522), 32, "tokens", units=512),
     "small": Case(_images(16, 10), 32, "images", dtype="float32"),
 }

@@ -18,9 +18,9 @@ def build(name: str, **options: Any) -> keras.Model:
     return _BUILDERS[name](**options)
 
 
-def resnet() -> keras.Model:
-    """ResNet-50 for 1,000 classes (He et al. 2016, arXiv 1512.03385)."""
-    make: Any = keras.applications.ResNet50
+def application(name: str) -> keras.Model:
+    """A network of `keras.applications` for 1,000 classes."""
+    make: Any = getattr(keras.applications, name)
     model = make(
         weights=None, input_shape=(224, 224, 3), classifier_activation=None
     )
@@ -73,17 +73,29 @@ def vit(
     size: int = 224,
     patch: int = 16,
     classes: int = 1000,
+    dropout: float = 0.0,
 ) -> keras.Model:
-    """ViT-B/16 (Dosovitskiy et al. 2021, arXiv 2010.11929), no dropout."""
+    """ViT-B/16 (Dosovitskiy et al. 2021, arXiv 2010.11929).
+
+    Args:
+        depth: How many blocks it has.
+        width: Of each patch.
+        heads: Of each attention.
+        size: Of an image's sides, in pixels.
+        patch: Of a patch's sides, in pixels.
+        classes: How many there are.
+        dropout: The rate after positions, attentions and perceptrons.
+    """
     images = layers.Input((size, size, 3))
     x = layers.Conv2D(width, patch, strides=patch)(images)
     x = ClassToken()(layers.Reshape((-1, width))(x))
-    x = Positions()(x)
+    x = _dropped(Positions()(x), dropout)
     for _ in range(depth):
         h = layers.LayerNormalization(epsilon=1e-6)(x)
-        x = x + layers.MultiHeadAttention(heads, width // heads)(h, h)
+        h = layers.MultiHeadAttention(heads, width // heads)(h, h)
+        x = x + _dropped(h, dropout)
         h = layers.LayerNormalization(epsilon=1e-6)(x)
-        x = x + _perceptron(h, width)
+        x = x + _dropped(_perceptron(h, width), dropout)
     x = layers.LayerNormalization(epsilon=1e-6)(x)
     model = keras.Model(images, layers.Dense(classes)(x[:, 0]))
     model.compile(keras.optimizers.AdamW(1e-4), _cross_entropy())
@@ -177,6 +189,10 @@ def _perceptron(x: Any, width: int) -> Any:
     return layers.Dense(width)(hidden)
 
 
+def _dropped(x: Any, rate: float) -> Any:
+    return layers.Dropout(rate)(x) if rate else x
+
+
 def _normalised(x: Any) -> Any:
     return layers.LayerNormalization(epsilon=1e-12)(x)
 
@@ -188,14 +204,21 @@ def _cross_entropy() -> keras.losses.Loss:
 # Of the sizes of GPT-3 Medium and XL (Brown et al. 2020, arXiv 2005.14165).
 _SIZES_350M = {"depth": 24, "width": 1024, "heads": 16, "head_dtype": None}
 _SIZES_1_3B = {"depth": 24, "width": 2048, "heads": 16, "head_dtype": None}
+_SIZES_5_5B = {"depth": 26, "width": 4096, "heads": 32, "head_dtype": None}
 
 _BUILDERS = {
-    "resnet": resnet,
+    "resnet": functools.partial(application, "ResNet50"),
+    "mobilenet": functools.partial(application, "MobileNetV2"),
+    "efficientnet": functools.partial(application, "EfficientNetV2S"),
+    "convnext": functools.partial(application, "ConvNeXtTiny"),
+    "xception": functools.partial(application, "Xception"),
     "gpt": gpt,
     "gpt-bf16": functools.partial(gpt, head_dtype=None),
     "gpt-350m": functools.partial(gpt, **_SIZES_350M),
     "gpt-1.3b": functools.partial(gpt, **_SIZES_1_3B),
+    "gpt-5.5b": functools.partial(gpt, **_SIZES_5_5B),
     "vit": vit,
+    "vit-dropout": functools.partial(vit, dropout=0.1),
     "bert": bert,
     "small": small,
 }

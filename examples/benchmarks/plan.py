@@ -61,7 +61,7 @@ def _seconds(run: Run, kind: str, steps: int, starts: int) -> float:
     start = _START_SECONDS[kind]
     if not run.is_training:
         return start
-    return starts * start + steps * _STEP_SECONDS
+    return (run.starts or starts) * start + steps * _STEP_SECONDS
 
 
 def _at_once(run: Run, gpus: Sequence[str]) -> int:
@@ -74,7 +74,7 @@ def _count(devices: int) -> str:
 
 def _name(run: Run) -> str:
     if not run.is_training:
-        return "collectives"
+        return run.module
     said = ("--steps=", "--epochs=", "--batch", "--jit=auto", str(run.devices))
     words = [word for word in run.arguments if not word.startswith(said)]
     if run.module == "keras_jax":

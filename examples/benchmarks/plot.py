@@ -13,15 +13,15 @@ from typing import Any
 
 from examples.benchmarks import report
 
-NAMES = {
+NAMES = {  # in the order of tables
     "conflux": "keras-conflux",
     "conflux-optimizer": "keras-conflux, optimizer in parts",
     "conflux-weights": "keras-conflux, weights in parts",
-    "keras": "Keras + XLA",
-    "stock": "MirroredStrategy, no XLA",
     "jax": "Keras on JAX",
     "torch": "PyTorch, torch.compile",
     "torch-eager": "PyTorch, eager",
+    "keras": "Keras + XLA",
+    "stock": "MirroredStrategy, no XLA",
 }
 TITLES = {  # in the order of the panels
     "resnet": "ResNet-50, 224x224 images",
@@ -29,8 +29,14 @@ TITLES = {  # in the order of the panels
     "gpt-bf16": "GPT, bfloat16 head",
     "gpt-350m": "GPT, 350 M parameters",
     "gpt-1.3b": "GPT, 1.3 B parameters",
+    "gpt-5.5b": "GPT, 5.5 B parameters",
     "vit": "ViT-B/16, 224x224 images",
     "bert": "BERT base, padding counted",
+    "vit-dropout": "ViT-B/16 with dropout",
+    "mobilenet": "MobileNetV2",
+    "efficientnet": "EfficientNetV2-S",
+    "convnext": "ConvNeXt-Tiny",
+    "xception": "Xception",
 }
 LIBRARIES = {
     "tensorflow": "TensorFlow",
@@ -62,9 +68,12 @@ def draw_file(source: Path, image: Path) -> None:
             package.
         image: The file to write; its suffix says of which kind, such as `.svg`.
     """
-    document = json.loads(source.read_text())
-    runs = document["training"] + document.get("peers", [])
-    shown = [run for run in runs if run.get("shown")] or report.best(runs)
+    draw_document(image, json.loads(source.read_text()))
+
+
+def draw_document(image: Path, document: dict) -> None:
+    """Draws measurements; see `draw_file`."""
+    shown = report.shown(document)
     image.parent.mkdir(parents=True, exist_ok=True)
     machine = document["machine"]
     # Runs that are kept may have been made on another machine than the last.
@@ -83,10 +92,10 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    panels = _panels(runs)
-    lines = math.ceil(len(panels) / COLUMNS)
-    columns = math.ceil(len(panels) / lines)
-    rows = max(map(_height, panels))
+    by_model = panels(runs)
+    lines = math.ceil(len(by_model) / COLUMNS)
+    columns = math.ceil(len(by_model) / lines)
+    rows = max(map(_height, by_model))
     inches = (0.24 * rows + 0.75) * lines + 0.5
     # Text stays text, and the same runs give the same file.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "conflux"}
@@ -94,7 +103,7 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
     with mpl.rc_context(settings):
         figure = Figure(figsize=(INCHES * columns, inches), facecolor=PAPER)
         places = figure.subplots(lines, columns, squeeze=False).flat
-        for place, panel in itertools.zip_longest(places, panels):
+        for place, panel in itertools.zip_longest(places, by_model):
             if panel:
                 _draw_panel(place, panel, rows, _kind(machine))
             else:
@@ -121,8 +130,8 @@ def _follow_the_reader(image: Path) -> None:
     image.write_text(f"{head}{style}\n {tag}{rest}")
 
 
-def _panels(runs: list[dict]) -> list[list[dict]]:
-    """Returns the runs of each model."""
+def panels(runs: list[dict]) -> list[list[dict]]:
+    """Returns the runs of each model, in the order of `TITLES`."""
     models = [*TITLES, *(run["model"] for run in runs)]
     panels = [
         [run for run in runs if run["model"] == model]
@@ -171,8 +180,8 @@ def _draw_bar(
     weight = "bold" if ours else "normal"
     style: Any = {"va": "center", "color": INK, "size": 9, "weight": weight}
     axes.text(0.015 * fastest, row, _name(run), **style)
-    scaling = _scaling(run, runs)
-    of_linear = "" if scaling is None else f"({scaling:.0%}) "
+    share = scaling(run, runs)
+    of_linear = "" if share is None else f"({share:.0%}) "
     text = f"{of_linear}{_short(speed)}"
     axes.text(fastest * FULL, row, text, ha="right", **style)
 
@@ -180,13 +189,13 @@ def _draw_bar(
 def _name(run: dict) -> str:
     how: str = run["how"]
     name = NAMES.get(how, how)
-    if "torchvision" in run.get("tuning", ""):
+    if report.is_of_other_form(run):
         name = "PyTorch, torchvision's form"
     jit = run.get("jit", "auto")
     return name if jit == "auto" else f"{name}, XLA {jit}"
 
 
-def _scaling(run: dict, runs: list[dict]) -> float | None:
+def scaling(run: dict, runs: list[dict]) -> float | None:
     """Returns the speed over that of as many single devices of its kind."""
     for other in runs:
         same = _name(other) == _name(run)
@@ -217,7 +226,7 @@ def _footnote(machine: dict, shown: list[dict]) -> str:
     for run in shown:
         versions |= run.get("versions", {})
     listed = ", ".join(f"{LIBRARIES[key]} {versions[key]}" for key in versions)
-    if not any(_scaling(run, shown) for run in shown):
+    if not any(scaling(run, shown) for run in shown):
         return f"{names}; {listed}."
     return (
         f"{names}; {listed}.\n(90%) means 90% of linear scaling: of the speed "

@@ -23,6 +23,7 @@ from torch import multiprocessing
 
 from . import measured
 from .cases import CASES
+from .pytorch_models import NETWORKS
 from .pytorch_tuning import WORDS
 from .pytorch_tuning import around_steps
 from .pytorch_tuning import tuned
@@ -33,7 +34,7 @@ _ON_GPU = torch.cuda.is_available()
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser("python -m benchmarks.pytorch")
-    parser.add_argument("model", choices=list(CASES))
+    parser.add_argument("model", choices=list(NETWORKS))
     parser.add_argument("how", choices=["torch", "torch-eager"])
     parser.add_argument("devices", type=int)
     measured.add_options(parser)

@@ -30,7 +30,7 @@ class Trained(nn.Module):
         as_torchvision: bool = False,
     ) -> None:
         super().__init__()
-        network = _NETWORKS[name]
+        network = NETWORKS[name]
         if as_torchvision:
             network = functools.partial(network, as_torchvision=True)
         self.net: nn.Module = network()
@@ -326,12 +326,13 @@ def _channels_first(images: Any) -> Any:
     return images.permute(0, 3, 1, 2).to(dtype)
 
 
-_NETWORKS = {
+NETWORKS = {
     "resnet": ResNet50,
     "gpt": Gpt,
     "gpt-bf16": functools.partial(Gpt, has_wide_head=False),
     "gpt-350m": functools.partial(Gpt, 24, 1024, 16, has_wide_head=False),
     "gpt-1.3b": functools.partial(Gpt, 24, 2048, 16, has_wide_head=False),
+    "gpt-5.5b": functools.partial(Gpt, 26, 4096, 32, has_wide_head=False),
     "vit": VisionTransformer,
     "bert": Bert,
     "small": Small,
@@ -341,6 +342,7 @@ _ADAM_RATES = {
     "gpt-bf16": 1e-4,
     "gpt-350m": 1e-4,
     "gpt-1.3b": 1e-4,
+    "gpt-5.5b": 1e-4,
     "vit": 1e-4,
     "bert": 1e-5,
 }

@@ -51,9 +51,10 @@ def best(results: list[dict]) -> list[dict]:
     """Returns the fastest of the runs of each package that train the same."""
     fastest: dict[tuple, dict] = {}
     for result in results:
-        # A model of another form is no faster way to train this one.
-        other = "torchvision" in result.get("tuning", "")
-        kind = *(result.get(key) for key in _KIND), other
+        kind = (
+            *(result.get(key) for key in KIND),
+            is_of_other_form(result),
+        )
         if kind not in fastest or milliseconds(result) < milliseconds(
             fastest[kind]
         ):
@@ -61,7 +62,23 @@ def best(results: list[dict]) -> list[dict]:
     return [*fastest.values()]
 
 
-_KIND = ("model", "how", "devices", "batch", "jit", "variant")
+KIND = ("model", "how", "devices", "batch", "jit", "variant")
+"""The fields that are alike in runs that train the same."""
+
+
+def is_of_other_form(result: dict) -> bool:
+    """Whether its model is no faster way to train the same one."""
+    return "torchvision" in result.get("tuning", "")
+
+
+def shown(document: dict) -> list[dict]:
+    """Returns what is shown of a document of measurements.
+
+    That is what is marked as `shown`, and otherwise the fastest of each
+    package.
+    """
+    runs = document["training"] + document.get("peers", [])
+    return [run for run in runs if run.get("shown")] or best(runs)
 
 
 def throughput(result: dict) -> float:
@@ -125,35 +142,38 @@ def _seconds(result: dict, key: str) -> str:
     return f"{result[key]:.1f}" if key in result else ""
 
 
-def breakdown_table(results: list[dict]) -> Table:
-    """One row per run of `fit` whose steps were broken down.
+def parts(result: dict) -> dict[str, float]:
+    """Returns where the time of a step goes, in milliseconds.
 
-    The columns: a step of `fit`; a step in which replicas exchange nothing; the
-    exchange that computation does not hide; the rest of a step of `fit`, which
-    is late input and the start of executions; an execution besides its steps;
-    splitting and moving a batch.
+    `fit`: a step of `fit`; `alone`: a step in which replicas exchange nothing;
+    `exchange`: the exchange that computation does not hide; `rest`: of a step
+    of `fit`, which is late input and the start of executions; `execution`: an
+    execution besides its steps; `batch`: splitting and moving a batch.
     """
+    found, fit = result["breakdown"], milliseconds(result)
+    return {
+        "fit": fit,
+        "alone": found["alone_ms"],
+        "exchange": found["step_ms"] - found["alone_ms"],
+        "rest": fit - found["step_ms"],
+        "execution": found["call_ms"],
+        "batch": found["input_ms"],
+    }
+
+
+def breakdown_table(results: list[dict]) -> Table:
+    """One row per run of `fit` whose steps were broken down."""
     table = Table(title="where the time goes, ms")
     for name in ("model", "devices", "jit"):
         table.add_column(name)
-    for name in ("fit", "alone", "exchange", "rest", "execution", "batch"):
+    for name in parts(results[0]):
         table.add_column(name, justify="right")
     for result in results:
-        parts = result["breakdown"]
-        fit = milliseconds(result)
-        times = (
-            fit,
-            parts["alone_ms"],
-            parts["step_ms"] - parts["alone_ms"],
-            fit - parts["step_ms"],
-            parts["call_ms"],
-            parts["input_ms"],
-        )
         table.add_row(
             result["model"],
             str(result["devices"]),
             result["jit"],
-            *(f"{ms:.2f}" for ms in times),
+            *(f"{ms:.2f}" for ms in parts(result).values()),
         )
     return table
 
@@ -179,29 +199,38 @@ def collectives_table(results: list[dict]) -> Table:
     return table
 
 
-def write(
-    folder: Path,
-    training: list[dict],
-    collectives: list[dict],
-    as_json: bool = False,
-) -> None:
+def of_kind(lines: list[dict]) -> dict[str, list[dict]]:
+    """Returns what has been measured, as `bench.json` holds it."""
+    kinds: dict[str, list[dict]] = {name: [] for name in _FIELDS}
+    for line in lines:
+        kind = next(name for name, field in _FIELDS.items() if field in line)
+        kinds[kind].append(line)
+    return kinds
+
+
+_FIELDS = {
+    "training": "start_s",
+    "collectives": "kib",
+    "augmentation": "layer",
+    "attention": "attention",
+}
+"""The kinds of measurements, and a field that only these have."""
+
+
+def write(folder: Path, lines: list[dict], as_json: bool = False) -> None:
     """Prints the tables, or what `bench.json` holds, and writes that file."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = {
-        "machine": machine(),
-        "training": training,
-        "collectives": collectives,
-    }
-    text = json.dumps(document, indent=1)
+    kinds = of_kind(lines)
+    text = json.dumps({"machine": machine(), **kinds}, indent=1)
     (folder / "bench.json").write_text(f"{text}\n")
     if as_json:
         print(text)
         return
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    if training:
-        console.print(training_table(training))
-        broken_down = [result for result in training if "breakdown" in result]
+    if kinds["training"]:
+        console.print(training_table(kinds["training"]))
+        broken_down = [run for run in kinds["training"] if "breakdown" in run]
         if broken_down:
             console.print(breakdown_table(broken_down))
-    if collectives:
-        console.print(collectives_table(collectives))
+    if kinds["collectives"]:
+        console.print(collectives_table(kinds["collectives"]))

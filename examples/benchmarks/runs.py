@@ -12,13 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import as_completed
+from concurrent.futures import wait
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +32,7 @@ from keras_conflux._extensions.program_cache import flags
 _PEERS = {"keras_jax": "jax", "pytorch": "torch"}
 """The modules that need not have what this package imports, by what they need.
 """
+_ALL = "all"  # GPUs, where none are dealt out
 _console = Console(stderr=True)  # what is no result
 
 
@@ -46,6 +49,8 @@ class Run:
     limit: float | None = None
     """How many seconds each of its processes may take, if not as many as all.
     """
+    starts: int | None = None
+    """How often it is started, if not as often as all."""
 
     @property
     def name(self) -> str:
@@ -68,13 +73,11 @@ class Runner:
     starts: int = 1
     """How often each training is started, with what the first has cached."""
     gpus: Sequence[str] = ()
-    """The GPUs to deal out, so that several runs go side by side. If empty, one
-    run after another has all GPUs."""
+    """The GPUs to deal out, each with as many cores, so that several runs go
+    side by side. If empty, one run after another has all GPUs and cores."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._free = list(self.gpus)
-        self._change = threading.Condition()
         self._running: set[subprocess.Popen] = set()
         self._ends = False
 
@@ -89,35 +92,47 @@ class Runner:
             runs: What to measure.
             go_on: Whether what is kept of these runs is taken as it is.
         """
-        if self.gpus:
-            # Runs of many devices would wait for ever beside many of few.
-            runs = sorted(runs, key=lambda run: run.devices)
-        workers = ThreadPoolExecutor(max(1, len(self.gpus)))
+        waiting = deque(runs)
+        free = list(self.gpus or [_ALL])
+        taken: dict[Future[list[dict]], tuple[Run, list[str]]] = {}
+        workers = ThreadPoolExecutor(len(free))
         try:
-            ends = {
-                workers.submit(self._lines, run, go_on): run for run in runs
-            }
-            for end in as_completed(ends):
-                yield ends[end], end.result()
+            while waiting or taken:
+                # In order: a run of many GPUs would wait for ever if others
+                # could go ahead.
+                while waiting and len(free) >= self._needs(waiting[0]):
+                    run = waiting.popleft()
+                    part = [free.pop(0) for _ in range(self._needs(run))]
+                    end = workers.submit(self._lines, run, part, go_on)
+                    taken[end] = run, part
+                for end in wait(taken, return_when=FIRST_COMPLETED).done:
+                    run, part = taken.pop(end)
+                    free = sorted(free + part, key=[*self.gpus, _ALL].index)
+                    yield run, end.result()
         finally:
             self._ends = True
             for process in list(self._running):
                 _kill(process)
             workers.shutdown(cancel_futures=True)
 
-    def _lines(self, run: Run, go_on: bool) -> list[dict]:
+    def _needs(self, run: Run) -> int:
+        return run.devices if self.gpus else 1
+
+    def _lines(self, run: Run, gpus: list[str], go_on: bool) -> list[dict]:
         kept = self.folder / f"{run.name}.json"
         if go_on and kept.exists():
             lines = json.loads(kept.read_text())
             if not self._lacks_starts(run, lines):
                 return lines
         kept.unlink(missing_ok=True)
-        with self._placed(run) as place, tempfile.TemporaryDirectory() as cache:
+        with tempfile.TemporaryDirectory() as cache:
             _console.print(f"[dim]{run.name}[/dim]", soft_wrap=True)
-            environ = _environment(run, Path(cache)) | place
-            lines = self._output(run, environ)
-            for _ in range(1, self.starts if run.is_training else 1):
-                again = self._output(run, environ) if lines else []
+            environ = _environment(run, Path(cache))
+            if self.gpus:
+                environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            lines = self._output(run, gpus, environ)
+            for _ in range(1, self._starts(run)):
+                again = self._output(run, gpus, environ) if lines else []
                 for line, other in zip(lines, again, strict=False):
                     measured.add_start(line, other)
         if lines:
@@ -126,29 +141,18 @@ class Runner:
             written.replace(kept)
         return lines
 
+    def _starts(self, run: Run) -> int:
+        return (run.starts or self.starts) if run.is_training else 1
+
     def _lacks_starts(self, run: Run, lines: list[dict]) -> bool:
-        return run.is_training and any(
-            1 + len(line.get("later_starts_s", [])) < self.starts
+        return any(
+            1 + len(line.get("later_starts_s", [])) < self._starts(run)
             for line in lines
         )
 
-    @contextlib.contextmanager
-    def _placed(self, run: Run) -> Iterator[dict[str, str]]:
-        """Waits for GPUs, and hands them back."""
-        if not self.gpus:
-            yield {}
-            return
-        with self._change:
-            self._change.wait_for(lambda: len(self._free) >= run.devices)
-            taken = [self._free.pop(0) for _ in range(run.devices)]
-        try:
-            yield {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
-        finally:
-            with self._change:
-                self._free += taken
-                self._change.notify_all()
-
-    def _output(self, run: Run, environ: Mapping[str, str]) -> list[dict]:
+    def _output(
+        self, run: Run, gpus: list[str], environ: Mapping[str, str]
+    ) -> list[dict]:
         """Returns the lines of JSON that a process prints, if it succeeds."""
         limit = run.limit or self.limit
         package, folder = "examples.benchmarks", None
@@ -170,6 +174,8 @@ class Runner:
         )
         self._running.add(process)
         try:
+            if self.gpus:
+                self._pin(process, gpus)
             if self._ends:
                 _kill(process)
             out, said = process.communicate(timeout=limit)
@@ -186,6 +192,16 @@ class Runner:
             return []
         starts = (line for line in out.splitlines() if line.startswith("{"))
         return [json.loads(line) for line in starts]
+
+    def _pin(self, process: subprocess.Popen, gpus: list[str]) -> None:
+        """Gives a process, and what it starts, the cores of its GPUs."""
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // len(self.gpus)
+        if share:
+            firsts = [self.gpus.index(gpu) * share for gpu in gpus]
+            own = [core for i in firsts for core in cores[i : i + share]]
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(process.pid, own)
 
 
 def _environment(run: Run, cache: Path) -> dict[str, str]:

@@ -31,6 +31,8 @@ _custom_gradient: Any = tf.custom_gradient
 _older_graphs: Any = weakref.WeakKeyDictionary()
 _WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
 """What TensorFlow calls stateful, and what may yet run once more."""
+_modules: dict[bytes, bool] = {}
+"""StableHLO modules of this package: whether replicas wait in them."""
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
 """What reads tables, which TensorFlow does not say of them."""
 
@@ -67,7 +69,11 @@ def only_reads(operation: tf.Operation) -> bool:
     bodies = graphs_of(operation)
     if not bodies:
         is_stateful = operation.op_def.is_stateful
-        return not is_stateful or _is_cudnn_without_dropout(operation)
+        return (
+            not is_stateful
+            or _is_cudnn_without_dropout(operation)
+            or _waits_in_module(operation) is False
+        )
     return None not in bodies and all(
         only_reads(inner)
         for body in bodies
@@ -80,6 +86,32 @@ def _is_cudnn_without_dropout(operation: tf.Operation) -> bool:
     """Whether an operation is stateful for the numbers that it would draw."""
     is_cudnn = operation.type.startswith("CudnnRNN")
     return is_cudnn and not operation.get_attr("dropout")
+
+
+def note_module(serialized: bytes, waits: bool) -> None:
+    """Lets others know what a StableHLO module does, which has no effect.
+
+    Args:
+        serialized: As an operation holds it that calls the module.
+        waits: Whether replicas wait for each other in it.
+    """
+    _modules[serialized] = waits
+
+
+def _waits_in_module(operation: tf.Operation) -> bool | None:
+    """Whether replicas wait in the module that an operation calls.
+
+    Returns:
+        `None` if it calls none of this package. TensorFlow calls all stateful.
+    """
+    if operation.type != "XlaCallModule":
+        return None
+    return _modules.get(operation.get_attr("module"))
+
+
+def is_collective(operation: tf.Operation) -> bool:
+    """Whether replicas wait for each other in an operation."""
+    return operation.type in COLLECTIVES or bool(_waits_in_module(operation))
 
 
 def captures(graph: Any) -> dict[int, Any]:

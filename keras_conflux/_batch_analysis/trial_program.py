@@ -21,6 +21,8 @@ from keras_conflux._batch_analysis.trial_values import parts_of_samples
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
+_NOT_TRIED = (*_READS, "XlaCallModule")
+"""What a trial cannot run, or need not."""
 _Feed = dict[str, Any]
 
 
@@ -97,9 +99,8 @@ class TrialProgram:
                 continue
             if operation.name in self._operations:
                 continue
-            if operation.type in _READS or not traced_graphs.only_reads(
-                operation
-            ):
+            is_known = traced_graphs.only_reads(operation)
+            if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
             self._operations[operation.name] = operation
             if len(self._operations) > _MAX_OPERATIONS:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.parts import length
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat.private_names import version_numbers
@@ -40,8 +41,11 @@ def module_call(
     shapes: Any,
     dtypes: list[tf.DType],
     platform: str,
+    waits: bool = False,
 ) -> list[tf.Tensor]:
     """Returns what a StableHLO module computes, inside an XLA program.
+
+    It may have no effect but that replicas wait for each other.
 
     Args:
         module: Its text. Its function `main` takes the operands.
@@ -49,12 +53,14 @@ def module_call(
         shapes: Of the results.
         dtypes: Of the results.
         platform: What XLA calls the devices that the program runs on.
+        waits: Whether replicas wait for each other in it.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo
 
     serialized = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_current_version()
     )
+    traced_graphs.note_module(serialized, waits)
     found: Any = gen_xla_ops.xla_call_module(
         operands,
         version=9,
@@ -99,7 +105,7 @@ def all_gather(
       return {", ".join(results)} : {", ".join(found)} }} }}"""
     shapes = [[count * length(part)] for part in parts]
     dtypes = [part.dtype for part in parts]
-    return module_call(text, list(parts), shapes, dtypes, _PLATFORM)
+    return module_call(text, list(parts), shapes, dtypes, _PLATFORM, waits=True)
 
 
 def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
@@ -121,7 +127,7 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
         : ({given}) -> {found}
       return %1 : {found} }} }}"""
     shapes, dtypes = [[size // count]], [flat.dtype]
-    return module_call(text, [flat], shapes, dtypes, _PLATFORM)[0]
+    return module_call(text, [flat], shapes, dtypes, _PLATFORM, waits=True)[0]
 
 
 def _group(count: int, channel: int) -> str:

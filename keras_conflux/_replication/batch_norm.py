@@ -54,7 +54,7 @@ def synchronize_batch_norm(target: Layer) -> Layer:
             "`synchronize_batch_norm` takes a Keras model or layer. Received: "
             f"{target!r}."
         )
-    for layer in _unsynchronized(state.stateful_objects(target)):
+    for layer in unsynchronized(state.stateful_objects(target)):
         layer.synchronized = True
         traced_functions.note_settings()
     return target
@@ -67,7 +67,7 @@ def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
         owners: The `stateful_objects` of what has been replicated.
         count: The number of parts of a batch that are normalized apart.
     """
-    layers = _unsynchronized(owners) if count > 1 else []
+    layers = unsynchronized(owners) if count > 1 else []
     new = [layer for layer in layers if layer not in _logged]
     if not new:
         return
@@ -84,9 +84,10 @@ def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
     )
 
 
-def _unsynchronized(
+def unsynchronized(
     owners: Iterable[Any],
 ) -> list[keras.layers.BatchNormalization]:
+    """Returns the layers that normalize by the samples of a part of a batch."""
     return [
         owner
         for owner in owners

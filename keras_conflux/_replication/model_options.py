@@ -11,6 +11,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_models
 from keras_conflux._replication import running
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.strategy import Microbatches
 from keras_conflux._replication.strategy import check_microbatches
 
 DataContract: TypeAlias = Literal["global", "local"]
@@ -78,7 +79,7 @@ def choose(
     model: Any,
     data: str | None,
     reshuffle: bool | None,
-    microbatches: int | None,
+    microbatches: Microbatches | None,
 ) -> None:
     """Records the options of a model; `None` leaves one as it is.
 
@@ -95,7 +96,7 @@ def choose(
     if microbatches is not None and microbatches != microbatches_of(model):
         change = (
             f"keras_conflux.replicate({model.name}, "
-            f"microbatches={microbatches})"
+            f"microbatches={microbatches!r})"
         )
         running.assert_not_running([model], change)
         traced_functions.forget(model)
@@ -141,7 +142,7 @@ def reshuffles(model: keras.Model) -> bool:
     return _reshuffle.get(model, False)
 
 
-def microbatches_of(model: keras.Model) -> int:
+def microbatches_of(model: keras.Model) -> Microbatches:
     """In how many parts each replica runs its part of a batch."""
     strategy = keras_models.strategy_of(model)
     of_scope = getattr(strategy, "microbatches", 1)

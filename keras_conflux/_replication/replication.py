@@ -24,6 +24,7 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import Microbatches
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import Shard
 from keras_conflux._replication.strategy import current_strategy
@@ -45,7 +46,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
-    microbatches: int | None = None,
+    microbatches: Microbatches | None = None,
 ) -> ReplicatedStrategy: ...
 @overload
 def replicate(
@@ -53,7 +54,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
-    microbatches: int | None = None,
+    microbatches: Microbatches | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> KerasObject: ...
@@ -62,7 +63,7 @@ def replicate(
     target: list[KerasObject],
     devices: DevicesLike = None,
     *,
-    microbatches: int | None = None,
+    microbatches: Microbatches | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> list[KerasObject]: ...
@@ -79,7 +80,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
-    microbatches: int | None = None,
+    microbatches: Microbatches | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> Any:
@@ -116,8 +117,10 @@ def replicate(
             scope they are made, in how many parts, one after another, each
             replica runs its part of a batch in `fit` and `evaluate`. A step
             then needs the memory for the activations of one part. The result
-            is that of the whole batch. By default what it was before; at
-            first 1.
+            is that of the whole batch. `"auto"` are as few as fit into the
+            memory of GPUs: the first steps run small parts, whose memory is
+            measured, and a line says what is chosen. By default what it was
+            before; at first 1.
         data: For a model, or a tree of models, what each of several processes
             reads. `"global"`: all read the same batches, and each computes
             its rows of them. `"local"`: each brings its own part of every
@@ -146,8 +149,8 @@ def replicate(
             something else than models, or `reshuffle` is; if `shard` is given
             for values.
         ValueError: If `data` is neither `"global"` nor `"local"`, `reshuffle`
-            neither `True` nor `False`, `microbatches` no number from 1 on, or
-            `shard` neither `"optimizer"` nor `"weights"`.
+            neither `True` nor `False`, `microbatches` neither a number from 1
+            on nor `"auto"`, or `shard` neither `"optimizer"` nor `"weights"`.
 
     Example:
         ```python

@@ -34,6 +34,9 @@ from keras_conflux._replication import steps
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
 """What of a model lies in parts, one on each device."""
+Microbatches: TypeAlias = int | Literal["auto"]
+"""In how many parts a replica runs its part of a batch; `"auto"` are as few as
+fit into memory."""
 
 
 class ReplicatedStrategy(tf.distribute.MirroredStrategy):
@@ -59,8 +62,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
         NotImplementedError: If `shard` is given in one of several processes.
-        ValueError: If `shard` is another word, or `microbatches` no number
-            from 1 on.
+        ValueError: If `shard` is another word, or `microbatches` neither a
+            number from 1 on nor `"auto"`.
 
     Example:
         ```python
@@ -77,13 +80,13 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         devices: DevicesLike = None,
         *,
         shard: Shard | None = None,
-        microbatches: int = 1,
+        microbatches: Microbatches = 1,
     ) -> None:
         initialize_from_environment()
         _check_shard(shard)
         check_microbatches(microbatches)
         self._conflux_shard: Shard | None = shard
-        self._conflux_microbatches = microbatches
+        self._conflux_microbatches: Microbatches = microbatches
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -126,7 +129,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         return self.shard == "weights"
 
     @property
-    def microbatches(self) -> int:
+    def microbatches(self) -> Microbatches:
         """In how many parts a replica of models made here runs its part."""
         return self._conflux_microbatches
 
@@ -186,8 +189,8 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 def options_of(strategy: ReplicatedStrategy) -> str:
     """Returns what a strategy was given besides devices, as it is written."""
     options = [f"shard={strategy.shard!r}"] if strategy.shard else []
-    if strategy.microbatches > 1:
-        options.append(f"microbatches={strategy.microbatches}")
+    if strategy.microbatches != 1:
+        options.append(f"microbatches={strategy.microbatches!r}")
     return ", ".join(options)
 
 
@@ -237,7 +240,9 @@ _strategies: dict[Hashable, ReplicatedStrategy] = {}
 
 
 def strategy_for(
-    which: DevicesLike, shard: Shard | None = None, microbatches: int = 1
+    which: DevicesLike,
+    shard: Shard | None = None,
+    microbatches: Microbatches = 1,
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
     _check_shard(shard)
@@ -290,12 +295,14 @@ def check_microbatches(microbatches: Any) -> None:
     Raises:
         ValueError: If it is not.
     """
+    if isinstance(microbatches, str) and microbatches == "auto":
+        return
     is_count = isinstance(microbatches, int)
     if not is_count or isinstance(microbatches, bool) or microbatches < 1:
         raise ValueError(
             "`microbatches` is in how many parts, one after another, each "
-            "replica runs its part of a batch: 1 or more. Nothing chooses it "
-            f"in this version. Received: microbatches={microbatches!r}."
+            'replica runs its part of a batch: 1 or more, or "auto" for as few '
+            f"as fit into memory. Received: microbatches={microbatches!r}."
         )
 
 

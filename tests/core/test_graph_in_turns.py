@@ -35,7 +35,7 @@ def run_in_turns(step, count=3, compiled=False):
             tf.TensorSpec([rows, 4])
         )
         graph = traced.graph
-        return graph_in_turns.run(
+        found, _ = graph_in_turns.run(
             TracedTurn(graph, graph.inputs[:1], cuts, graph.outputs),
             count,
             lambda number: (
@@ -46,6 +46,7 @@ def run_in_turns(step, count=3, compiled=False):
             lambda _, tensors: tensors,
             compiled,
         )
+        return found
 
     found = [each.numpy() for each in program(X)]
     return found, program.get_concrete_function(X).graph

@@ -28,6 +28,7 @@ from examples.benchmarks import attention
 from examples.benchmarks import measured
 from examples.benchmarks import messages
 from examples.benchmarks import models
+from examples.benchmarks import page
 from examples.benchmarks import pipeline
 from examples.benchmarks import plot
 from examples.benchmarks import report
@@ -160,7 +161,8 @@ def test_a_list_is_run_in_its_order(tmp_path, capsys, started):
     asked.write_text(
         """# a comment
         9 pytorch small torch 2 --tuning buckets  # another
-        8 train small conflux 1
+        8x2 train small conflux 1
+        7 augmentation RandomFlip
         """
     )
     out = ["--out", str(tmp_path / "out"), "--epochs", "1", "--batches", "3"]
@@ -169,9 +171,13 @@ def test_a_list_is_run_in_its_order(tmp_path, capsys, started):
     sizes = "--steps=64 --epochs=1 --batches=3"
     assert f"torch 2 --tuning buckets {sizes}" in words[0]
     assert f"conflux 1 {sizes}" in words[1]
-    assert capsys.readouterr().out.count(started.prints) == 2
+    assert words[2].partition("--began")[0] == words[1].partition("--began")[0]
+    assert words[3].endswith("augmentation RandomFlip")
+    printed = capsys.readouterr().out
+    assert printed.count('"start_s": 1') == 3
+    assert printed.count('"second_start_s": 1') == 1
     runs = benchmarks.parse(["--list", str(asked), *out])
-    assert [run.limit for run in benchmarks._listed(runs)] == [9, 8]
+    assert [run.limit for run in benchmarks._listed(runs)] == [9, 8, 7]
 
 
 def test_lists_of_the_repository_are_understood():
@@ -184,7 +190,7 @@ def test_lists_of_the_repository_are_understood():
             modules[name] = module.parse
     for path in (DOCS.parent / "examples/benchmarks/lists").glob("*.txt"):
         for run in benchmarks._listed(benchmarks.parse(["--list", str(path)])):
-            assert run.module in ("train", "pytorch", "keras_jax")
+            assert run.is_training or run.module == "augmentation"
             if run.module in modules:
                 told = modules[run.module]([*run.arguments])
                 assert told.devices == run.devices
@@ -210,7 +216,8 @@ case "$*" in
 *resnet*) sleep 60 & echo $! > child; wait;;
 *small*) until [ -e on0 ] && [ -e on1 ]; do sleep 0.01; done;;
 esac
-echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\"}"
+cores=$(grep Cpus_allowed: /proc/self/status | tr -d '[:blank:]')
+echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\", \\"cores\\": \\"$cores\\"}"
 """
     )
     script.chmod(0o755)
@@ -222,8 +229,11 @@ echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\"}"
         for name in ("0,1", "small 1", "small 2")
     ]
     found = {run.arguments[0]: out for run, out in runner.measure(asked, False)}
-    assert sorted(found["0,1"][0]["gpus"].split(",")) == ["0", "1"]
+    assert found["0,1"][0]["gpus"] == "0,1"
     assert {found[f"small {i}"][0]["gpus"] for i in (1, 2)} == {"0", "1"}
+    assert next(iter(found)) == "0,1"  # in order, though it needs most
+    own = {found[f"small {i}"][0]["cores"] for i in (1, 2)}
+    assert len(own) == min(2, len(os.sched_getaffinity(0)))
 
     runner = runs.Runner(tmp_path / "runs", {"torch": [str(script)]}, limit=1)
     hanging = runs.Run("pytorch", 1, ("resnet",))
@@ -397,13 +407,67 @@ def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
     pytest.importorskip("matplotlib")
     drawn, again = tmp_path / "speed.svg", tmp_path / "again.svg"
     for each in (drawn, again):
-        benchmarks.main(["--draw", str(DOCS / "data" / data), str(each)])
+        document = json.loads((DOCS / "data" / data).read_text())
+        if "host" in document:  # one of the page's
+            document = page.compared(document)
+        plot.draw_document(each, document)
     assert drawn.read_bytes() == again.read_bytes()
     assert counts | {"keras-conflux"} <= {*texts(drawn)}
     has_scaling = any("linear scaling" in text for text in texts(drawn))
     assert has_scaling == (len(counts) > 1)
     assert texts(drawn) == texts(DOCS / "images" / image)
     assert drawn.stat().st_size < 60_000
+
+
+def test_the_documents_say_what_is_recorded():
+    """`python -m examples.benchmarks.page` makes them."""
+    for name in page.DOCUMENTS:
+        document = (DOCS.parent / name).read_text()
+        assert "<!-- measured: " in document
+        assert page.made(document) == document
+
+
+def test_new_measurements_make_a_page(tmp_path, monkeypatch):
+    run = {
+        **{"model": "gpt", "batch": 8, "jit": "auto", "tuning": ""},
+        **{"unit": "tokens", "peak_bytes": [2_500_000_000], "start_s": 30},
+        **{"gpu": "NVIDIA H100", "versions": {"tensorflow": "2", "jax": "1"}},
+    }
+    ours = run | {"how": "conflux", "units_a_step": 8000}
+    peer = run | {"how": "jax", "units_a_step": 16_000, "devices": 2}
+    lines = [
+        ours | {"devices": 1, "ms_a_step": [10.0], "later_starts_s": [9]},
+        ours | {"devices": 2, "ms_a_step": [10.0], "units_a_step": 16_000},
+        ours | {"devices": 2, "ms_a_step": [12.5], "units_a_step": 16_000},
+        peer | {"ms_a_step": [13.0]},
+        peer | {"ms_a_step": [11.5], "tuning": "on-device"},
+        {"layer": "RandomFlip", "pipeline_ms": 1, "call_ms": 2, "step_ms": 3}
+        | {"compiled": True},
+    ]
+    printed = tmp_path / "printed"
+    printed.write_text("\n".join(["a table", *map(json.dumps, lines)]))
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    (tmp_path / "docs/data").mkdir(parents=True)
+    (tmp_path / "docs/images").mkdir()
+    kinds = ("conditions", "table 2", "claims 2", "gain", "augmentation")
+    text = "\n".join(
+        f"<!-- measured: new {kind} -->\n\n\n\n<!-- end -->" for kind in kinds
+    )
+    for name in page.DOCUMENTS:
+        (tmp_path / name).write_text(text)
+    taken = ["--take", str(printed), "--name", "new", "--date", "today"]
+    page.main([*taken, "--host", "one host"])
+    made = (tmp_path / page.DOCUMENTS[0]).read_text()
+    assert "on one host (today), with TensorFlow 2 and JAX 1." in made
+    # All epochs of both processes, of which the median counts.
+    assert (
+        "| 2 | 10.0 to 12.5 | 1,422,000 tokens | 88.9 % | 2.5 | 30 | |" in made
+    )
+    assert "Keras on JAX (on-device) | 2 | 11.5 |" in made
+    assert "13.0" not in made  # the best of each counts
+    assert "| GPT, float32 head | alike | |" in made
+    assert "1.78 to 1.78 times as fast as on one" in made
+    assert "| `RandomFlip` | 1.0 | 2.0 | 3.0 | yes |" in made
 
 
 def test_the_picture_of_runs_of_another_machine(tmp_path):
@@ -419,7 +483,7 @@ def test_the_picture_of_runs_of_another_machine(tmp_path):
     source.write_text(json.dumps({"machine": here, "training": runs}))
     plot.draw_file(source, drawn)
     shown = texts(drawn)
-    assert {*plot.TITLES.values()} <= {*shown}
+    assert {plot.TITLES[name] for name in models} <= {*shown}
     assert shown.count("PyTorch, torch.compile") == len(models)
     assert any(
         "NVIDIA H200; " in each and "PyTorch 3" in each for each in shown

@@ -390,6 +390,14 @@ TRACED = (
 CAUSE = "Traceback (most recent call last):\n  File 'x'\nValueError: no\nmore"
 
 
+def heard(printed):
+    errors = [reasons.LastError() for _ in printed]
+    for error, text in zip(errors, printed, strict=True):
+        for line in text.encode().splitlines():
+            error.hear(line)
+    return errors
+
+
 @pytest.mark.parametrize(
     ("printed", "ended", "expected"),
     [
@@ -399,7 +407,7 @@ CAUSE = "Traceback (most recent call last):\n  File 'x'\nValueError: no\nmore"
         ([victim(2), victim(0), CAUSE], [1, 0, 2], (2, "ValueError: no")),
         # It was killed, and says nothing.
         ([victim(1), ""], [0, 1], (1, "")),
-        # It goes on, or has ended well: what its victim says names it.
+        # It goes on: what its victim says names it.
         ([victim(1), ""], [0], (0, "ProcessError: fit has ended in .*1 has")),
         # They blame each other.
         ([victim(1), victim(0)], [1, 0], (1, "ProcessError: .* 0 has raised")),
@@ -413,11 +421,28 @@ CAUSE = "Traceback (most recent call last):\n  File 'x'\nValueError: no\nmore"
     ],
 )
 def test_who_failed_first(printed, ended, expected):
-    errors = [reasons.LastError() for _ in printed]
-    for error, text in zip(errors, printed, strict=True):
-        for line in text.encode().splitlines():
-            error.hear(line)
-    found = reasons.first([reasons.Ended(index, 1) for index in ended], errors)
+    errors = heard(printed)
+    failed = [reasons.Ended(index, 1) for index in ended]
+    found = reasons.first(failed, [], errors)
     assert found.index == expected[0]
     assert re.match(expected[1], errors[found.index].text)
     assert bool(expected[1]) == bool(errors[found.index].text)
+
+
+@pytest.mark.parametrize(
+    ("printed", "left", "failed", "expected"),
+    [
+        ([victim(1), ""], [1], [0], 1),
+        # The first victim has ended, and so the next one names both.
+        ([victim(2), victim("0, 2"), ""], [2], [0, 1], 2),
+        # It was done.
+        (["", CAUSE], [0], [1], 1),
+    ],
+)
+def test_who_left_the_others_alone(printed, left, failed, expected):
+    errors = heard(printed)
+    ended = [
+        [reasons.Ended(index, status) for index in indices]
+        for indices, status in ((failed, 1), (left, 0))
+    ]
+    assert reasons.first(*ended, errors).index == expected

@@ -47,7 +47,8 @@ class Memory:
     the batch. `None` without a batch, and where it is not known."""
     peak: int | None
     """The most that this process has needed so far on the fullest of the
-    model's GPUs, all else that is there included. `None` on CPU devices."""
+    model's GPUs, all else that is there included, or has needed since
+    `microbatches="auto"` has measured last. `None` on CPU devices."""
     devices: int
     """On how many devices the model is, or would be."""
     shard: Shard | None

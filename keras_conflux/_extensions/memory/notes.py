@@ -9,6 +9,7 @@ from keras_conflux._extensions.memory import table
 from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import memory
+from keras_conflux._replication import model_options
 
 
 def install() -> None:
@@ -27,6 +28,8 @@ def explain(error: BaseException, model: Any) -> None:
         return
     found = None if model is None else _known(model)
     rows = [*_shards(found), *_WAYS]
+    if model is not None and model_options.microbatches_of(model) == "auto":
+        rows = [row for row in rows if "microbatches" not in row[0]]
     width = max(len(name) for name, _ in rows)
     error.add_note(
         "\n".join(

@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import traced_graphs
 
 _REPEATABLE = (
-    *traced_graphs.COLLECTIVES,
     "LookupTableFindV2",
     "LookupTableSizeV2",
     "VariableShape",
@@ -47,6 +46,7 @@ def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
         elif not (
             traced_graphs.only_reads(operation)
             or operation.type in _REPEATABLE
+            or traced_graphs.is_collective(operation)
             or _numbers_a_collective(operation)
         ):
             yield operation
@@ -59,7 +59,7 @@ def _numbers_a_collective(operation: tf.Operation) -> bool:
     waiting = list(operation.inputs[0].consumers())
     while waiting:
         user = waiting.pop()
-        if user.type in traced_graphs.COLLECTIVES:
+        if traced_graphs.is_collective(user):
             return True
         if user.type in ("ReadVariableOp", "Identity"):
             waiting += [x for out in user.outputs for x in out.consumers()]

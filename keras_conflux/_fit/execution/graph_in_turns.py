@@ -77,7 +77,7 @@ def run(
     arguments: Callable[[Any], Sequence[tf.Tensor]],
     everywhere: Callable[[Op, list[tf.Tensor]], list[tf.Tensor]],
     compiled: bool,
-) -> list[tf.Tensor]:
+) -> tuple[list[tf.Tensor], int]:
     """Runs a step in the graph that is being traced.
 
     Args:
@@ -89,12 +89,12 @@ def run(
         compiled: Whether XLA compiles what is traced.
 
     Returns:
-        The outputs.
+        The outputs, and how many bytes any turn finds added up by others.
 
     Raises:
         CannotRunInTurns: If turns would write to variables.
     """
-    plan = _Plan(traced)
+    plan = _Plan(traced, compiled)
     runner = _Runner(traced, count, arguments, compiled)
     for phase, loop in enumerate(plan.loops):
         runner.run_once(plan.once(phase))
@@ -102,7 +102,8 @@ def run(
         pairs = list(zip(loop.cuts, given, strict=True))
         _exchange(pairs, everywhere, runner.known)
     outputs = map(_behind_identities, traced.outputs)
-    return [runner.known[id(each)] for each in outputs]
+    kept = min(each.kept_bytes for each in plan.loops if each.operations)
+    return [runner.known[id(each)] for each in outputs], kept
 
 
 def _exchange(
@@ -131,15 +132,22 @@ class _Loop:
     operations: list[tf.Operation]
     """All that a turn runs, in order."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """How large what its turns add up is, as far as it is known."""
+        given = [cut.given for cut in self.cuts]
+        return sum((x.shape.num_elements() or 0) * x.dtype.size for x in given)
+
 
 class _Plan:
     """Which operations run when.
 
     Args:
         traced: The step.
+        compiled: Whether XLA compiles it.
     """
 
-    def __init__(self, traced: TracedTurn) -> None:
+    def __init__(self, traced: TracedTurn, compiled: bool) -> None:
         self._traced = traced
         self._cuts = {cut.value.op: cut for cut in traced.cuts}
         self._outputs = [*map(_behind_identities, traced.outputs)]
@@ -147,7 +155,7 @@ class _Plan:
         self._order = _in_order(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
         self._effects = [
-            each for each in self._order if has_effect(each) or _asserts(each)
+            each for each in self._order if _must_run(each, compiled)
         ]
         self._varies: dict[tf.Operation, bool] = {}
         for operation in self._order:
@@ -488,6 +496,14 @@ def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def _must_run(operation: tf.Operation, compiled: bool) -> bool:
+    """Whether an operation has to run even if nothing uses its results."""
+    if compiled:
+        # XLA leaves assertions out, and loops cannot be given their texts.
+        return has_effect(operation) and operation.type != "Assert"
+    return has_effect(operation) or _asserts(operation)
+
+
 def _asserts(operation: tf.Operation) -> bool:
     """Whether an operation raises, or something in it does."""
     return tensorflow_graphs.is_or_runs(
@@ -496,7 +512,7 @@ def _asserts(operation: tf.Operation) -> bool:
 
 
 def has_effect(operation: tf.Operation) -> bool:
-    """Whether an operation has to run even if nothing uses its results."""
+    """Whether an operation does more than to give its results."""
     if operation.type in ("Assert", *tensorflow_graphs.COLLECTIVES):
         return True
     if tensorflow_graphs.only_reads(operation):

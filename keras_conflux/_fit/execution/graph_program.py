@@ -12,6 +12,7 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
+from keras_conflux._fit.execution.turns import Turns
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._replication.steps import Place
@@ -25,32 +26,38 @@ class GraphProgram(StepPrograms):
     Args:
         step: What each replica does.
         strategy: What replicates the model.
+        turns: Says in how many turns a replica runs a step.
     """
 
-    def __init__(self, step: ReplicaStep, strategy: ReplicatedStrategy) -> None:
-        super().__init__(step, strategy)
+    def __init__(
+        self, step: ReplicaStep, strategy: ReplicatedStrategy, turns: Turns
+    ) -> None:
+        super().__init__(step, strategy, turns)
         _ = strategy.places  # cannot be made while a function is traced
 
     def __call__(self, batches: Iterable[Batch]) -> Tree:
         """Runs a step per batch and returns the last one's result."""
         result = None
         for batch in batches:
-            sizes = _constant(batch.sizes)
-            trace = functools.partial(self._trace, batch)
-            # Shards of known sizes may be new to one process alone.
-            is_common = not batch.sizes_are_known
-            program = self._program(batch.signature, trace, is_common)
-            result = program(batch.shards, sizes)
+            run = functools.partial(self._run, batch)
+            result = self._turns.run(batch, False, run)
         return result
 
-    def _trace(self, batch: Batch) -> TracedProgram:
+    def _run(self, batch: Batch, turns: int) -> Tree:
+        trace = functools.partial(self._trace, batch, turns)
+        # Shards of known sizes may be new to one process alone.
+        is_common = not batch.sizes_are_known
+        program = self._program((batch.signature, turns), trace, is_common)
+        return program(batch.shards, _constant(batch.sizes))
+
+    def _trace(self, batch: Batch, turns: int) -> TracedProgram:
         specs = [trees.present(spec) for spec in batch.specs]
         known = batch.sizes if batch.sizes_are_known else None
 
         def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
             with tensorflow_tracing.noting_new_variables() as made:
                 filled = map(trees.refill, batch.specs, shards)
-                result = self._all_replicas([*filled], sizes, known)
+                result = self._all_replicas([*filled], sizes, turns, known)
             if not made:  # else TensorFlow traces this once more
                 self._step.raise_if_retrace_needed()
             return result
@@ -65,6 +72,7 @@ class GraphProgram(StepPrograms):
         self,
         shards: list[Tree],
         sizes: tf.Tensor,
+        turns: int,
         known: tuple[int, ...] | None = None,
     ) -> Tree:
         communicator = self._communicator
@@ -89,6 +97,7 @@ class GraphProgram(StepPrograms):
                 fractions[index],
                 lambda: places[index],
                 each[index],
+                turns=turns,
             )
             self._step.after_steps(fractions[index])
             outputs[index] = self._watchdog.mark_end(index, output)

@@ -139,6 +139,8 @@ class StepInTurns:
         self._name = name
         self._count = count
         self._trace = trace
+        self.kept_bytes = 0
+        """How much any turn finds added up by others, once it is traced."""
 
     def __call__(
         self,
@@ -150,7 +152,7 @@ class StepInTurns:
     ) -> Tree:
         """Runs the step. See `ReplicaStep.on_replica`."""
         leaves = trees.present(shard)
-        _refuse_others(self._name)
+        refuse_others(self._name, tf.distribute.get_strategy())
         in_xla = compiled is not None
         turns = TracedTurns(self._name, self._count, fraction, in_xla)
         if compiled is None:
@@ -211,19 +213,20 @@ class StepInTurns:
 
         try:
             with steps.entered(Step(self._name, compiled=compiled)):
-                return graph_in_turns.run(
+                outputs, self.kept_bytes = graph_in_turns.run(
                     traced,
                     self._count,
                     arguments,
                     everywhere,
                     compiled is not None,
                 )
+                return outputs
         except CannotRunInTurns as error:
             raise _refusal(self._name, error) from error
 
 
-def _refuse_others(name: str) -> None:
-    strategy = tf.distribute.get_strategy()
+def refuse_others(name: str, strategy: Any) -> None:
+    """Raises if a strategy does what does not work with turns."""
     shard = getattr(strategy, "shard", None)
     if shard is not None:
         raise NotImplementedError(

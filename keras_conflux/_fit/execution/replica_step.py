@@ -1,6 +1,7 @@
 """What each replica does with its shard of a batch, and the common result."""
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,6 @@ from keras_conflux._fit.numerics.warnings import plain_variables
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import common_state
-from keras_conflux._replication import model_options
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.steps import CompiledStep
@@ -47,6 +47,10 @@ class ReplicaStep(Protocol):
     """What a warning calls it."""
     identity: str
     """What is the same in each process that makes the same step."""
+    runs_in_turns: bool
+    """Whether a replica may run its part of a batch in turns."""
+    kept_bytes: int
+    """In all traces, how much any turn finds added up by others."""
     tracing: threading.RLock
     """Held by the thread that traces the step. Others may ask at once, as when
     each replica of another model wants predictions."""
@@ -66,6 +70,7 @@ class ReplicaStep(Protocol):
         place: Callable[[], Place],
         size: Any,
         compiled: CompiledStep | None = None,
+        turns: int = 1,
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
@@ -78,6 +83,7 @@ class ReplicaStep(Protocol):
             size: Its number of samples, which may be 0; `None` if it cannot.
             compiled: What is known of the XLA program that what is traced
                 becomes part of, if it does.
+            turns: In how many parts the replica runs its shard.
         """
         ...
 
@@ -105,6 +111,8 @@ class _ModelStep:
     """Runs a step of a model, and makes global what leaves it."""
 
     returns: type[Exit]
+    runs_in_turns = True
+    kept_bytes = sys.maxsize
 
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
@@ -132,17 +140,15 @@ class _ModelStep:
         place: Callable[[], Place],
         size: Any,
         compiled: CompiledStep | None = None,
+        turns: int = 1,
     ) -> Tree:
         """See `ReplicaStep`."""
-        turns = self._turns()
         if turns == 1:
             return self._trace(shard, fraction, place, size, compiled)
         in_turns = StepInTurns(self.name, turns, self._trace)
-        return in_turns(shard, fraction, place, size, compiled)
-
-    def _turns(self) -> int:
-        """Returns in how many parts a replica runs its part of a batch."""
-        return model_options.microbatches_of(self._model)
+        outputs = in_turns(shard, fraction, place, size, compiled)
+        self.kept_bytes = min(self.kept_bytes, in_turns.kept_bytes)
+        return outputs
 
     def _trace(
         self,
@@ -274,6 +280,7 @@ class PredictStep(_ModelStep):
     """
 
     returns = Predictions
+    runs_in_turns = False  # without gradients, little is kept
 
     def __init__(self, model: keras.Model, is_local: bool = False) -> None:
         super().__init__(model)
@@ -282,9 +289,6 @@ class PredictStep(_ModelStep):
     def on_whole_batch(self, batch: Tree) -> Tree:
         """See `ReplicaStep`."""
         return self._model.predict_step(batch)
-
-    def _turns(self) -> int:
-        return 1  # without gradients, little is kept
 
     def _run(self, shard: Tree, step: Step) -> Tree:
         if self._is_local:

@@ -20,6 +20,7 @@ from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.turns import turns_of
 from keras_conflux._fit.execution.what_runs import tell_what_runs
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
@@ -55,8 +56,11 @@ class StepExecutor:
         self._strategy = plan.strategy
         self._step = step
         self._is_eager = plan.eager
-        self._graph = GraphProgram(step, plan.strategy)
-        self._xla = XlaProgram(step, plan.strategy, model.steps_per_execution)
+        turns = turns_of(model, plan, step)
+        self._graph = GraphProgram(step, plan.strategy, turns)
+        self._xla = XlaProgram(
+            step, plan.strategy, turns, model.steps_per_execution
+        )
         self._may_compile = plan.compiled
         self._name = f"{type(step).__name__} of {model.name}"
         self._calls = 0
@@ -140,7 +144,7 @@ class StepExecutor:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
                 is_open = needs or not batch.sizes_are_known
-                if is_open or self._plan.turns > 1:
+                if is_open or self._plan.turns != 1:
                     self._note_sizes(error, batch.sizes)
                     raise
                 needs = error
@@ -165,7 +169,7 @@ class StepExecutor:
 
     def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
         """Says how many samples a replica has, where this may be the cause."""
-        if self._plan.turns > 1 and not isinstance(error, tf.errors.OpError):
+        if self._plan.turns != 1 and not isinstance(error, tf.errors.OpError):
             error.add_note(
                 f"{self._model.name}: with `microbatches` a step is traced for "
                 "any number of samples. If it needs `x.shape[0]`, write "

@@ -16,6 +16,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
+from keras_conflux._fit.execution.turns import Turns
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
 from keras_conflux._replication.watchdog import StepAbandoned
@@ -147,13 +148,19 @@ class StepPrograms:
     Args:
         step: What each replica does.
         strategy: What replicates the model.
+        turns: Says in how many turns a replica does it.
         steps: Keras' `steps_per_execution`, if one call runs as many.
     """
 
     def __init__(
-        self, step: ReplicaStep, strategy: ReplicatedStrategy, steps: int = 1
+        self,
+        step: ReplicaStep,
+        strategy: ReplicatedStrategy,
+        turns: Turns,
+        steps: int = 1,
     ) -> None:
         self._step = step
+        self._turns = turns
         self._strategy = strategy
         self._communicator = strategy.communicator
         self._watchdog = StepWatchdog(strategy.devices, step.name, steps)

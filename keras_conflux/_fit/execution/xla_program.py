@@ -23,6 +23,7 @@ from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_program import make
+from keras_conflux._fit.execution.turns import Turns
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
@@ -40,13 +41,18 @@ class XlaProgram(StepPrograms):
         step: What each replica does.
         strategy: What replicates the model: one device, or GPUs. XLA has no
             collectives for several CPU devices in TensorFlow 2.21.
+        turns: Says in how many turns a replica runs a step.
         steps: Keras' `steps_per_execution`.
     """
 
     def __init__(
-        self, step: ReplicaStep, strategy: ReplicatedStrategy, steps: int
+        self,
+        step: ReplicaStep,
+        strategy: ReplicatedStrategy,
+        turns: Turns,
+        steps: int,
     ) -> None:
-        super().__init__(step, strategy, steps)
+        super().__init__(step, strategy, turns, steps)
         several = strategy.communicator.size > 1
         self._ranks = strategy.ranks if several else None
 
@@ -58,16 +64,21 @@ class XlaProgram(StepPrograms):
             limit: How many steps an execution may have. A program is compiled
                 for each limit that is asked for.
         """
-        key = stack.signature, limit, stack.shape
-        trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
-        program = self._program(key, trace)
+
+        def run(turns: int) -> Tree:
+            key = stack.signature, limit, stack.shape, turns
+            trace = functools.partial(
+                self._trace, stack.specs, limit, stack.shape, turns
+            )
+            return self._program(key, trace)(tf.constant(stack.count), shards)
+
         shards = [
             [_padded(leaf, limit, device) for leaf in shard]
             for shard, device in zip(
                 stack.shards, self._strategy.devices, strict=True
             )
         ]
-        return program(tf.constant(stack.count), shards)
+        return self._turns.run(stack, True, run)
 
     def _made(
         self, key: Hashable, trace: Callable[[], TracedProgram]
@@ -82,7 +93,7 @@ class XlaProgram(StepPrograms):
         return make(trace, purpose)
 
     def _trace(
-        self, shard_specs: list[Tree], limit: int, shape: tuple
+        self, shard_specs: list[Tree], limit: int, shape: tuple, turns: int
     ) -> TracedProgram:
         shapes = [each for each, _ in shape]
 
@@ -99,7 +110,7 @@ class XlaProgram(StepPrograms):
                     output = shared[0].for_replica(index, *arguments)
                 else:
                     program = self._many_steps(
-                        shard_specs[index], limit, shapes
+                        shard_specs[index], limit, shapes, turns
                     )
                     trace = SharedTrace(program, arguments)
                     output = trace(*arguments)
@@ -140,7 +151,7 @@ class XlaProgram(StepPrograms):
         )
 
     def _many_steps(
-        self, shard_spec: Tree, limit: int, shapes: list
+        self, shard_spec: Tree, limit: int, shapes: list, turns: int
     ) -> Callable:
         """Returns what a replica runs, on as many as `limit` batches.
 
@@ -162,6 +173,7 @@ class XlaProgram(StepPrograms):
                 place,
                 size=None,
                 compiled=CompiledStep(shapes, self._ranks),
+                turns=turns,
             )
 
         def after_steps() -> None:

@@ -64,9 +64,10 @@ class Outcome:
     """How the processes have ended."""
 
     status: int
-    """The exit status of the process that failed first, or 0."""
-    failed: int | None
-    """Which process that was; `None` if none failed before all were to end."""
+    """The exit status of a process that failed, of the first if known, or 0."""
+    failed: Ended | None
+    """Which process was the first; `None` if none failed before all were to
+    end. One that left the others alone has ended well."""
     error: str
     """What it has raised, or nothing."""
     is_interrupted: bool
@@ -108,6 +109,7 @@ class Gang:
         self._running: set[int] = set()
         self._errors = [LastError() for _ in environments]
         self._failed: list[Ended] = []
+        self._left: list[Ended] = []
         self._status = 0
         self._is_closed = False
         # The readers are told to leave when its other end is closed.
@@ -156,10 +158,10 @@ class Gang:
             else:
                 self._take_note(event)
         self._close()
-        failure = reasons.first(self._failed, self._errors)
+        failure = reasons.first(self._failed, self._left, self._errors)
         return Outcome(
-            failure.status if failure else self._status,
-            failure.index if failure else None,
+            (failure and failure.status) or self._status,
+            failure,
             self._errors[failure.index].text if failure else "",
             self._is_interrupted,
             self._heard,
@@ -178,6 +180,8 @@ class Gang:
     def _take_note(self, ended: Ended) -> None:
         self._running.discard(ended.index)
         if ended.status == 0:
+            if not self._failed:
+                self._left.append(ended)
             return
         if not self._failed and ended.status - 128 in self._told:
             self._is_interrupted = True

@@ -9,7 +9,7 @@ _ERROR = re.compile(rb"(?:[\w.<>]+\.)?(\w+(?:: .*)?)$", re.DOTALL)
 _IN_USER_CODE = b": in user code:"
 """What TensorFlow puts before an error that is raised while it traces."""
 _ERROR_IN_USER_CODE = re.compile(rb"    (?=[\w.]+: )")
-_NAMED = re.compile(r"ProcessError: .*, because process (\d+) ")
+_NAMED = re.compile(r"ProcessError: .*, because process (\d+(?:, \d+)*) ")
 _LENGTH = 500
 
 
@@ -40,13 +40,13 @@ class LastError:
         self.text = " ".join(shown.split())
 
     @property
-    def named(self) -> int | None:
-        """Which process has caused it, if it is a `ProcessError` that says so.
+    def named(self) -> set[int]:
+        """Which processes have caused it, if it is a `ProcessError`.
 
         What one process raises, `_cluster/failures.py` tells the others.
         """
         found = _NAMED.match(self.text)
-        return int(found[1]) if found else None
+        return {int(each) for each in found[1].split(", ")} if found else set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +59,23 @@ class Ended:
     """Its exit status, or 128 and the number of the signal that ended it."""
 
 
-def first(failed: Sequence[Ended], errors: Sequence[LastError]) -> Ended | None:
+def first(
+    failed: Sequence[Ended], left: Sequence[Ended], errors: Sequence[LastError]
+) -> Ended | None:
     """Returns the process that failed first, as far as anybody knows.
 
     A process that fails because of another one may have ended before that one.
 
     Args:
         failed: Those that ended by themselves, and not well, in this order.
+        left: Those that ended well before, which others may have waited for.
         errors: What each process has printed.
     """
-    named = [errors[each.index].named for each in failed]
+    named = [index for each in failed for index in errors[each.index].named]
     causes = [
         each
-        for each in failed
-        if each.index in named and errors[each.index].named is None
+        for each in [*failed, *left]
+        if each.index in named and not errors[each.index].named
     ]
     causes.sort(key=lambda each: -named.count(each.index))
     return next(iter(causes or failed), None)

@@ -285,10 +285,14 @@ def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
 
 def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
     """Returns what is said after a failure."""
-    text = f"process {outcome.failed} ended with exit status {outcome.status}"
-    if outcome.status > 128:
-        number = outcome.status - 128
+    failed = outcome.failed
+    assert failed is not None
+    text = f"process {failed.index} ended with exit status {failed.status}"
+    if failed.status > 128:
+        number = failed.status - 128
         text += f" ({signal.strsignal(number) or f'signal {number}'})"
+    if failed.status == 0:
+        text += ", while others still trained with it"
     if outcome.error:
         text += f": {outcome.error}"
     if attempt < restarts:
