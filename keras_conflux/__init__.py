@@ -18,13 +18,13 @@ from keras_conflux._custom_loops.collectives import allgather
 from keras_conflux._custom_loops.collectives import allreduce
 from keras_conflux._custom_loops.collectives import broadcast
 from keras_conflux._custom_loops.collectives import reduce
+from keras_conflux._custom_loops.prefetcher import prefetch
+from keras_conflux._custom_loops.sharding import shard
+from keras_conflux._custom_loops.splitting import distribute
+from keras_conflux._custom_loops.splitting import split
 from keras_conflux._custom_loops.spmd import Replica
 from keras_conflux._custom_loops.spmd import replica
 from keras_conflux._custom_loops.spmd import withdevices
-from keras_conflux._data.prefetcher import prefetch
-from keras_conflux._data.sharding import shard
-from keras_conflux._data.splitting import distribute
-from keras_conflux._data.splitting import split
 from keras_conflux._data.transfer import device_of
 from keras_conflux._data.transfer import to_cpu
 from keras_conflux._data.transfer import to_device

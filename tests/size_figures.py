@@ -3,7 +3,7 @@
     python tests/size_figures.py [CHECKOUT]
 
 Lines and files are those of Python, with comments, blank lines and `__init__`.
-The core is all that is neither an extension nor a tool.
+The core is all that is on no other shelf.
 """
 
 import ast
@@ -12,7 +12,13 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-NOT_CORE = ("_extensions", "tools", "bench", "__main__.py")
+SHELVES = {
+    "analysis": ("_batch_analysis",),
+    "own loops": ("_custom_loops",),
+    "extensions": ("_extensions",),
+    "tools": ("tools", "bench", "__main__.py"),
+}
+"""What is no core, and where it is in the package."""
 SPEED = {
     "ATTENTION",
     "DECAY_WEIGHTS",
@@ -32,16 +38,20 @@ def figures(root: pathlib.Path) -> dict[str, int]:
     """
     package = root / "keras_conflux"
     files = [*package.rglob("*.py")]
-    core = [
-        path
-        for path in files
-        if path.relative_to(package).parts[0] not in NOT_CORE
-    ]
+    shelves: dict[str, list[pathlib.Path]] = {
+        each: [] for each in ("core", *SHELVES)
+    }
+    for path in files:
+        shelves[shelf(path.relative_to(package))].append(path)
+    core = shelves["core"]
     record = package / "_replication" / "steps.py"
     fields = fields_of(record, "Step")
+    found = {}
+    for name, each in shelves.items():
+        found[f"lines of the {name}"] = sum(map(lines, each))
+        found[f"files of the {name}"] = len(each)
     return {
-        "lines of the core": sum(map(lines, core)),
-        "files of the core": len(core),
+        **found,
         "lines of the package": sum(map(lines, files)),
         "files of the package": len(files),
         "fields of the step's record": len(fields),
@@ -53,6 +63,17 @@ def figures(root: pathlib.Path) -> dict[str, int]:
             patched_by(package / "_fit" / "keras_patches.py") & SPEED
         ),
     }
+
+
+def shelf(path: pathlib.Path) -> str:
+    """Returns the shelf of a file.
+
+    Args:
+        path: In the package.
+    """
+    return next(
+        (name for name, own in SHELVES.items() if path.parts[0] in own), "core"
+    )
 
 
 def lines(path: pathlib.Path) -> int:

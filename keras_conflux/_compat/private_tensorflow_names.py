@@ -1,4 +1,4 @@
-"""Every name inside of TensorFlow that the core overrides or reads.
+"""Every name inside of TensorFlow that the core or the analysis relies on.
 
 Read in TensorFlow 2.20.0 and 2.21.0.
 """

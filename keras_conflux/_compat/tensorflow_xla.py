@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.parts import length
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat.private_names import version_numbers
@@ -59,7 +60,7 @@ def module_call(
     serialized = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_current_version()
     )
-    tensorflow_graphs.note_module(serialized, waits)
+    traced_graphs.note_module(serialized, waits)
     found: Any = gen_xla_ops.xla_call_module(
         operands,
         version=9,

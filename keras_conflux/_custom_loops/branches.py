@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._compat import tensorflow_graphs
-from keras_conflux._compat.tensorflow_graphs import COLLECTIVES
 
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
@@ -49,7 +50,7 @@ def refuse_unequal(
 
 def _captures(graph: Any) -> list[tuple[Any, Any]]:
     inside = getattr(graph, "internal_captures", ())
-    return [(x, tensorflow_graphs.outermost(x, graph)) for x in inside]
+    return [(x, traced_graphs.outermost(x, graph)) for x in inside]
 
 
 def _is_equal_outside(tensor: Any) -> bool:
@@ -81,7 +82,7 @@ def _graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that a branch, a loop or a call runs."""
     if operation.type not in _RUNNING:
         return []
-    return tensorflow_graphs.graphs_of(operation)
+    return traced_graphs.graphs_of(operation)
 
 
 class _Walk:
@@ -157,7 +158,7 @@ class _Walk:
     ) -> tuple[bool, list[bool]]:
         """Returns whether all replicas make as many turns, and its outputs."""
         graphs = {
-            key: tensorflow_graphs.function_named(
+            key: traced_graphs.function_named(
                 operation.graph, operation.get_attr(key).name
             )
             for key in ("cond", "body")

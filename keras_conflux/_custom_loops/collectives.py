@@ -32,6 +32,7 @@ from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import whole_batch_strategy
+from keras_conflux._replication.user_reductions import UserReductions
 
 KerasVariables: TypeAlias = (
     keras.layers.Layer | keras.optimizers.Optimizer | keras.Variable
@@ -330,34 +331,6 @@ class _Call:
 
     def __str__(self) -> str:
         return self.name
-
-
-class UserReductions(steps.Part):
-    """What collectives of the user's have returned in a step."""
-
-    def __init__(self, step: steps.Step) -> None:
-        super().__init__(step)
-        self._leaves: list[Any] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._leaves)
-
-    def add(self, tree: Tree) -> None:
-        """Notes what one has returned."""
-        self._leaves.extend(trees.flatten(tree))
-
-    def operations(self) -> list[tf.Operation]:
-        """Returns the operations that make it."""
-        return operations_of(self._leaves)
-
-
-def operations_of(leaves: list[Any]) -> list[tf.Operation]:
-    """Returns the operations that make tensors, which may be sparse."""
-    values = [
-        leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
-        for leaf in leaves
-    ]
-    return [value.op for value in values if tf.is_tensor(value)]
 
 
 @functools.cache

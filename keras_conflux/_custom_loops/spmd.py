@@ -29,6 +29,7 @@ from keras_conflux._custom_loops.unsplit import warn_if_unsplit
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
+from keras_conflux._fit.numerics import updates
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
@@ -391,3 +392,6 @@ def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
     if found:
         return strategy_over(found.pop())
     return current_strategy()
+
+
+updates.run_everywhere_by(on_every_device)

@@ -1,1 +1,1 @@
-"""Batches and data sets: cut, moved and prefetched."""
+"""Batches and data sets: cut and moved."""

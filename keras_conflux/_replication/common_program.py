@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
 from keras_conflux._cluster.agreement import Comparable
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import gather_if_different
@@ -31,9 +33,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.user_warnings import users_line
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._compat.tensorflow_graphs import COLLECTIVES
 
 _LARGEST = 64
 """How many entries the constants have that are compared."""
@@ -268,7 +268,7 @@ def _operation_of(graph: Any, name: str) -> tf.Operation | None:
 
 
 def _operation_in(graph: Any, function: str, name: str) -> tf.Operation | None:
-    inside = tensorflow_graphs.function_named(graph, function)
+    inside = traced_graphs.function_named(graph, function)
     return None if inside is None else _operation_of(inside, name)
 
 

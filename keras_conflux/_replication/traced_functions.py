@@ -8,8 +8,8 @@ to: layers that a model shares, a teacher in its loss, the seed of
 import weakref
 from typing import Any
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_models
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 
 _replaced: Any = weakref.WeakValueDictionary()
@@ -72,7 +72,7 @@ def reads(graphs: list[Any], handles: Any) -> bool:
     return bool(handles) and any(
         id(outside) in handles
         for graph in graphs
-        for outside in tensorflow_graphs.captures(graph).values()
+        for outside in traced_graphs.captures(graph).values()
     )
 
 

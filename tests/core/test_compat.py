@@ -33,7 +33,9 @@ LISTED = _supported.NAMES
 
 
 def may_know_private_names(path: pathlib.Path) -> bool:
-    """Whether a file is of `_compat`, or of what an extension has for that."""
+    """Whether a file is of `_compat`, or of what a shelf has for that."""
+    if PACKAGE / "_batch_analysis" in path.parents:
+        return path.stem == "traced_graphs"
     if PACKAGE / "_extensions" in path.parents:
         return path.parent.name == "compat" or path.stem in (
             "compat",

@@ -14,10 +14,10 @@ from drawn_programs import CHOICES
 from drawn_programs import OF_BRANCHES
 from drawn_programs import Program
 
-from keras_conflux._fit.global_batch import own_gradients
-from keras_conflux._fit.global_batch import rules
-from keras_conflux._fit.global_batch.kinds import Form
-from keras_conflux._fit.global_batch.rule import Rule
+from keras_conflux._batch_analysis import OwnGradients
+from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._fit.numerics import layers
 
 pytestmark = pytest.mark.skipif(MANY < 2, reason="needs two devices")
@@ -66,7 +66,7 @@ def test_a_missing_warning_is_found(monkeypatch):
 def test_a_false_alarm_is_found(monkeypatch):
     program = dataclasses.replace(LAYER, mixes=False, lines=APART)
     assert drawn_trainings.judge(program)[0] == "equal"
-    monkeypatch.setattr(layers.trial, "rows_of", lambda *_: None)
+    monkeypatch.setattr(layers, "rows_by_trial", lambda *_: None)
     assert drawn_trainings.judge(program)[0] == "FALSE ALARM"
 
 
@@ -129,5 +129,5 @@ def test_a_gradient_that_a_program_defines(form, monkeypatch):
     lines = ("v1", "tf.clip_by_value(d, -0.1, 0.1)"), ("v2", "-v1")
     apart = Program("slope", False, lines, options)
     assert drawn_trainings.judge(apart)[0] == "equal"
-    monkeypatch.setattr(own_gradients, "mixes", lambda *_: False)
+    monkeypatch.setattr(OwnGradients, "mixes", lambda *_: False)
     assert drawn_trainings.judge(mixes)[0] == "WRONG"

@@ -8,7 +8,7 @@ from keras import layers
 from keras import optimizers
 
 import keras_conflux as kc
-from keras_conflux._fit.global_batch.derivation import NotDerivable
+from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._fit.numerics import gradients
 
 TOKENS = np.random.default_rng(0).integers(0, 50, (12, 6)).astype("int32")

@@ -136,9 +136,7 @@ CORE = [
     "_communication",
     "_replication",
     "_data",
-    "_custom_loops",
     "_fit.input",
-    "_fit.global_batch",
     "_fit.numerics",
     "_fit.execution",
     "_fit",
@@ -158,8 +156,12 @@ EXTENSIONS = [
     "_extensions.resume.compat",
     "_extensions.resume",
 ]
+ANALYSIS = "_batch_analysis"
+OWN_LOOPS = "_custom_loops"
 FLOORS = [
+    ANALYSIS,
     *CORE,
+    OWN_LOOPS,
     "_extensions.common",
     *EXTENSIONS,
     "_extensions",
@@ -187,6 +189,29 @@ def test_folders_import_from_those_below():
     for name, other in found:
         upper, lower = map(FLOORS.index, (folder(name), folder(other)))
         assert lower <= upper, f"{name} imports {other}"
+
+
+def test_the_analysis_is_a_library():
+    """It imports nothing else, and shows what the package's `__init__` has."""
+    for name, imports in modules().items():
+        inside = {each for each in imports if folder(each) == ANALYSIS}
+        if folder(name) == ANALYSIS:
+            assert inside == imports, name
+        else:
+            assert inside <= {f"keras_conflux.{ANALYSIS}.traced_graphs"}, name
+
+
+def test_the_analysis_shows_what_is_asked_for_alone():
+    shown = set(importlib.import_module(f"keras_conflux.{ANALYSIS}").__all__)
+    asked = set()
+    for path in PACKAGE.rglob("*.py"):
+        if PACKAGE / ANALYSIS not in path.parents:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module == (
+                    f"keras_conflux.{ANALYSIS}"
+                ):
+                    asked |= {each.name for each in node.names}
+    assert shown == asked - {"traced_graphs"}
 
 
 def extension(folder: str) -> str:
@@ -239,7 +264,11 @@ np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 def test_figures_are_of_the_shelves():
     found = size_figures.figures(PACKAGE.parent)
     files = [folder(name).split(".")[0] for name in modules()]
-    outside = files.count("_extensions") + files.count("tools")
+    outside = 0
+    for shelf, folders in size_figures.SHELVES.items():
+        count = sum(each in folders for each in files)
+        assert found[f"files of the {shelf}"] == count > 0
+        outside += count
     assert found["files of the package"] == len(files)
     assert found["files of the core"] == len(files) - outside
     assert found["fields of the step's record"] > 0
@@ -249,9 +278,8 @@ def test_figures_are_of_the_shelves():
 
 def test_input_and_numerics_of_fit_are_strangers():
     for name, imports in modules().items():
-        if folder(name) in ("_fit.input", "_fit.numerics", "_fit.global_batch"):
+        if folder(name) in ("_fit.input", "_fit.numerics"):
             others = {folder(each) for each in imports} - {folder(name)}
-            others -= {"_fit.global_batch"}
             assert not {each for each in others if each.startswith("_fit")}
 
 

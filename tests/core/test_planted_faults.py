@@ -50,7 +50,6 @@ pytestmark = [
 
 FIT = "keras_conflux._fit"
 NUMERICS = f"{FIT}.numerics"
-GLOBAL_BATCH = f"{FIT}.global_batch"
 REPLICATION = "keras_conflux._replication"
 COLLECTIVES = "keras_conflux._communication.tree_collectives:ReplicaCollectives"
 
@@ -70,7 +69,7 @@ PLACES = {
     "change of a metric": f"{NUMERICS}.counters:_share_of_change",
     "copies": f"{REPLICATION}.state:copies",
     "count": f"{NUMERICS}.counters:own_share",
-    "gather": f"{GLOBAL_BATCH}.values:gathered",
+    "gather": f"{NUMERICS}.global_values:gathered",
     "logs": f"{NUMERICS}.returns:Logs.merge",
     "make global": f"{NUMERICS}.gradients:_made_global",
     "move a batch": f"{FIT}.input.batch_sharder:BatchSharder._one",
@@ -82,9 +81,9 @@ PLACES = {
     "collectives": f"{REPLICATION}.strategy:replica_collectives",
     "role of a log": f"{NUMERICS}.returns:_role_and_value",
     "seed of a loss": f"{NUMERICS}.tape:_seeded",
-    "sources": f"{GLOBAL_BATCH}.values:reduced_by_role",
+    "sources": f"{NUMERICS}.global_values:reduced_by_role",
     "state": f"{NUMERICS}.writes:global_values",
-    "slices of the gathered": f"{GLOBAL_BATCH}.gathered_rows:GatheredRows.own",
+    "slices of the gathered": f"{NUMERICS}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
     "set a sum": f"{REPLICATION}.state:set_sum",
     "has samples": "keras_conflux._custom_loops.verbs:has_samples",
@@ -116,7 +115,7 @@ PLACES = {
     "draw": Patched.NORMAL.path,
     "drop": Patched.DROPOUT.path,
     "rows that are drawn": f"{NUMERICS}.drawn_rows:DrawnRows._begins",
-    "use of rows": f"{NUMERICS}.uses_of_rows:are_of_one_sample",
+    "use of rows": f"{NUMERICS}.draws:are_of_one_sample",
     "place in a function": f"{NUMERICS}.drawn_rows:WrittenPlace.write",
     "turns of a loop": f"{NUMERICS}.inner_graphs:_Loop.note_turns",
     "seed": Patched.NEXT_SEED.path,

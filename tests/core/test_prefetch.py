@@ -14,7 +14,7 @@ from conftest import DEVICES
 from conftest import MANY
 
 import keras_conflux as kc
-from keras_conflux._data import prefetcher
+from keras_conflux._custom_loops import prefetcher
 
 LAST = DEVICES[-1]
 

@@ -8,8 +8,8 @@ from models import assert_same_training
 from test_attention import in_a_program
 
 import keras_conflux as kc
-from keras_conflux._fit.global_batch.analysis import KindInference
-from keras_conflux._fit.global_batch.kinds import Entries
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.kinds import Entries
 
 SIZES = {"a": 3, "b": 5, "c": 4, "d": 2, "e": 6}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.analysis import KindInference
+from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Step

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import combined
 from keras_conflux._extensions.kernels import dispatch
 from keras_conflux._extensions.kernels.limits import Request
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import combined
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._batch_analysis import traced_graphs
 
 _MAX_ENTRIES = 32
 """How many entries a tensor may have that is taken for a shape."""
@@ -61,7 +61,7 @@ class CompiledShapes:
             return []
         outside = _captured(tensor)
         if outside is not None:
-            return [] if tensorflow_graphs.is_eager(outside) else [outside]
+            return [] if traced_graphs.is_eager(outside) else [outside]
         return [] if _is_opaque(tensor.op) else list(tensor.op.inputs)
 
     def _copy(self, tensor: tf.Tensor) -> None:
@@ -80,7 +80,7 @@ class CompiledShapes:
     def _copy_operation(self, operation: tf.Operation) -> None:
         inputs = [self._copies[id(each)] for each in operation.inputs]
         try:
-            found = tensorflow_graphs.copied(operation, inputs)
+            found = traced_graphs.copied(operation, inputs)
         except (TypeError, ValueError, tf.errors.OpError):
             # It fits no batch of this shape, which is not said here.
             found = [self._placeholder(x, x.shape) for x in operation.outputs]
@@ -95,7 +95,7 @@ class CompiledShapes:
         with self._graph.as_default():
             made = tf.compat.v1.placeholder(tensor.dtype, shape)
         if tensor.dtype == tf.resource:
-            tensorflow_graphs.copy_handle_data(tensor, made)
+            traced_graphs.copy_handle_data(tensor, made)
         return made
 
 
@@ -103,7 +103,7 @@ def _captured(tensor: tf.Tensor) -> Any:
     """Returns what a tensor stands for that comes from outside of its graph."""
     if tensor.op.type != "Placeholder":
         return None
-    return tensorflow_graphs.captures(tensor.graph).get(id(tensor))
+    return traced_graphs.captures(tensor.graph).get(id(tensor))
 
 
 def _is_small(tensor: tf.Tensor) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._batch_analysis import traced_graphs
 
 _REPEATABLE = (
     "LookupTableFindV2",
@@ -35,7 +35,7 @@ def refuse(operations: Iterable[tf.Operation], name: str) -> None:
 
 def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     for operation in operations:
-        bodies = tensorflow_graphs.graphs_of(operation)
+        bodies = traced_graphs.graphs_of(operation)
         if bodies and None not in bodies:
             for body in bodies:
                 yield from _with_effect(
@@ -44,9 +44,9 @@ def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
                     if each.type != "Placeholder"
                 )
         elif not (
-            tensorflow_graphs.only_reads(operation)
+            traced_graphs.only_reads(operation)
             or operation.type in _REPEATABLE
-            or tensorflow_graphs.is_collective(operation)
+            or traced_graphs.is_collective(operation)
             or _numbers_a_collective(operation)
         ):
             yield operation
@@ -59,7 +59,7 @@ def _numbers_a_collective(operation: tf.Operation) -> bool:
     waiting = list(operation.inputs[0].consumers())
     while waiting:
         user = waiting.pop()
-        if tensorflow_graphs.is_collective(user):
+        if traced_graphs.is_collective(user):
             return True
         if user.type in ("ReadVariableOp", "Identity"):
             waiting += [x for out in user.outputs for x in out.consumers()]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._batch_analysis import Role
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.layers import Layers

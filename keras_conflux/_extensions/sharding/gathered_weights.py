@@ -24,7 +24,7 @@ from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._extensions.sharding.sharded_updates import ShardedUpdates
@@ -219,7 +219,7 @@ class GatheredWeights(Part):
 
     def _earlier(self) -> list[tf.Tensor]:
         """Returns what has to be known before the next gathering begins."""
-        self._begins.append(tensorflow_graphs.latest_float(self.step.graph))
+        self._begins.append(order_of_tracing.latest_float(self.step.graph))
         begin = self._begins[max(0, len(self._begins) - 1 - AHEAD)]
         return [] if begin is None else [begin]
 
@@ -254,17 +254,17 @@ class GatheredWeights(Part):
                 self._gather_again(begin)
             # They are traced last, and run early.
             if steps.in_xla():
-                tensorflow_graphs.run_independently(graph, before)
+                order_of_tracing.run_independently(graph, before)
 
     def _gather_again(self, begin: int) -> None:
         """Lets what was traced since read weights that are gathered there."""
-        order = tensorflow_graphs.positions(self.step.graph)
-        found: list[tuple[int, _Unit, list[tensorflow_graphs.Reader]]] = []
+        order = order_of_tracing.positions(self.step.graph)
+        found: list[tuple[int, _Unit, list[order_of_tracing.Reader]]] = []
         for unit in self._units:
             readers = [
                 reader
                 for position, tensor in enumerate(unit.whole)
-                for reader in tensorflow_graphs.readers_since(
+                for reader in order_of_tracing.readers_since(
                     tensor, order, begin, position
                 )
             ]
@@ -286,14 +286,14 @@ class GatheredWeights(Part):
 
 
 def _upstream(
-    readers: list[tensorflow_graphs.Reader], order: dict[tf.Operation, int]
+    readers: list[order_of_tracing.Reader], order: dict[tf.Operation, int]
 ) -> tf.Tensor | None:
     """Returns what the first of some readers takes beside a weight."""
     first = min(readers, key=lambda reader: order[reader.operation])
     others = [
         tensor
         for index, tensor in enumerate(first.operation.inputs)
-        if index != first.index and tensorflow_graphs.may_tell(tensor)
+        if index != first.index and order_of_tracing.may_tell(tensor)
     ]
     return max(others, key=lambda x: order[x.op], default=None)
 

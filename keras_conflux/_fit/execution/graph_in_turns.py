@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs as tensorflow_graphs
 from keras_conflux._communication.transports.ops import Op
-from keras_conflux._compat import tensorflow_graphs
 
 _WRITES_OFTEN = "writes in each turn what one device writes once"
 _WRITES_BETWEEN = "writes what turns read before and after it"

@@ -10,13 +10,13 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import KindInference
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._data import rows
 from keras_conflux._fit.execution.microbatches import StepInTurns
-from keras_conflux._fit.global_batch.analysis import KindInference
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import counters
 from keras_conflux._fit.numerics.choices import Choices

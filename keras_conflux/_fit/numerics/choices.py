@@ -21,17 +21,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import kind_of_filled
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch import control_flow
-from keras_conflux._fit.global_batch import ragged
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -143,9 +142,7 @@ class Choices(Exit):
         while graph is not step.graph:
             outer = getattr(graph, "outer_graph", None)
             call = (
-                None
-                if outer is None
-                else tensorflow_graphs.call_of(graph, outer)
+                None if outer is None else traced_graphs.call_of(graph, outer)
             )
             if call is None:
                 return False
@@ -239,9 +236,9 @@ class _Call:
 
 
 def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
-    if call.type in control_flow.LOOPS:
+    if call.type in traced_graphs.LOOPS:
         return repeated and step.kinds.turns_alike(call)
-    if call.type in control_flow.BRANCHES | control_flow.CASES:
+    if call.type in traced_graphs.BRANCHES | traced_graphs.CASES:
         return _is_shared(call.inputs[0], step)
     return True
 
@@ -249,7 +246,7 @@ def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
 def _is_shared(condition: tf.Tensor, step: Step) -> bool:
     if not step.kinds.is_blind:
         return step.kinds.of(condition) == EQUAL
-    return not depends_on_samples(condition, step)
+    return not step.kinds.depends_on_samples(condition)
 
 
 def to_tensor(
@@ -281,7 +278,7 @@ def to_tensor(
     ]
     filled = original(samples, default_value, name, [-1, *sizes])
     filled.set_shape([samples.shape[0], *wanted])
-    kind = ragged.kind_of_filled(
+    kind = kind_of_filled(
         step.kinds.of(samples.flat_values),
         map(step.kinds.of, samples.nested_row_splits),
     )

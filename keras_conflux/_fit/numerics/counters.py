@@ -11,16 +11,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import COUNTED
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import COUNTED
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import global_values
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import Turns

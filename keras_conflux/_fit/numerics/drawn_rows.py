@@ -7,7 +7,6 @@ rows of all samples. Which of both a multiple of the number of samples is, as in
 """
 
 import dataclasses
-import functools
 import itertools
 import operator
 from collections.abc import Sequence
@@ -16,17 +15,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import COUNT
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import counted_rows
+from keras_conflux._batch_analysis import several_rows
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_internals
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.gathered_rows import split_blocks
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Block
-from keras_conflux._fit.global_batch.kinds import Entries
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
 from keras_conflux._fit.numerics.inner_graphs import Loops
@@ -66,7 +63,7 @@ class DrawnRows:
         size = self.sizes[self.axis]
         with on_host():
             lengths = [tf.cast(size, tf.uint64)]
-        kind = Kind(Role.ROWS, self.axis, Entries.SAME)
+        kind = several_rows(self.axis)
         return dataclasses.replace(
             self, kind=kind, lengths=lengths, is_multiple=False
         )
@@ -255,7 +252,7 @@ def sizes_of(shape: Any) -> list[Any]:
     """Returns the sizes of a shape: an `int`, or a tensor of int32 each."""
     if not tf.is_tensor(shape):
         return [_known(size) for size in shape]
-    if tensorflow_graphs.is_eager(shape) or shape.op.type != "Shape":
+    if traced_graphs.is_eager(shape) or shape.op.type != "Shape":
         return [_known(size) for size in tf.unstack(shape)]
     known = shape.op.inputs[0].shape.as_list()
     sizes = tf.unstack(shape) if None in known else known
@@ -275,71 +272,15 @@ def _placed(
     shape: tf.Tensor, sizes: Sequence[Any], axis: int, step: Step
 ) -> DrawnRows:
     size = sizes[axis]
-    blocks = _blocks(size, step)
-    lengths = _lengths(size, blocks, step)
-    joined = blocks[0].joined if len(blocks) == 1 else tuple(blocks)
-    one_each = len(blocks) == 1 and blocks[0].one_each
-    kind = Kind(
-        Role.ROWS,
-        axis,
-        Entries.ONE if one_each else Entries.SAME,
-        blocks=len(lengths),
-        joined=joined,
-    )
+    counted = counted_rows(size, axis, step.kinds)
     with on_host():
-        lengths = [tf.cast(length, tf.uint64) for length in lengths]
+        lengths = [tf.cast(length, tf.uint64) for length in counted.lengths]
     return DrawnRows(
-        kind,
+        counted.kind,
         axis,
         shape,
         sizes,
         lengths,
         WrittenPlace.of(step).here(),
-        is_multiple=len(blocks) > 1,
+        is_multiple=counted.is_multiple,
     )
-
-
-def _lengths(size: tf.Tensor, blocks: Sequence[Block], step: Step) -> list[Any]:
-    """Returns how many rows each block has of as many as a size says."""
-    if len(blocks) <= 1 and all(block.blocks == 1 for block in blocks):
-        return [size]
-    return [
-        tf.shape(part)[block.axis]
-        for block in blocks
-        for part in split_blocks(block.tensor, step.kinds.of(block.tensor))
-    ]
-
-
-def _blocks(size: tf.Tensor, step: Step) -> list[Block]:
-    """Returns of which tensors of samples a number of rows is the sum.
-
-    Returns:
-        Nothing where the graph does not show it.
-    """
-    inputs = list(size.op.inputs)
-    nested = functools.partial(_blocks, step=step)
-    if size.op.type in ("Cast", "Identity"):
-        return nested(inputs[0])
-    if size.op.type in ("Add", "AddV2"):
-        found = [nested(each) for each in inputs]
-        return [*found[0], *found[1]] if all(found) else []
-    if size.op.type == "Mul":
-        for one, other in (inputs, reversed(inputs)):
-            factor = tf.get_static_value(one)
-            if factor is not None:
-                return nested(other) * int(factor)
-    if size.op.type in ("StridedSlice", "Unpack"):
-        shape = inputs[0].op
-        if shape.type == "Shape":
-            tensor = shape.inputs[0]
-            kind = step.kinds.of(tensor)
-            return [
-                Block(
-                    tensor,
-                    kind.axis,
-                    kind.entries is Entries.ONE,
-                    kind.blocks,
-                    kind.joined,
-                )
-            ]
-    return []

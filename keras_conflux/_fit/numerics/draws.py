@@ -20,16 +20,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import COUNT
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import are_of_one_sample
+from keras_conflux._batch_analysis import draws_shared_by_samples
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch import own_draws
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Kind
 from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
-from keras_conflux._fit.numerics import uses_of_rows
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
@@ -89,7 +89,7 @@ class Draws(Exit):
         """Warns of numbers that replicas draw apart. See `Exit`."""
         if replica_index() == 0 and replica_collectives().count > 1:
             step = self.step
-            draws = own_draws.shared_by_samples(step.graph, step.kinds)
+            draws = draws_shared_by_samples(step.kinds)
             for number, draw in enumerate(draws):
                 _warn_of_own_draw(number, draw, step)
         return output
@@ -100,7 +100,7 @@ class Draws(Exit):
         findings.by_sample.update(
             number
             for number, (drawn, kind) in self._joined.items()
-            if uses_of_rows.are_of_one_sample(drawn, kind, self.step)
+            if are_of_one_sample(drawn, kind, self.step.kinds)
         )
 
     def draw(
@@ -132,7 +132,7 @@ class Draws(Exit):
                 number = self.count
                 self.count += 1
                 if number in self._by_sample or any(
-                    map(uses_of_rows.has_several_each, kinds)
+                    kind.has_several_each for kind in kinds
                 ):
                     rows = rows.by_sample()
             with self._taking_rows(True):

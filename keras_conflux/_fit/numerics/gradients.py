@@ -9,20 +9,20 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
-from keras_conflux._custom_loops.collectives import UserReductions
-from keras_conflux._custom_loops.collectives import operations_of
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.user_reductions import UserReductions
+from keras_conflux._replication.user_reductions import operations_of
 
 Summing: TypeAlias = Callable[[list[Any], list[Any] | None], list[Any]]
 
@@ -174,7 +174,7 @@ class Gradients(Exit):
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
         reduced = UserReductions.of(self.step).operations()
-        if depends_on(operations_of(grads), reduced):
+        if traced_graphs.depends_on(operations_of(grads), reduced):
             return
         self.step.warn_once(
             "local gradients",

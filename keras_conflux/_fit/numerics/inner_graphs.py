@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import Role
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part

@@ -13,16 +13,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import OwnGradients
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import combined
+from keras_conflux._batch_analysis import draws_numbers
+from keras_conflux._batch_analysis import kind_by_trial
+from keras_conflux._batch_analysis import rows
+from keras_conflux._batch_analysis import rows_by_trial
 from keras_conflux._compat import keras_models
-from keras_conflux._fit.global_batch import own_gradients
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import combined
-from keras_conflux._fit.global_batch.kinds import rows
-from keras_conflux._fit.global_batch.values import own_rows
 from keras_conflux._fit.numerics import warnings
+from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
@@ -71,8 +73,7 @@ class Layers(Part):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._is_in_one = False
-        self._outputs: set[int] = set()
-        self._tried: set[int] = set()
+        self._own_gradients = OwnGradients(step.kinds)
         self._mixing: dict[int, Any] = {}
 
     @contextlib.contextmanager
@@ -91,23 +92,18 @@ class Layers(Part):
 
         A layer that calls others is asked for what is between them only.
         """
-        self._outputs.update(map(id, outputs))
-        for output in outputs:
-            for operation in own_gradients.between(output, inputs, self.step):
-                if id(operation) in self._tried:
-                    continue
-                self._tried.add(id(operation))
-                if not _is_of_users(layer):
-                    continue
-                try:
-                    if own_gradients.mixes(operation, self.step):
-                        _warn_of_gradient(layer, operation, self.step)
-                except NotDerivable:
-                    _warn_of_untried_gradient(layer, operation, self.step)
+        for operation in self._own_gradients.between(outputs, inputs):
+            if not _is_of_users(layer):
+                continue
+            try:
+                if self._own_gradients.mixes(operation):
+                    _warn_of_gradient(layer, operation, self.step)
+            except NotDerivable:
+                _warn_of_untried_gradient(layer, operation, self.step)
 
     def trust(self, operation: tf.Operation) -> None:
         """Says that a gradient, as the package's own, does not mix samples."""
-        self._tried.add(id(operation))
+        self._own_gradients.trust(operation)
 
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
         """Returns the ids of tensors whose gradients depend on the whole batch.
@@ -115,9 +111,7 @@ class Layers(Part):
         Args:
             loss: They are what leads to it from the outputs of layers, and it.
         """
-        return own_gradients.depending_on_mixed(
-            loss, self._outputs, self._tried, self.step
-        )
+        return self._own_gradients.depending_on_mixed(loss)
 
     def place(self, layer: Any) -> int:
         """Returns the place of a layer that mixes among those that do.
@@ -151,7 +145,7 @@ def _exchanged(inputs: Any, step: Step) -> Any:
 
 def _tried(value: tf.Tensor, step: Step) -> Kind | None:
     try:
-        return trial.rows_of(value, step)
+        return rows_by_trial(value, step.kinds)
     except NotDerivable:
         return None
 
@@ -180,9 +174,9 @@ def _mark(
         kind = kind.with_entries(known.entries)
     if not step.kinds.is_blind and _is_of_users(layer):
         try:
-            found = trial.rows_of(output, step, inputs)
+            found = rows_by_trial(output, step.kinds, inputs)
         except NotDerivable:
-            draws = trial.draws_numbers(output, inputs)
+            draws = draws_numbers(output, inputs)
             found = kind if draws else None
         if found is not None:
             kind = kind.with_entries(found.entries)
@@ -283,7 +277,7 @@ def _shown(tensor: tf.Tensor, step: Step) -> Kind:
     """
     if tf.compat.v1.get_default_graph() is not step.graph:
         return step.kinds.of(tensor)
-    return trial.shown(tensor, step)
+    return kind_by_trial(tensor, step.kinds)
 
 
 def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:

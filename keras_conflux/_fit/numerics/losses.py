@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import Role
+from keras_conflux._batch_analysis import MEAN
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
@@ -122,7 +122,7 @@ def _of_all(own: tf.Tensor, fraction: tf.Tensor, step: Step) -> tf.Tensor:
 
 def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
     """Whether values are, as far as one knows, one device's for its samples."""
-    kind = trial.shown(values, step)
+    kind = kind_by_trial(values, step.kinds)
     if kind.role is Role.OPAQUE:
         warnings.warn_of_unknown_values(
             step, "values of a loss", "what a loss takes the mean of"

@@ -6,21 +6,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import COUNT
+from keras_conflux._batch_analysis import MEAN
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import derivation_of
+from keras_conflux._batch_analysis import kind_by_trial
+from keras_conflux._batch_analysis import rows
 from keras_conflux._compat import keras_variables
-from keras_conflux._custom_loops.collectives import UserReductions
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.derivation import derivation
-from keras_conflux._fit.global_batch.kinds import COUNT
-from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.kinds import rows
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.user_reductions import UserReductions
 
 
 def update_mean(
@@ -36,7 +36,7 @@ def update_mean(
         return original(metric, values, sample_weight)
     Logs.of(step).note_metric(metric)
     values = keras_variables.as_tensor(values)
-    if trial.shown(values, step).role is Role.OPAQUE:
+    if kind_by_trial(values, step.kinds).role is Role.OPAQUE:
         _warn(metric, values, step)
         if values.shape.rank != 0:
             step.kinds.mark(values, rows(0))
@@ -72,7 +72,7 @@ def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:
         return value
     if not UserReductions.of(step):  # the user exchanges what is compared
         with contextlib.suppress(NotDerivable):
-            derivation(value, step)
+            derivation_of(value, step.kinds)
             return value
     value = tf.identity(value)  # a loss stays what it is
     step.kinds.mark(value, kind)

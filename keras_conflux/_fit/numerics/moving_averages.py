@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
@@ -91,7 +91,7 @@ def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
     handle = handle_of_copy(variable)
     return any(
         each.op.type == "ReadVariableOp"
-        and tensorflow_graphs.outermost(each.op.inputs[0], each.graph) is handle
+        and traced_graphs.outermost(each.op.inputs[0], each.graph) is handle
         for each in operation.inputs
     )
 
@@ -103,7 +103,7 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
         return False
     uses = tensorflow_graphs.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]
-    return depends_on([value.op], reads)
+    return traced_graphs.depends_on([value.op], reads)
 
 
 def handle_of_copy(variable: keras.Variable) -> Any:

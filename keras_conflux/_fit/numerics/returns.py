@@ -9,21 +9,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import kind_by_trial
+from keras_conflux._batch_analysis import rows as kind_of_rows
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._data import rows
-from keras_conflux._fit.global_batch import kinds
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.gathered_rows import gathered
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
+from keras_conflux._fit.numerics.gathered_rows import gathered
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
@@ -198,7 +198,7 @@ class Predictions(Exit):
         if leaf.shape.rank == 0:
             return self._mean_everywhere(leaf)
         is_regular = not self.step.may_be_empty
-        self.step.kinds.mark(leaf, kinds.rows(0, regular=is_regular))
+        self.step.kinds.mark(leaf, kind_of_rows(0, regular=is_regular))
         return gathered([leaf], self.step)[0].all
 
     def merge(self, merged: Merged) -> None:
@@ -236,7 +236,7 @@ def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
 def _role_and_value(
     leaf: tf.Tensor, path: str, step: Step
 ) -> tuple[str, tf.Tensor]:
-    kind = trial.shown(leaf, step)
+    kind = kind_by_trial(leaf, step.kinds)
     if kind == EQUAL:
         return "first", leaf
     has_rows = kind.role is Role.ROWS and kind.axis == 0
@@ -255,7 +255,7 @@ def _warn_of_log(step: Step, path: str, leaf: tf.Tensor) -> None:
     # Of unclear losses a warning has told, and what is merged is the user's.
     if step.kinds.is_blind or UnclearLosses.of(step).lead_to(leaf):
         return
-    if depends_on([leaf.op], [x.op for x in step.kinds.merged]):
+    if traced_graphs.depends_on([leaf.op], [x.op for x in step.kinds.merged]):
         return
     step.warn_once(
         f"log {path}",

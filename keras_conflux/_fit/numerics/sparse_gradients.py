@@ -7,10 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.rules import sources_of_entries
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
-from keras_conflux._fit.numerics.graph_ancestry import is_constant
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import sources_of_entries
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -202,7 +201,7 @@ def _joined_in(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 def _is_equal(tensor: tf.Tensor, step: Step) -> bool:
     if step.kinds.is_blind:
-        return is_constant(tensor)
+        return traced_graphs.is_constant(tensor)
     return step.kinds.of(tensor) == EQUAL
 
 
@@ -219,7 +218,7 @@ def _warn_if_distinct_before(
 ) -> None:
     graph = origin.graph
     distinct = [op for op in graph.get_operations() if op.type in _DISTINCT]
-    if not distinct or not depends_on([origin.op], distinct):
+    if not distinct or not traced_graphs.depends_on([origin.op], distinct):
         return
     name = state.name_of(source)
     step.warn_once(

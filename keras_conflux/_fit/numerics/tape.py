@@ -13,28 +13,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import MEAN
+from keras_conflux._batch_analysis import OPAQUE
+from keras_conflux._batch_analysis import TOTAL
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import derivation_of
+from keras_conflux._batch_analysis import kind_by_trial
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._custom_loops.collectives import UserReductions
-from keras_conflux._fit.global_batch import trial
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.derivation import derivation
-from keras_conflux._fit.global_batch.gathered_rows import gathered
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import MEAN
-from keras_conflux._fit.global_batch.kinds import OPAQUE
-from keras_conflux._fit.global_batch.kinds import TOTAL
-from keras_conflux._fit.global_batch.kinds import Kind
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import recomputed
-from keras_conflux._fit.global_batch.values import reduced_by_role
+from keras_conflux._fit.numerics.gathered_rows import gathered
+from keras_conflux._fit.numerics.global_values import recomputed
+from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.graph_ancestry import may_be_differentiated_by
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.user_reductions import UserReductions
 
 _Seeded = list[tuple[Any, Any]]
 _contexts: list[Callable[[Step], contextlib.AbstractContextManager[Any]]] = []
@@ -167,7 +167,7 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     )  # the user exchanges what is compared
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
-    kind = trial.shown(loss, step)
+    kind = kind_by_trial(loss, step.kinds)
     mixed = set() if by_hand else Layers.of(step).depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
@@ -224,14 +224,15 @@ def _through_reductions(
         mixed: The ids of tensors whose gradients depend on the whole batch.
         step: The replica's.
     """
-    found = derivation(target, step, made=mixed)
+    found = derivation_of(target, step.kinds, made=mixed)
     known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
     entries = found.sources | found.reads
     keys = [
         key
         for key, x in entries.items()
-        if x.dtype.is_floating and may_be_differentiated_by(x, sources)
+        if x.dtype.is_floating
+        and traced_graphs.may_be_differentiated_by(x, sources)
     ]
     slopes = tf.gradients(everywhere, [known[key] for key in keys])
     fraction = step.batch_fraction

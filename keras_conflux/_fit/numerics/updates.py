@@ -22,7 +22,6 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat.replicated_extended import assert_of_running
-from keras_conflux._custom_loops import spmd
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.choices import Choices
@@ -33,12 +32,24 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import whole_batch_strategy
 
+_Runner = Callable[[Callable[..., Any], ReplicatedStrategy], Callable[..., Any]]
 _outside_functions: Any = weakref.WeakKeyDictionary()
+_runners: list[_Runner] = []
+
+
+def run_everywhere_by(runner: _Runner) -> None:
+    """Says what makes a function run on every device, outside of replicas.
+
+    Args:
+        runner: Takes the function and the strategy whose devices these are.
+    """
+    _runners.append(runner)
 
 
 def apply(
@@ -278,7 +289,8 @@ def _outside(
             with _applying():
                 original(weakly(), grads, given)
 
-        functions[key] = spmd.on_every_device(
+        (runner,) = _runners
+        functions[key] = runner(
             tf.autograph.experimental.do_not_convert(everywhere), strategy
         )
     functions[key](list(grads))

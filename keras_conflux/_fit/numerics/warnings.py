@@ -5,13 +5,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.tensorflow_internals import is_own_variable
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.numerics.graph_ancestry import depends_on
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Part
@@ -122,7 +122,9 @@ class UnclearLosses(Part):
 
     def lead_to(self, value: tf.Tensor) -> bool:
         """Whether a value is computed of one."""
-        return depends_on([value.op], [loss.op for loss in self._losses])
+        return traced_graphs.depends_on(
+            [value.op], [loss.op for loss in self._losses]
+        )
 
 
 def warn_of_plain_variables(step: Step) -> None:
@@ -161,7 +163,7 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
     found = [
         (
             handle,
-            [x for x in uses if tensorflow_graphs.changes(x, handle, graph)],
+            [x for x in uses if traced_graphs.changes(x, handle, graph)],
         )
         for handle, uses in tensorflow_graphs.uses_of_resources(graph)
         if id(handle) not in known and not is_own_variable(handle)

@@ -16,21 +16,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.global_batch.derivation import NotDerivable
-from keras_conflux._fit.global_batch.kinds import EQUAL
-from keras_conflux._fit.global_batch.kinds import Role
-from keras_conflux._fit.global_batch.values import global_values
 from keras_conflux._fit.numerics import counters
 from keras_conflux._fit.numerics import moving_averages
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.counters import is_counter
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._fit.numerics.graph_ancestry import depends_on_samples
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
@@ -167,7 +166,7 @@ class Writes(Exit):
             not self._is_of_package
             and state.is_mirrored(variable)
             and self.step.known_sizes
-            and not depends_on_samples(value, self.step)
+            and not self.step.kinds.depends_on_samples(value)
         ):
             self._counted = (
                 f"sets the variable {state.name_of(variable)!r} to a constant, "

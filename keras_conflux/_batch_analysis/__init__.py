@@ -1,0 +1,80 @@
+"""Tells what the tensors of a traced step are in terms of its samples.
+
+This is a library of its own. It reads a graph of TensorFlow and knows nothing
+of replicas: neither the core nor an extension is imported here, and they import
+the names below, and `traced_graphs`, alone. `docs/design/batch-analysis.md` can
+be read in place of the code.
+
+What may be asked:
+
+* What is this tensor? `KindInference.of` answers by rules, and `kind_by_trial`
+  runs what no rule knows on random samples. The answer is a `Kind`: its `Role`,
+  and for rows the axis of the samples.
+* Are these rows, each of one sample? `rows_by_trial`.
+* What has to be known, and run once more, to have this tensor for the whole
+  batch? `derivation_of` returns a `Derivation`, or raises `NotDerivable`.
+* Which gradients has a program defined, and do they mix samples?
+  `OwnGradients`.
+* Which rows are counted by this size, and which of several each are they?
+  `counted_rows`, `are_of_one_sample`, `split_blocks`.
+* Where do numbers that are drawn go? `draws_numbers`,
+  `draws_shared_by_samples`.
+"""
+
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.blocks import counted_rows
+from keras_conflux._batch_analysis.blocks import split_blocks
+from keras_conflux._batch_analysis.derivation import Derivation
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.derivation import derivation_of
+from keras_conflux._batch_analysis.kinds import COUNT
+from keras_conflux._batch_analysis.kinds import COUNTED
+from keras_conflux._batch_analysis.kinds import DERIVED
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import OPAQUE
+from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.kinds import rows
+from keras_conflux._batch_analysis.kinds import several_rows
+from keras_conflux._batch_analysis.own_draws import draws_shared_by_samples
+from keras_conflux._batch_analysis.own_gradients import OwnGradients
+from keras_conflux._batch_analysis.ragged import kind_of_filled
+from keras_conflux._batch_analysis.rules import sources_of_entries
+from keras_conflux._batch_analysis.trial import draws_numbers
+from keras_conflux._batch_analysis.trial import kind_by_trial
+from keras_conflux._batch_analysis.trial import rows_by_trial
+from keras_conflux._batch_analysis.uses_of_rows import are_of_one_sample
+
+__all__ = [
+    "COUNT",
+    "COUNTED",
+    "DERIVED",
+    "EQUAL",
+    "MEAN",
+    "OPAQUE",
+    "TOTAL",
+    "Derivation",
+    "Kind",
+    "KindInference",
+    "NotDerivable",
+    "OwnGradients",
+    "Role",
+    "are_of_one_sample",
+    "combined",
+    "counted_rows",
+    "derivation_of",
+    "draws_numbers",
+    "draws_shared_by_samples",
+    "kind_by_trial",
+    "kind_of_filled",
+    "mixed_rows",
+    "rows",
+    "rows_by_trial",
+    "several_rows",
+    "sources_of_entries",
+    "split_blocks",
+]

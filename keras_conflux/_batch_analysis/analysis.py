@@ -1,0 +1,404 @@
+"""Tells what each tensor of a replica's step is, from the traced graph.
+
+A replica computes with its own samples. To know what one device would have
+computed from all samples, one has to know what a tensor is: rows that belong
+to samples, a sum or a mean over them, or a value that no sample has touched.
+The graph is read in the order in which it was traced, and only where somebody
+asks.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import control_flow
+from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.kinds import COUNT
+from keras_conflux._batch_analysis.kinds import COUNTED
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import OPAQUE
+from keras_conflux._batch_analysis.kinds import RANDOM
+from keras_conflux._batch_analysis.kinds import ROW_SPLITS
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import rows
+
+READ = (
+    *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
+    "ReadVariableOp",
+)
+"""Operations whose kinds depend on the whole graph, beside `CHANGES`."""
+CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
+"""What optimizers change a variable with, in place."""
+
+
+class KindInference:
+    """The kinds of the tensors of one replica's step.
+
+    Args:
+        shard: The leaves of the replica's shard of the batch, whose first axis
+            is that of the samples.
+        counts: Tensors that are numbers of samples, or fractions of them.
+        sums: Returns the handles of variables whose copies add up to their
+            value, such as the counts of metrics. A step may make some.
+        is_blind: Whether the number of the replica's samples is a constant in
+            the graph, where nobody can tell it from other constants. Then
+            nothing is known but what is marked.
+    """
+
+    def __init__(
+        self,
+        shard: list[Any],
+        counts: list[tf.Tensor],
+        sums: Callable[[], list[Any]],
+        is_blind: bool = False,
+    ) -> None:
+        self.is_blind = is_blind
+        self.graph: Any = tf.compat.v1.get_default_graph()
+        """What the step is traced to."""
+        self._samples = [part for leaf in shard for part in parts_of(leaf)]
+        self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
+        self._tried: dict[int, tf.Tensor] = {}
+        self._graphs: dict[int, _GraphReader] = {}
+        self._find_sums = sums
+        self._sums: dict[int, Any] = {}
+        self.merged: list[tf.Tensor] = []
+        """What the user has computed from all replicas."""
+        self._calls: list[tuple[Any, list[Any]]] = []
+        self.composites = [
+            leaf
+            for leaf in shard
+            if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor)
+        ]
+        """The leaves that several tensors hold."""
+        for leaf in shard:
+            self._mark_leaf(leaf)
+        for count in counts:
+            self.mark(count, COUNT)
+
+    def _mark_leaf(self, leaf: Any) -> None:
+        if isinstance(leaf, tf.RaggedTensor):
+            self.mark(leaf.flat_values, rows(0, regular=False))
+            for splits in leaf.nested_row_splits:
+                self.mark(splits, ROW_SPLITS)
+        elif isinstance(leaf, tf.SparseTensor):
+            for part in (leaf.indices, leaf.values, leaf.dense_shape):
+                self.mark(part, OPAQUE)
+        elif tf.is_tensor(leaf):
+            self.mark(leaf, rows(0) if leaf.shape.rank != 0 else OPAQUE)
+
+    def mark(self, tensor: tf.Tensor, kind: Kind) -> None:
+        """Says what a tensor is, where the graph would not tell."""
+        self._marked[id(tensor)] = tensor, kind
+
+    def note_tried(self, tensor: tf.Tensor) -> None:
+        """Notes that a tensor has been tried out, whatever was found."""
+        self._tried[id(tensor)] = tensor
+
+    def was_tried(self, tensor: tf.Tensor) -> bool:
+        """Whether to try a tensor out shows no more than is known."""
+        return self.is_blind or id(tensor) in self._tried
+
+    def mark_equal(self, leaves: list[Any]) -> None:
+        """Says that leaves, as of an all-reduce, are equal on all replicas."""
+        for leaf in leaves:
+            for part in parts_of(leaf):
+                self.mark(part, EQUAL)
+
+    def is_regular_along(self, tensor: tf.Tensor, axis: int) -> bool:
+        """Whether each sample has as many entries of a tensor along an axis."""
+        kind = self.of(tensor)
+        return kind.role is Role.ROWS and kind.axis == axis and kind.regular
+
+    def mark_own(self, leaves: list[Any]) -> None:
+        """Says that leaves may differ, and that one device has the first's."""
+        for leaf in leaves:
+            for part in parts_of(leaf):
+                self.mark(part, RANDOM)
+
+    def of(self, value: Any) -> Kind:
+        """Returns the kind of a traced tensor.
+
+        Eagerly nobody can tell. What is not a tensor is equal everywhere.
+        """
+        if isinstance(value, keras.Variable):
+            value = tf.convert_to_tensor(value)
+        if not tf.is_tensor(value):
+            return EQUAL
+        parts = [self._of_part(part) for part in parts_of(value)]
+        return parts[0] if len(set(parts)) == 1 else OPAQUE
+
+    def depends_on_samples(self, value: Any) -> bool:
+        """Whether a value was computed from what the samples hold.
+
+        What a graph inside of the step's has computed counts as not.
+        """
+        if not isinstance(value, tf.Tensor) or value.graph is not self.graph:
+            return False
+        samples = [each.op for each in self._samples]
+        return traced_graphs.depends_on([value.op], samples)
+
+    def _of_part(self, tensor: Any) -> Kind:
+        if traced_graphs.is_eager(tensor):
+            return EQUAL
+        known = self.marked(tensor)
+        if known is not None or self.is_blind:
+            return known or OPAQUE
+        return self._read(tensor.graph).of(tensor)
+
+    def marked(self, tensor: tf.Tensor) -> Kind | None:
+        """Returns what somebody has said that a tensor is."""
+        found = self._marked.get(id(tensor))
+        return None if found is None else found[1]
+
+    def written(self, handle: Any) -> tuple[list[tf.Tensor], bool]:
+        """Returns what a step writes to a variable.
+
+        Args:
+            handle: The handle of the replica's copy.
+
+        Returns:
+            The values, in order, and whether they are all in the graph that
+            is being traced.
+        """
+        here = tf.compat.v1.get_default_graph()
+        self._read(here)
+        values: list[tf.Tensor] = []
+        for graph in list(self._graphs.values()):
+            values.extend(graph.read_on().writes.get(id(handle), ()))
+        return values, all(value.graph is here for value in values)
+
+    def notice(self, graph: Any) -> None:
+        """Reads a graph inside of the step's, before it is closed."""
+        if id(graph) not in self._graphs:
+            self._graphs[id(graph)] = _GraphReader(graph, self)
+
+    def held_around(self, graph: Any) -> dict[int, Kind]:
+        """Returns what variables hold where a graph inside begins.
+
+        Args:
+            graph: One that is being traced.
+
+        Returns:
+            By the ids of handles, kinds that are not those of variables which
+            the step has not written.
+        """
+        if self.is_blind or graph is self.graph:
+            return {}
+        outer = getattr(graph, "outer_graph", None)
+        return {} if outer is None else self.held(outer)
+
+    def held(self, graph: Any) -> dict[int, Kind]:
+        """Returns what variables hold by now that a step has written."""
+        return {} if self.is_blind else self._read(graph).held()
+
+    def kinds_written(self, handle: Any) -> set[Kind]:
+        """Returns the kinds of all that a step has written to a variable."""
+        graphs = [graph.read_on() for graph in list(self._graphs.values())]
+        return {
+            self._graphs[id(value.graph)].of(value)
+            for graph in graphs
+            for value in graph.writes.get(id(handle), ())
+        }
+
+    def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what was written to a variable before it was read."""
+        if traced_graphs.is_eager(tensor):
+            return None
+        return self._read(tensor.graph).aliases.get(id(tensor))
+
+    def turns_alike(self, loop: tf.Operation) -> bool:
+        """Whether a loop has as many turns on each replica."""
+        inputs = [self.of(tensor) for tensor in loop.inputs]
+        return control_flow.turns_alike(loop, inputs, rules.kinds_of_outputs)
+
+    def _read(self, graph: Any) -> "_GraphReader":
+        self.notice(graph)
+        return self._graphs[id(graph)].read_on()
+
+    def read_again(self) -> None:
+        """Reads all graphs anew, as something was marked in their midst."""
+        for graph in self._graphs.values():
+            graph.begin()
+
+    def mark_merged(self, leaves: list[tf.Tensor]) -> None:
+        """Says that leaves are computed from all replicas, by the user."""
+        for leaf in leaves:
+            self.mark(leaf, OPAQUE)
+        self.merged.extend(leaves)
+
+    def is_sum(self, handle: Any) -> bool:
+        """Whether the copies of a variable add up to its value."""
+        if id(handle) not in self._sums:
+            self._sums = {id(each): each for each in self._find_sums()}
+        return id(handle) in self._sums
+
+    @contextlib.contextmanager
+    def calling(self, arguments: list[Any]) -> Iterator[None]:
+        """Notes, while a function is called, what it is given."""
+        self._calls.append((tf.compat.v1.get_default_graph(), arguments))
+        try:
+            yield
+        finally:
+            self._calls.pop()
+
+    def argument_behind(self, tensor: tf.Tensor) -> Any:
+        """Returns what is given for an argument of a function, or `None`.
+
+        It is that of the call for which the function is traced.
+        """
+        graph = tensor.graph
+        outside = getattr(graph, "outer_graph", None)
+        calls = [given for caller, given in self._calls if caller is outside]
+        if not calls or tensor.op.type != "Placeholder":
+            return None
+        captured = traced_graphs.captures(graph)
+        arguments = [
+            operation.outputs[0].name
+            for operation in graph.get_operations()
+            if operation.type == "Placeholder"
+            and id(operation.outputs[0]) not in captured
+        ]
+        given = dict(zip(arguments, calls[-1], strict=False))
+        return given.get(tensor.name)
+
+    def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
+        """Returns the kind of an argument of a function inside of the step."""
+        given = self.argument_behind(placeholder)
+        return OPAQUE if given is None else self.of(given)
+
+
+class _GraphReader:
+    """The kinds of the tensors of one graph, read as far as it is traced."""
+
+    def __init__(self, graph: Any, kinds: KindInference) -> None:
+        self._graph = graph
+        self._all = kinds
+        self._around = kinds.held_around(graph)
+        self._is_reading = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what has been read."""
+        self._position = 0
+        self._kinds: dict[str, Kind] = {}
+        self.writes: dict[int, list[tf.Tensor]] = {}
+        self.aliases: dict[int, tf.Tensor] = {}
+        self._changed: set[int] = set()
+        self._held = dict(self._around)
+
+    def of(self, tensor: tf.Tensor) -> Kind:
+        """Returns the kind of a tensor of what has been read so far."""
+        return self._all.marked(tensor) or self._kinds.get(tensor.name, OPAQUE)
+
+    def held(self) -> dict[int, Kind]:
+        """Returns what variables hold by now that are not what they were."""
+        here = {key: self.of(values[-1]) for key, values in self.writes.items()}
+        return {
+            key: MEAN if kind.role is Role.MEAN else OPAQUE
+            for key, kind in (here | self._held).items()
+            if kind not in (EQUAL, COUNTED)
+        }
+
+    def read_on(self) -> "_GraphReader":
+        if self._is_reading:
+            return self
+        self._is_reading = True
+        operations = self._graph.get_operations()
+        while self._position < len(operations):
+            operation = operations[self._position]
+            self._position += 1
+            for tensor, kind in zip(
+                operation.outputs, self._of_outputs(operation), strict=False
+            ):
+                self._kinds[tensor.name] = kind
+        self._is_reading = False
+        return self
+
+    def _of_outputs(self, operation: tf.Operation) -> list[Kind]:
+        kind = operation.type
+        if kind in ("Placeholder", "PlaceholderWithDefault"):
+            return [self._of_placeholder(operation.outputs[0])]
+        if kind == "ReadVariableOp":
+            return [self._of_read(operation)]
+        if kind == "AssignVariableOp":
+            handle = self._outermost(operation.inputs[0])
+            self.writes.setdefault(id(handle), []).append(operation.inputs[1])
+            self._changed.discard(id(handle))
+            self._held.pop(id(handle), None)
+        elif kind.startswith(CHANGES):
+            self._changed.add(id(self._outermost(operation.inputs[0])))
+        inputs = [self._of_input(tensor) for tensor in operation.inputs]
+        self._note_changed(operation)
+        return rules.kinds_of_outputs(operation, inputs, self._all.marked)
+
+    def _of_input(self, tensor: tf.Tensor) -> Kind:
+        """Returns a kind, of a handle that of what the variable holds."""
+        if tensor.dtype != tf.resource or not (self.writes or self._held):
+            return self.of(tensor)
+        key = id(self._outermost(tensor))
+        if key not in self._held and self.writes.get(key):
+            return self.of(self.writes[key][-1])
+        return self._held.get(key, self.of(tensor))
+
+    def _note_changed(self, operation: tf.Operation) -> None:
+        """Notes which variables a branch or a loop has changed.
+
+        It may not have come to a write, so they hold one of what was written.
+        What is not a mean has been exchanged there, or a warning tells of it.
+        """
+        for tensor in operation.inputs:
+            if tensor.dtype != tf.resource:
+                continue
+            handle = self._outermost(tensor)
+            kinds = self._all.kinds_written(handle)
+            if not kinds or not traced_graphs.changes(
+                operation, handle, self._graph
+            ):
+                continue
+            if id(handle) in self._around:
+                kinds.add(self._around[id(handle)])
+            roles = {kind.role for kind in kinds}
+            if kinds <= {EQUAL, COUNTED}:
+                self._held[id(handle)] = self.of(tensor)
+            else:
+                is_mean = roles <= {Role.EQUAL, Role.MEAN}
+                self._held[id(handle)] = MEAN if is_mean else OPAQUE
+
+    def _of_read(self, operation: tf.Operation) -> Kind:
+        handle = self._outermost(operation.inputs[0])
+        if id(handle) in self._held:
+            return self._held[id(handle)]
+        if self.writes.get(id(handle)):
+            value = self.writes[id(handle)][-1]
+            if id(handle) in self._changed and self.of(value) == EQUAL:
+                return EQUAL  # as an optimizer has changed it on all replicas
+            self.aliases[id(operation.outputs[0])] = value
+            return self.of(value)
+        return self.of(operation.inputs[0])
+
+    def _of_placeholder(self, placeholder: tf.Tensor) -> Kind:
+        if placeholder.dtype == tf.resource:
+            summed = self._all.is_sum(self._outermost(placeholder))
+            return COUNTED if summed else EQUAL
+        outside = traced_graphs.captures(self._graph).get(id(placeholder))
+        if outside is None:
+            return self._all.kind_of_argument(placeholder)
+        return self._all.of(outside)
+
+    def _outermost(self, handle: tf.Tensor) -> Any:
+        """Returns the variable's own handle for a placeholder of it."""
+        return traced_graphs.outermost(handle, self._graph)
+
+
+def parts_of(value: Any) -> list[tf.Tensor]:
+    """Returns the tensors that a composite tensor consists of."""
+    if isinstance(value, tf.IndexedSlices):
+        return [value.values, value.indices]
+    return tf.nest.flatten(value, expand_composites=True)

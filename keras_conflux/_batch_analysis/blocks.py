@@ -1,0 +1,128 @@
+"""Tensors of rows that were joined of others, and the number of such rows."""
+
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.kinds import Block
+from keras_conflux._batch_analysis.kinds import Entries
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+
+
+def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
+    """Returns the blocks of a tensor, one after the other.
+
+    Args:
+        tensor: Rows of a replica, or of all.
+        kind: What they are: ROWS along an axis that is known.
+    """
+    if kind.blocks == 1:
+        return [tensor]
+    total = _length(tensor, kind.axis)
+    lengths = _lengths(kind.joined, kind.blocks, total)
+    return tf.split(tensor, lengths, kind.axis)
+
+
+class CountedRows(NamedTuple):
+    """The rows of which a size of the graph is the number."""
+
+    kind: Kind
+    """What they are."""
+    lengths: list[Any]
+    """How many there are in each block."""
+    is_multiple: bool
+    """Whether the size is a multiple of a number, or a sum of several."""
+
+
+def counted_rows(
+    size: tf.Tensor, axis: int, kinds: KindInference
+) -> CountedRows:
+    """Returns which rows of samples there are as many of as a size says.
+
+    Args:
+        size: A COUNT.
+        axis: Along which the rows are to lie.
+        kinds: Those of the step's tensors.
+    """
+    blocks = _blocks(size, kinds)
+    lengths = [size]
+    if len(blocks) > 1 or any(block.blocks > 1 for block in blocks):
+        lengths = [
+            tf.shape(part)[block.axis]
+            for block in blocks
+            for part in split_blocks(block.tensor, kinds.of(block.tensor))
+        ]
+    one_each = len(blocks) == 1 and blocks[0].one_each
+    kind = Kind(
+        Role.ROWS,
+        axis,
+        Entries.ONE if one_each else Entries.SAME,
+        blocks=len(lengths),
+        joined=blocks[0].joined if len(blocks) == 1 else tuple(blocks),
+    )
+    return CountedRows(kind, lengths, len(blocks) > 1)
+
+
+def _blocks(size: tf.Tensor, kinds: KindInference) -> list[Block]:
+    """Returns of which tensors of samples a number of rows is the sum.
+
+    Returns:
+        Nothing where the graph does not show it.
+    """
+    inputs = list(size.op.inputs)
+    nested = functools.partial(_blocks, kinds=kinds)
+    if size.op.type in ("Cast", "Identity"):
+        return nested(inputs[0])
+    if size.op.type in ("Add", "AddV2"):
+        found = [nested(each) for each in inputs]
+        return [*found[0], *found[1]] if all(found) else []
+    if size.op.type == "Mul":
+        for one, other in (inputs, reversed(inputs)):
+            factor = tf.get_static_value(one)
+            if factor is not None:
+                return nested(other) * int(factor)
+    if size.op.type in ("StridedSlice", "Unpack"):
+        shape = inputs[0].op
+        if shape.type == "Shape":
+            tensor = shape.inputs[0]
+            kind = kinds.of(tensor)
+            return [
+                Block(
+                    tensor,
+                    kind.axis,
+                    kind.entries is Entries.ONE,
+                    kind.blocks,
+                    kind.joined,
+                )
+            ]
+    return []
+
+
+def _lengths(joined: tuple[Block, ...], blocks: int, total: Any) -> list[Any]:
+    """Returns how long blocks are that are `total` rows together."""
+    if not all(traced_graphs.is_reachable(each.tensor) for each in joined):
+        joined = ()
+    if not joined:
+        return [total // blocks] * blocks
+    lengths = [_length(each.tensor, each.axis) for each in joined]
+    whole = sum(lengths)
+    found = []
+    for each, length in zip(joined, lengths, strict=True):
+        # Products of two lengths need more than 32 bits.
+        share = _wide(length) * _wide(total) // _wide(whole)
+        found.extend(_lengths(each.joined, each.blocks, share))
+    return found
+
+
+def _length(tensor: tf.Tensor, axis: int) -> Any:
+    known = tensor.shape[axis]
+    return tf.shape(tensor)[axis] if known is None else known
+
+
+def _wide(length: Any) -> Any:
+    return length if isinstance(length, int) else tf.cast(length, tf.int64)

@@ -1,0 +1,229 @@
+"""The kinds that functions, branches, loops and their lists give.
+
+The kind of a list of tensors is that of each of its elements.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.kinds import DERIVED
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import OPAQUE
+from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import one_of_rows
+from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import Rule
+
+KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
+"""Returns the kinds of the outputs of an operation, by those of its inputs."""
+Marked = Callable[[tf.Tensor], Kind | None]
+"""Returns what somebody has said that a tensor is."""
+
+
+def of_call(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
+) -> list[Kind]:
+    """Follows the kinds through the body of a function."""
+    found = _of_body(_body(operation, "f"), inputs, kinds_of)
+    return found or [OPAQUE] * len(operation.outputs)
+
+
+def of_branches(
+    operation: tf.Operation,
+    inputs: list[Kind],
+    kinds_of: KindsOf,
+    marked: Marked,
+) -> list[Kind]:
+    """Follows the kinds through both branches of a condition.
+
+    A branch is run in one place, so what is said of its tensors holds there.
+    """
+    condition, *given = inputs
+    bodies = [_body(operation, name) for name in ("then_branch", "else_branch")]
+    branches = [_of_body(body, given, kinds_of, marked) for body in bodies]
+    if None in branches:
+        return [OPAQUE] * len(operation.outputs)
+    results = [
+        TOTAL if _are_total(kinds, tensors) else _either(*kinds)
+        for kinds, tensors in zip(
+            zip(*branches, strict=True),
+            zip(*(body.outputs for body in bodies), strict=True),
+            strict=True,
+        )
+    ]
+    return results if condition == EQUAL else _chosen(results)
+
+
+def _are_total(kinds: tuple[Kind, ...], tensors: tuple[tf.Tensor, ...]) -> bool:
+    """Whether one branch gives a sum over samples, and the other one zero."""
+    return TOTAL in kinds and all(
+        kind == TOTAL or (kind == EQUAL and _is_zero(tensor))
+        for kind, tensor in zip(kinds, tensors, strict=True)
+    )
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    value = tf.get_static_value(tensor)
+    return value is not None and bool((value == 0).all())
+
+
+def of_loop(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
+) -> list[Kind]:
+    """Follows the kinds through a loop."""
+    kinds = _of_turns(operation, inputs, kinds_of)
+    if kinds is None:
+        return [OPAQUE] * len(operation.outputs)
+    alike = _goes_on_alike(operation, kinds, kinds_of)
+    return kinds if alike else _chosen(kinds)
+
+
+def turns_alike(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
+) -> bool:
+    """Whether a loop has as many turns on each replica."""
+    kinds = _of_turns(operation, inputs, kinds_of)
+    return kinds is not None and _goes_on_alike(operation, kinds, kinds_of)
+
+
+def _goes_on_alike(
+    operation: tf.Operation, kinds: list[Kind], kinds_of: KindsOf
+) -> bool:
+    return _of_body(_body(operation, "cond"), kinds, kinds_of) == [EQUAL]
+
+
+def _of_turns(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
+) -> list[Kind] | None:
+    """Follows the kinds through a loop until they stay what they are."""
+    kinds = inputs
+    for _ in range(5):
+        found = _of_body(_body(operation, "body"), kinds, kinds_of)
+        if found is None:
+            return None
+        found = [
+            _written(tensor, a, b)
+            if tensor.dtype == tf.variant
+            else _either(a, b)
+            for tensor, a, b in zip(operation.inputs, kinds, found, strict=True)
+        ]
+        if found == kinds:
+            return kinds
+        kinds = found
+    return None
+
+
+def _body(operation: tf.Operation, attribute: str) -> Any:
+    return traced_graphs.function_named(
+        operation.graph, operation.get_attr(attribute).name
+    )
+
+
+def _of_body(
+    body: Any,
+    inputs: list[Kind],
+    kinds_of: KindsOf,
+    marked: Marked | None = None,
+) -> list[Kind] | None:
+    if body is None or len(body.inputs) != len(inputs):
+        return None
+    known = {
+        placeholder.name: kind
+        for placeholder, kind in zip(body.inputs, inputs, strict=True)
+    }
+    written: dict[str, Kind] = {}
+    for inner in body.get_operations():
+        if inner.type == "Placeholder":
+            continue
+        kinds = [known.get(tensor.name, OPAQUE) for tensor in inner.inputs]
+        if inner.type == "AssignVariableOp":
+            written[inner.inputs[0].name] = kinds[1]
+        outputs = kinds_of(inner, kinds)
+        if inner.type == "ReadVariableOp":
+            outputs = [written.get(inner.inputs[0].name, kinds[0])]
+        for tensor, kind in zip(inner.outputs, outputs, strict=False):
+            said = marked(tensor) if marked is not None else None
+            known[tensor.name] = said or kind
+    return [known.get(tensor.name, OPAQUE) for tensor in body.outputs]
+
+
+def _either(one: Kind, other: Kind) -> Kind:
+    """Returns the kind of what is one or the other, on all replicas alike."""
+    if one == other:
+        return one
+    roles = {one.role, other.role}
+    if Role.OPAQUE in roles or Role.RANDOM in roles:
+        return OPAQUE
+    if roles == {Role.MEAN, Role.EQUAL}:
+        return MEAN
+    if roles == {Role.ROWS} and one.axis == other.axis:
+        return one_of_rows(one, other)
+    return DERIVED
+
+
+def _written(list_before: tf.Tensor, old: Kind, new: Kind) -> Kind:
+    """Returns the kind of a list to which something is written.
+
+    A list that is an argument of a loop's body is taken for one that has no
+    elements yet; those that have are found where they go into the loop.
+    """
+    is_empty = list_before.op.type in _EMPTY
+    return new if old == EQUAL and is_empty else _either(old, new)
+
+
+def _chosen(kinds: list[Kind]) -> list[Kind]:
+    """Returns the kinds of what each replica chooses by its own samples."""
+    return [OPAQUE if kind.role is Role.OPAQUE else DERIVED for kind in kinds]
+
+
+def _from_tensor(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Makes a list of the entries along the first axis."""
+    del operation
+    return inputs[0].at(inputs[0].axis - 1) if inputs[0].axis else None
+
+
+def _stack(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation
+    return inputs[0].at(inputs[0].axis + 1)
+
+
+def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Takes an element of a list."""
+    del operation
+    return inputs[0]
+
+
+def _set_item(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    return _written(operation.inputs[0], inputs[0], inputs[2])
+
+
+def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    return _written(operation.inputs[0], *inputs)
+
+
+def _length(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return EQUAL
+
+
+_EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
+_KNOWN = ~Form.OPAQUE
+_ELEMENT = ~(Form.OPAQUE | Form.DERIVED)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "TensorListFromTensor": (Rule(_from_tensor, Form.ROWS, Form.EQUAL),),
+    "TensorListStack": (Rule(_stack, Form.ROWS, Form.EQUAL),),
+    "TensorListGetItem": (Rule(_first, _ELEMENT, Form.EQUAL, Form.EQUAL),),
+    "TensorListSetItem": (Rule(_set_item, _ELEMENT, Form.EQUAL, _KNOWN),),
+    "TensorListPushBack": (Rule(_push, _ELEMENT, _KNOWN),),
+    "TensorListPopBack": (Rule(_first, _ELEMENT, SAME),),
+    "TensorListLength": (Rule(_length, Form.ROWS),),
+}

@@ -1,0 +1,193 @@
+"""What lies between tensors whose global values can be had and a result."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+
+MAX_OPERATIONS = 300
+"""How many operations are computed once more at most."""
+
+
+MAX_ENTRIES = 1 << 17
+"""How many entries per sample are gathered at most."""
+
+
+_OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
+
+
+class NotDerivable(Exception):
+    """Says that a graph does not show how a value is made of samples."""
+
+
+@dataclasses.dataclass
+class Derivation:
+    """The operations between known tensors and a result.
+
+    Args:
+        result: What is computed.
+        sources: By their ids, the known tensors.
+        operations: What lies between, in the order in which it is computed.
+        written: By the ids of what a step has read from variables, what it
+            had written to them before.
+        reads: By the same ids, what it has read.
+        outside: By the ids of what an inner graph takes from outside, that.
+    """
+
+    result: tf.Tensor
+    sources: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    operations: list[tf.Operation] = dataclasses.field(default_factory=list)
+    written: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    reads: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    outside: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    def recomputed(
+        self,
+        known: dict[int, tf.Tensor],
+        gradient: traced_graphs.Gradient | None = None,
+    ) -> tf.Tensor:
+        """Returns the result for other values of the sources.
+
+        Args:
+            known: By the id of a source, its value. The values of all that is
+                computed are added.
+            gradient: See `traced_graphs.copied`.
+        """
+        for operation in self.operations:
+            inputs = [self._wanted(x, known) for x in operation.inputs]
+            copies = traced_graphs.copied(operation, inputs, gradient)
+            for old, new in zip(operation.outputs, copies, strict=True):
+                # Python code may have said more of it than operations tell.
+                # No size there is a number of samples.
+                new.set_shape(old.shape)
+                known[id(old)] = new
+        return self._wanted(self.result, known)
+
+    def _wanted(
+        self, tensor: tf.Tensor, known: dict[int, tf.Tensor]
+    ) -> tf.Tensor:
+        """Returns a value, for a read from a variable what was written.
+
+        No gradient flows from there into what was written.
+        """
+        if id(tensor) in self.written and id(tensor) not in known:
+            behind = self._wanted(self.written[id(tensor)], known)
+            known[id(tensor)] = tf.stop_gradient(behind)
+        if id(tensor) in self.outside and id(tensor) not in known:
+            known[id(tensor)] = self._wanted(self.outside[id(tensor)], known)
+        return known[id(tensor)]
+
+
+def derivation_of(
+    result: tf.Tensor,
+    kinds: KindInference,
+    known: Collection[int] = (),
+    made: Collection[int] = (),
+) -> Derivation:
+    """Follows a result back to tensors whose global values can be had.
+
+    Args:
+        result: Traced.
+        kinds: Those of the step's tensors.
+        known: The ids of others whose global values are known.
+        made: The ids of tensors that are computed once more in any case.
+
+    Raises:
+        NotDerivable: If that is not possible.
+    """
+    found = Derivation(result)
+    entered: set[int] = set()
+    left: set[int] = set()
+    waiting = [result]
+    while waiting:
+        tensor = waiting[-1]
+        if id(tensor) in known:
+            waiting.pop()
+            continue
+        behind = kinds.value_behind(tensor)
+        if behind is not None:
+            found.written[id(tensor)] = behind
+            found.reads[id(tensor)] = tensor
+            waiting[-1] = behind
+            continue
+        if id(tensor) in made and kinds.marked(tensor) is not None:
+            raise NotDerivable(tensor.op.name)
+        if id(tensor) not in made and _is_known(tensor, kinds):
+            _assert_small(tensor, kinds.of(tensor))
+            found.sources[id(tensor)] = waiting.pop()
+            continue
+        outside = traced_graphs.captures(tensor.graph).get(id(tensor))
+        if outside is None:
+            outside = kinds.argument_behind(tensor)
+        if outside is not None:
+            found.outside[id(tensor)] = waiting[-1] = outside
+            continue
+        operation = tensor.op
+        if id(operation) in entered:  # all that it needs comes before it now
+            waiting.pop()
+            if id(operation) not in left:
+                left.add(id(operation))
+                found.operations.append(operation)
+            continue
+        _assert_repeatable(tensor, kinds.of(tensor))
+        entered.add(id(operation))
+        waiting.extend(operation.inputs)
+        if len(entered) > MAX_OPERATIONS:
+            raise NotDerivable(operation.name)
+    return found
+
+
+def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
+    """Raises for what is too large, or not of one size, to be exchanged."""
+    if kind.role is Role.ROWS:
+        others = [n for n in tensor.shape.as_list() if n is not None]
+        if math.prod(others) > MAX_ENTRIES:
+            raise NotDerivable(tensor.op.name)
+    if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
+        raise NotDerivable(tensor.op.name)
+
+
+def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
+    operation = tensor.op
+    if (
+        kind.role is Role.OPAQUE
+        or operation.type == "Placeholder"
+        or operation.op_def.is_stateful
+    ):
+        raise NotDerivable(operation.name)
+
+
+def _needs_others(tensor: tf.Tensor, kinds: KindInference) -> bool:
+    """Whether it is a shape, or part of one, of what other samples touch.
+
+    The shape is known, but what it is the shape of may be impossible to compute
+    from the samples of one replica, as the best 3 of 2.
+    """
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        kind = kinds.of(each)
+        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
+            return True
+        if kind.role in _OF_SHAPES and id(each) not in seen:
+            seen.add(id(each))
+            if kinds.marked(each) is None:
+                waiting.extend(each.op.inputs)
+    return False
+
+
+def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:
+    if tensor.dtype == tf.variant:  # a list, whose elements are known before
+        return False
+    kind = kinds.of(tensor)
+    if kind.role is Role.ROWS:
+        return not kind.depends_on_other_samples
+    if kind.role in (Role.DERIVED, Role.OPAQUE):
+        return False
+    return not _needs_others(tensor, kinds)

@@ -1,0 +1,91 @@
+"""The kinds of random numbers that TensorFlow draws.
+
+What each replica draws for itself is taken for what one device would draw. The
+seed of numbers without a state is equal on all replicas, or drawn itself.
+"""
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis.kinds import RANDOM
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import aligned
+
+
+def _are_own(operation: tf.Operation, inputs: list[Kind]) -> bool:
+    """Whether each replica draws numbers of its own."""
+    return operation.op_def.is_stateful or RANDOM in inputs
+
+
+def _drawn(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows numbers of a shape, or one for each of a tensor's entries."""
+    output = operation.outputs[0]
+    found = [
+        Kind(Role.ROWS, kind.axis, kind.entries)
+        for kind in inputs
+        if kind.role is Role.SHAPE
+    ]
+    for tensor, kind in zip(operation.inputs, inputs, strict=True):
+        if kind.role is Role.ROWS:
+            axis = aligned(tensor, kind, output)
+            if axis is None:
+                return None
+            found.append(kind.at(axis))
+    if not found:
+        return RANDOM if _are_own(operation, inputs) else None
+    axes = {kind.axis for kind in found}
+    if len(axes) > 1:
+        return None
+    axis = axes.pop()
+    if _are_own(operation, inputs):
+        return combined(found, axis)
+    return mixed_rows(found, axis)
+
+
+def _categories(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what is drawn by the probabilities of each sample."""
+    if inputs[0].axis != 0:
+        return None
+    if _are_own(operation, inputs):
+        return inputs[0]
+    return mixed_rows(inputs[:1], 0)
+
+
+def _shuffled(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return RANDOM
+
+
+_OF_SHAPES = (
+    "ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
+    "RandomStandardNormal RandomUniform RandomUniformInt "
+    "StatefulRandomBinomial StatelessParameterizedTruncatedNormal "
+    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 "
+    "StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomPoisson "
+    "StatelessRandomUniform StatelessRandomUniformFullInt "
+    "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
+    "StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
+    "StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal"
+)
+RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(
+        _OF_SHAPES.split(),
+        (Rule(_drawn, Form.SHAPE | SAME, SAME | Form.ROWS, ...),),
+    ),
+    **dict.fromkeys(
+        ("RandomUniform", "RandomStandardNormal", "TruncatedNormal"),
+        (Rule(_drawn, Form.SHAPE | SAME),),
+    ),
+    "Multinomial": (
+        Rule(_categories, Form.ROWS, SAME),
+        Rule(_shuffled, SAME, SAME),
+    ),
+    "StatelessMultinomial": (Rule(_categories, Form.ROWS, SAME, SAME),),
+    "RandomShuffle": (Rule(_shuffled, SAME),),
+    "RngReadAndSkip": (Rule(_shuffled, SAME, ...),),
+}

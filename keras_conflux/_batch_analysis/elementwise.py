@@ -1,0 +1,261 @@
+"""The kinds that operations on each entry give."""
+
+import dataclasses
+import itertools
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import STATISTIC
+from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import aligned
+from keras_conflux._batch_analysis.rule import has_one_entry
+
+
+def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
+    """Returns the axis of the samples, if it is one for all inputs.
+
+    What has no samples is the same for all of them.
+    """
+    output = operation.outputs[0]
+    given = list(zip(operation.inputs, inputs, strict=True))
+    axes = {
+        aligned(tensor, kind, output)
+        for tensor, kind in given
+        if kind.role is Role.ROWS
+    }
+    axis = axes.pop() if len(axes) == 1 else None
+    if axis is None or not all(
+        kind.role is Role.ROWS or has_one_entry(tensor, output, axis)
+        for tensor, kind in given
+    ):
+        return None
+    return axis
+
+
+def _of_rows(inputs: list[Kind]) -> list[Kind]:
+    return [kind for kind in inputs if kind.role is Role.ROWS]
+
+
+def entry_by_entry(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what an operation computes of entries at the same place."""
+    axis = _axis(operation, inputs)
+    return None if axis is None else combined(_of_rows(inputs), axis)
+
+
+def _beside_statistics(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the shape of rows that are combined with the batch's values."""
+    statistics = [
+        tensor
+        for tensor, kind in zip(operation.inputs, inputs, strict=True)
+        if kind.role is not Role.ROWS
+    ]
+    if not all(tensor.shape.is_fully_defined() for tensor in statistics):
+        return None
+    axis = _axis(operation, inputs)
+    return None if axis is None else mixed_rows(_of_rows(inputs), axis)
+
+
+_ROWS = Form.ROWS | Form.JOINED
+ENTRY_BY_ENTRY = (
+    Rule(entry_by_entry, _ROWS | SAME, ...),
+    Rule(_beside_statistics, _ROWS | Form.DIVIDED | SAME | STATISTIC, ...),
+)
+
+
+def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Keeps what its first input is."""
+    del operation
+    return inputs[0]
+
+
+def unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows what gives each entry of its input in its place."""
+    del operation
+    return inputs[0]
+
+
+def _total(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation
+    return inputs[0] if len(set(inputs)) == 1 else TOTAL
+
+
+def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return MEAN
+
+
+SUMS = (
+    Rule(_first, Form.COUNTED, ...),
+    Rule(_total, Form.TOTAL | Form.COUNT, ...),
+    Rule(_mean, Form.MEAN | Form.EQUAL, ...),
+)
+"""Of what adds, subtracts or joins numbers of which none has samples."""
+
+
+def _scaled(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a product of which one factor is equal on all replicas."""
+    for one, other in itertools.permutations(inputs, 2):
+        if other == EQUAL and one.role is not Role.ROWS:
+            return one
+        if other == EQUAL:
+            axis = _axis(operation, inputs)
+            return None if axis is None else one.at(axis)
+    return None
+
+
+def _mean_times_count(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return TOTAL
+
+
+def _ratio_of_counts(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    del operation, inputs
+    return EQUAL
+
+
+def _divided(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    axis = _axis(operation, inputs)
+    if axis is None or operation.inputs[1].shape.rank != 0:
+        return None
+    return dataclasses.replace(inputs[0].at(axis), divided=True)
+
+
+_PRODUCTS = (
+    *ENTRY_BY_ENTRY[:1],
+    Rule(_scaled, LINEAR | Form.DIVIDED, Form.EQUAL),
+    Rule(_scaled, Form.EQUAL, LINEAR | Form.DIVIDED),
+    Rule(_mean_times_count, Form.MEAN, Form.COUNT),
+    Rule(_mean_times_count, Form.COUNT, Form.MEAN),
+    *ENTRY_BY_ENTRY[1:],
+)
+_QUOTIENTS = (
+    *ENTRY_BY_ENTRY[:1],
+    Rule(_scaled, LINEAR | Form.DIVIDED, Form.EQUAL),
+    Rule(_ratio_of_counts, Form.COUNT, Form.COUNT),
+    Rule(_mean, Form.TOTAL, Form.COUNT),
+    Rule(_divided, Form.ROWS, Form.COUNT),
+    *ENTRY_BY_ENTRY[1:],
+)
+
+
+def _of_floats(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Keeps what its input is, unless it rounds."""
+    before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
+    is_exact = after.is_floating or after.is_complex or before.is_integer
+    is_exact &= not after.is_bool
+    return inputs[0] if is_exact else None
+
+
+def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what one condition chooses for all replicas."""
+    del operation
+    _, one, other = inputs
+    if one == other:
+        return one
+    return MEAN if {one.role, other.role} == {Role.MEAN, Role.EQUAL} else None
+
+
+_CHOICE = Rule(
+    _chosen,
+    Form.EQUAL,
+    Form.TOTAL | Form.MEAN | Form.EQUAL,
+    Form.TOTAL | Form.MEAN | Form.EQUAL,
+)
+
+
+def _of_one_rank(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `Select`, which does not broadcast, and reads of other types."""
+    tensors = (*operation.inputs, operation.outputs[0])
+    ranks = {tensor.shape.rank for tensor in tensors}
+    return entry_by_entry(operation, inputs) if len(ranks) == 1 else None
+
+
+def _looked_up(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Follows a table that gives one number, or several, for each key."""
+    del operation
+    return inputs[1]
+
+
+def _each(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
+    del operation
+    return inputs
+
+
+def _per_entry_with_attributes(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows a quantization, unless it looks for the largest entry."""
+    is_given = operation.get_attr("range_given")
+    return entry_by_entry(operation, inputs) if is_given else None
+
+
+_OF_NUMBERS = (
+    "Abs Acos Acosh Angle ApproximateEqual AsString Asin Asinh Atan Atan2 "
+    "Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 "
+    "BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd "
+    "BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Conj "
+    "Cos Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint "
+    "Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv "
+    "FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma IgammaGradA "
+    "Igammac Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad "
+    "LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalOr Maximum "
+    "Minimum Mod Ndtri NextAfter NotEqual OnesLike Polygamma Pow "
+    "RandomGammaGrad Real Reciprocal ReciprocalGrad RegexFullMatch "
+    "RegexReplace Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt "
+    "RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus "
+    "SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square "
+    "SquaredDifference StringJoin Substr Tan Tanh TanhGrad TruncateDiv "
+    "TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta"
+)
+_OF_OTHERS = (
+    "DecodeBase64 EncodeBase64 Invert LogicalNot PopulationCount "
+    "StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
+    "StringStrip StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StringToNumber StringUpper UnicodeScript "
+    "UnicodeTranscode"
+)
+"""Of one input each, which is never a quotient."""
+_UNCHANGED = (
+    "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity "
+    "PreventGradient Snapshot StopGradient"
+)
+_ANYTHING = ~Form(0)
+_ANY_ROWS = _ROWS | Form.DIVIDED
+RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(_OF_NUMBERS.split(), ENTRY_BY_ENTRY),
+    **dict.fromkeys(_OF_OTHERS.split(), ENTRY_BY_ENTRY[:1]),
+    **dict.fromkeys(_UNCHANGED.split(), (Rule(unchanged, _ANYTHING),)),
+    **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), SUMS + ENTRY_BY_ENTRY),
+    **dict.fromkeys(("Mul", "MulNoNan"), _PRODUCTS),
+    **dict.fromkeys(("RealDiv", "DivNoNan"), _QUOTIENTS),
+    "Div": ENTRY_BY_ENTRY,
+    "Select": (_CHOICE, Rule(_of_one_rank, _ROWS | SAME, ...)),
+    "Bitcast": (Rule(_of_one_rank, _ROWS),),
+    "SelectV2": (_CHOICE, *ENTRY_BY_ENTRY),
+    **dict.fromkeys(
+        ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),
+        (Rule(_per_entry_with_attributes, _ROWS, SAME, ...),),
+    ),
+    "QuantizeAndDequantizeV4": (
+        Rule(_per_entry_with_attributes, _ROWS, SAME, SAME),
+    ),
+    "Neg": (Rule(_first, LINEAR | _ANY_ROWS),),
+    "IdentityN": (Rule(_each, _ANYTHING, ...),),
+    "Cast": (
+        Rule(_of_floats, LINEAR | Form.DIVIDED | Form.PLACES),
+        *ENTRY_BY_ENTRY,
+    ),
+    "LookupTableFindV2": (Rule(_looked_up, Form.EQUAL, _ROWS, Form.EQUAL),),
+}

@@ -1,0 +1,266 @@
+"""The words for what a tensor is with respect to the global batch."""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+
+class Role(enum.Enum):
+    """How a replica's tensor is related to that of one device."""
+
+    EQUAL = "equal on all replicas"
+    RANDOM = "drawn by each replica for itself"
+    ROWS = "entries of each sample, one sample after the other, along an axis"
+    COUNT = "a number of samples, times a number that is equal on all replicas"
+    SHAPE = "a shape with one entry that is a COUNT"
+    TOTAL = "a sum over samples"
+    MEAN = "a mean over samples"
+    DERIVED = "computed from the above by something that is not linear"
+    OPAQUE = "not known"
+
+
+class Entries(enum.Enum):
+    """How many entries each sample has along the axis of ROWS."""
+
+    ONE = "one"
+    SAME = "as many as each other sample"
+    VARYING = "some"
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Rows that were joined with others along their axis."""
+
+    tensor: tf.Tensor
+    axis: int
+    one_each: bool = False
+    """Whether it has one row per sample."""
+    blocks: int = 1
+    joined: tuple["Block", ...] = ()
+    """Of what they were joined themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a tensor is with respect to the global batch."""
+
+    role: Role
+    axis: int = 0
+    """The axis of the samples of ROWS, or the position in a SHAPE."""
+    entries: Entries = Entries.ONE
+    """How many entries of ROWS each sample has along the axis."""
+    mixed: bool = False
+    """Whether ROWS are such by their shape alone: the values are DERIVED, as
+    they depend on other samples or are in another order."""
+    divided: bool = False
+    """Whether the rows were divided by a COUNT."""
+    are_positions: bool = False
+    """Whether the entries are positions of samples, as `tf.where` finds."""
+    blocks: int = 1
+    """How many tensors of rows were joined along the axis, one after the
+    other."""
+    joined: tuple[Block, ...] = dataclasses.field(
+        default=(), compare=False, repr=False
+    )
+    """Those tensors, whose lengths are in the proportion of the blocks. Where
+    they are not known, blocks are of one length."""
+    are_row_splits: bool = False
+    """Whether these are the row splits of a ragged tensor; otherwise OPAQUE."""
+    counted: bool = False
+    """Whether a TOTAL leaves out what a stand-in for samples adds."""
+
+    @functools.cached_property
+    def form(self) -> "Form":
+        """What a rule asks for; whether rows are mixed does not matter."""
+        if self.role is not Role.ROWS:
+            return _FORMS[COUNTED if self.counted else Kind(self.role)]
+        if self.are_positions:
+            return Form.PLACES
+        if self.divided:
+            return Form.DIVIDED
+        return Form.JOINED if self.blocks > 1 else Form.ROWS
+
+    @property
+    def regular(self) -> bool:
+        """Whether each sample has the same number of entries."""
+        return self.entries is not Entries.VARYING
+
+    @property
+    def has_several_each(self) -> bool:
+        """Whether these are several rows of each sample that follow it."""
+        is_rows = self.role is Role.ROWS and self.blocks == 1
+        return is_rows and self.entries is Entries.SAME
+
+    @property
+    def depends_on_other_samples(self) -> bool:
+        """Whether a row is not what one device would have for its sample."""
+        return self.mixed or self.divided or self.are_positions
+
+    @property
+    def is_out_of_order(self) -> bool:
+        """Whether the replicas' rows, joined, are not those of one device."""
+        return self.depends_on_other_samples or self.blocks > 1
+
+    def at(self, axis: int) -> "Kind":
+        """Returns the same kind with the samples along another axis."""
+        return dataclasses.replace(self, axis=axis)
+
+    def with_entries(self, entries: Entries) -> "Kind":
+        """Returns the same kind with other numbers of entries per sample."""
+        return dataclasses.replace(self, entries=entries)
+
+
+class Form(enum.IntFlag):
+    """The kinds that rules tell apart, to be joined by `|`."""
+
+    EQUAL = enum.auto()
+    RANDOM = enum.auto()
+    ROWS = enum.auto()
+    JOINED = enum.auto()
+    DIVIDED = enum.auto()
+    PLACES = enum.auto()
+    COUNT = enum.auto()
+    SHAPE = enum.auto()
+    TOTAL = enum.auto()
+    COUNTED = enum.auto()
+    MEAN = enum.auto()
+    DERIVED = enum.auto()
+    OPAQUE = enum.auto()
+
+
+EQUAL = Kind(Role.EQUAL)
+RANDOM = Kind(Role.RANDOM)
+COUNT = Kind(Role.COUNT)
+TOTAL = Kind(Role.TOTAL)
+COUNTED = Kind(Role.TOTAL, counted=True)
+"""A sum over samples that leaves out what a stand-in for samples adds."""
+MEAN = Kind(Role.MEAN)
+DERIVED = Kind(Role.DERIVED)
+OPAQUE = Kind(Role.OPAQUE)
+ROW_SPLITS = Kind(Role.OPAQUE, are_row_splits=True)
+_FORMS = {
+    EQUAL: Form.EQUAL,
+    RANDOM: Form.RANDOM,
+    COUNT: Form.COUNT,
+    Kind(Role.SHAPE): Form.SHAPE,
+    TOTAL: Form.TOTAL,
+    COUNTED: Form.COUNTED,
+    MEAN: Form.MEAN,
+    DERIVED: Form.DERIVED,
+    OPAQUE: Form.OPAQUE,
+}
+
+
+def rows(axis: int, regular: bool = True) -> Kind:
+    """Returns the kind of a tensor with one entry per sample.
+
+    Args:
+        axis: That of the samples.
+        regular: Whether each sample has one entry. If not, each has some.
+    """
+    entries = Entries.ONE if regular else Entries.VARYING
+    return Kind(Role.ROWS, axis, entries)
+
+
+def several_rows(axis: int) -> Kind:
+    """Returns the kind of as many entries of each sample, one after the other.
+
+    Args:
+        axis: That of the samples.
+    """
+    return Kind(Role.ROWS, axis, Entries.SAME)
+
+
+def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
+    """Returns the kind of DERIVED values of the shape of rows.
+
+    Args:
+        kinds: Of rows that are as many along their axes, if one knows.
+        axis: That of the samples in the result.
+    """
+    entries = _entries_of(kinds)
+    if entries is Entries.VARYING:
+        return DERIVED
+    return Kind(Role.ROWS, axis, entries, mixed=True)
+
+
+def one_of_rows(one: Kind, other: Kind) -> Kind:
+    """Returns the kind of what is one or the other, on all replicas alike.
+
+    Args:
+        one: Of the role ROWS.
+        other: Of the role ROWS, with the samples along the same axis.
+    """
+    order = list(Entries)
+    entries = max(one.entries, other.entries, key=order.index)
+    one, other = one.with_entries(entries), other.with_entries(entries)
+    if one == other and one.blocks == 1:
+        return one
+    return mixed_rows([one], one.axis)
+
+
+def combined(kinds: list[Kind], axis: int) -> Kind:
+    """Returns the kind of rows each of which is made of one row of several.
+
+    Args:
+        kinds: Of the role ROWS.
+        axis: The axis of the samples in the result.
+    """
+    first = kinds[0]
+    if any(
+        kind.depends_on_other_samples or not _alike(kind, first)
+        for kind in kinds
+    ):
+        return mixed_rows(kinds, axis)
+    entries = _entries_of(kinds)
+    return dataclasses.replace(first, axis=axis, entries=entries)
+
+
+def _entries_of(kinds: Iterable[Kind]) -> Entries:
+    """Returns the entries per sample of rows that have as many, together."""
+    each = {kind.entries for kind in kinds}
+    if Entries.VARYING in each:
+        return Entries.VARYING
+    return Entries.ONE if Entries.ONE in each else Entries.SAME
+
+
+def _alike(one: Kind, other: Kind) -> bool:
+    """Whether rows are joined of blocks in the same proportions."""
+    if one.blocks != other.blocks:
+        return False
+    return one.blocks == 1 or _in_proportion(one.joined, other.joined)
+
+
+def _in_proportion(one: tuple[Block, ...], other: tuple[Block, ...]) -> bool:
+    if len(one) != len(other):
+        return False
+    return all(
+        a.tensor is b.tensor
+        or (a.one_each and b.one_each)
+        or (a.blocks > 1 and _in_proportion(a.joined, b.joined))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def shape(axis: int, regular: bool = True) -> Kind:
+    """Returns the kind of a shape whose entry at `axis` is a COUNT.
+
+    Args:
+        axis: The position of the entry.
+        regular: Whether each sample has the same number of entries. If not,
+            it is a TOTAL.
+    """
+    entries = Entries.SAME if regular else Entries.VARYING
+    return Kind(Role.SHAPE, axis, entries)
+
+
+def count(regular: bool) -> Kind:
+    """Returns the kind of a number of entries along the axis of the samples.
+
+    Args:
+        regular: Whether each sample has the same number of them.
+    """
+    return COUNT if regular else TOTAL

@@ -1,0 +1,288 @@
+"""The kinds that operations give which join tensors or move axes."""
+
+import math
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis.constants import static_value
+from keras_conflux._batch_analysis.elementwise import SUMS
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import Block
+from keras_conflux._batch_analysis.kinds import Entries
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import shape
+from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import Rule
+
+
+def _packed_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `[n, 3]`, of which one is a number of samples."""
+    if operation.outputs[0].shape.rank != 1:
+        return None
+    counts = [i for i, kind in enumerate(inputs) if kind.role is Role.COUNT]
+    return shape(counts[0]) if len(counts) == 1 else None
+
+
+def _packed(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    axes = {kind.axis for kind in inputs}
+    rank = operation.outputs[0].shape.rank
+    if len(axes) > 1 or rank is None:
+        return None
+    old = axes.pop()
+    return combined(inputs, old + (old >= operation.get_attr("axis") % rank))
+
+
+def _as_shape(tensor: tf.Tensor, kind: Kind) -> Kind | None:
+    """Returns the kind of a shape, which `[n]` is, too."""
+    if kind.role is Role.COUNT and tensor.shape.as_list() == [1]:
+        return shape(0)
+    return kind if kind.role is Role.SHAPE else None
+
+
+def _joined_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `[*shape, 3]`."""
+    found = [i for i, kind in enumerate(inputs) if kind != EQUAL]
+    if len(found) != 1:
+        return None
+    kind = _as_shape(operation.inputs[found[0]], inputs[found[0]])
+    before = operation.inputs[: found[0]]
+    sizes = [tensor.shape.num_elements() for tensor in before]
+    if kind is None or None in sizes:
+        return None
+    place = sum(size for size in sizes if size is not None)
+    return kind.at(place + kind.axis)
+
+
+def _broadcast_sizes(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the shape of what is broadcast to the samples."""
+    ranks = [tensor.shape.num_elements() for tensor in operation.inputs]
+    (rank, kind, other), *more = [
+        (ranks[i], inputs[i], 1 - i)
+        for i in (0, 1)
+        if inputs[i].role is Role.SHAPE
+    ]
+    sizes = static_value(operation.inputs[other])
+    if more or rank is None or sizes is None:
+        return None
+    before_end = rank - kind.axis
+    is_one = before_end > len(sizes) or sizes[-before_end] == 1
+    return kind.at(max(rank, len(sizes)) - before_end) if is_one else None
+
+
+def _stitched_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a shape of which some entries are replaced, as by ones."""
+    count = len(inputs) // 2
+    origins: dict[int, tuple[int, int]] = {}
+    for i in range(count):
+        places = static_value(operation.inputs[i])
+        if places is None or places.ndim > 1:
+            return None
+        origins.update({n: (i, k) for k, n in enumerate(places.flat)})
+    of_samples = [
+        place
+        for place, (i, k) in origins.items()
+        if inputs[count + i].role is Role.SHAPE and inputs[count + i].axis == k
+    ]
+    if not of_samples:
+        return EQUAL
+    regular = all(kind.regular for kind in inputs)
+    return shape(int(of_samples[0]), regular) if len(of_samples) == 1 else None
+
+
+def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    *parts, _ = inputs
+    axis = tf.get_static_value(operation.inputs[-1])
+    rank = operation.outputs[0].shape.rank
+    axes = {kind.axis for kind in parts}
+    if axis is None or rank is None or len(axes) > 1:
+        return None
+    samples = axes.pop()
+    joined_along = int(axis) % rank
+    if joined_along != samples:
+        return combined(parts, samples)
+    if len(parts) == 1:
+        return parts[0]
+    if not all(kind.regular for kind in parts):
+        return None
+    return Kind(
+        Role.ROWS,
+        samples,
+        Entries.SAME,
+        blocks=sum(kind.blocks for kind in parts),
+        joined=tuple(
+            Block(
+                tensor,
+                samples,
+                kind.entries is Entries.ONE,
+                kind.blocks,
+                kind.joined,
+            )
+            for tensor, kind in zip(operation.inputs, parts, strict=False)
+        ),
+    )
+
+
+def _joined_numbers(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Joins what has no samples."""
+    for rule in SUMS:
+        if rule.does_accept([kind.form for kind in inputs[:-1]]):
+            return rule.claim(operation, inputs[:-1])
+    return None
+
+
+def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    order = static_value(operation.inputs[1])
+    if order is None:
+        return None
+    return inputs[0].at(list(order).index(inputs[0].axis))
+
+
+def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Moves numbers of which each is a sum or a mean over samples."""
+    del operation
+    return inputs[0]
+
+
+def expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis past a new one."""
+    kind = inputs[0]
+    axis = tf.get_static_value(operation.inputs[1])
+    rank = operation.outputs[0].shape.rank
+    if axis is None or rank is None:
+        return None
+    return kind.at(kind.axis + (kind.axis >= int(axis) % rank))
+
+
+def squeeze(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis past those that are removed."""
+    kind = inputs[0]
+    sizes = operation.inputs[0].shape
+    if sizes.rank is None:
+        return None
+    removed = [axis % sizes.rank for axis in operation.get_attr("squeeze_dims")]
+    if not removed:
+        if operation.outputs[0].shape.rank is None:
+            return None
+        removed = [i for i, size in enumerate(sizes) if size == 1]
+    if kind.axis in removed:
+        return None
+    return kind.at(kind.axis - sum(axis < kind.axis for axis in removed))
+
+
+def reshape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples to the axis along which they come in their order."""
+    kind, target = inputs
+    output = operation.outputs[0]
+    if not output.shape.rank or operation.inputs[0].shape.rank is None:
+        return None
+    sizes_given = _as_shape(operation.inputs[1], target)
+    if target != EQUAL and sizes_given is None:
+        return None
+    axis = _axis_after_reshape(operation, kind.axis)
+    if axis is None:
+        return None
+    if kind.blocks > 1 and not _keeps_rows_apart(operation):
+        return None
+    moved = kind.at(axis).with_entries(_entries_after(operation, kind))
+    if sizes_given is not None:
+        return moved if sizes_given.axis == axis else None
+    growing = [i for i, size in enumerate(output.shape) if size is None]
+    sizes = tf.get_static_value(operation.inputs[1], partial=True)
+    is_rest = sizes is not None and sizes[axis] == -1
+    return moved if growing == [axis] or is_rest else None
+
+
+def _entries_after(operation: tf.Operation, kind: Kind) -> Entries:
+    """Returns how many entries a sample has after a reshape."""
+    if kind.entries is not Entries.ONE:
+        return kind.entries
+    sizes = _sizes_of_rows(operation)
+    is_same = sizes is not None and sizes[0] == sizes[1]
+    return Entries.ONE if is_same else Entries.SAME
+
+
+def _keeps_rows_apart(operation: tf.Operation) -> bool:
+    """Whether no row after a reshape is made of several rows before."""
+    sizes = _sizes_of_rows(operation)
+    return sizes is not None and sizes[0] % max(sizes[1], 1) == 0
+
+
+def _sizes_of_rows(operation: tf.Operation) -> tuple[int, int] | None:
+    """Returns how many numbers a row has before a reshape and after it."""
+    tensors = operation.inputs[0], operation.outputs[0]
+    sizes = [tensor.shape.as_list() for tensor in tensors]
+    if any(each.count(None) != 1 for each in sizes):
+        return None
+    before, after = (
+        math.prod(size for size in each if size is not None) for each in sizes
+    )
+    return before, after
+
+
+def _axis_after_reshape(operation: tf.Operation, axis: int) -> int | None:
+    """Returns the open axis that begins where the samples' axis began."""
+    leading = operation.inputs[0].shape.as_list()[:axis]
+    if None in leading:
+        return None
+    before = math.prod(size for size in leading if size is not None)
+    for i, size in enumerate(operation.outputs[0].shape.as_list()):
+        if size is None:
+            return i if before == 1 else None
+        if before % size if size else True:
+            return None
+        before //= size
+    return None
+
+
+_ROWS = Form.ROWS | Form.JOINED
+_ANY_ROWS = _ROWS | Form.DIVIDED
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Pack": (
+        Rule(_packed, _ROWS, ...),
+        Rule(_packed_sizes, Form.COUNT | Form.EQUAL, ...),
+        *SUMS,
+    ),
+    "ConcatV2": (
+        Rule(_concat, _ROWS, ..., Form.EQUAL),
+        Rule(
+            _joined_sizes,
+            Form.SHAPE | Form.COUNT | Form.EQUAL,
+            ...,
+            Form.EQUAL,
+        ),
+        Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
+    ),
+    **dict.fromkeys(
+        ("DynamicStitch", "ParallelDynamicStitch"),
+        (Rule(_stitched_sizes, Form.SHAPE | Form.EQUAL, ...),),
+    ),
+    "BroadcastArgs": (
+        Rule(_broadcast_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),
+        Rule(_broadcast_sizes, Form.EQUAL, Form.SHAPE),
+    ),
+    "Transpose": (
+        Rule(_transpose, _ANY_ROWS, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
+    "ConjugateTranspose": (
+        Rule(_transpose, _ANY_ROWS, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
+    "ExpandDims": (
+        Rule(expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
+    "Squeeze": (
+        Rule(squeeze, _ANY_ROWS | Form.PLACES),
+        Rule(_unchanged, LINEAR),
+    ),
+    "Reshape": (
+        Rule(reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE | Form.COUNT),
+        Rule(_unchanged, LINEAR, Form.EQUAL),
+    ),
+}

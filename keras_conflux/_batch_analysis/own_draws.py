@@ -1,0 +1,168 @@
+"""Finds numbers that each replica draws for itself and that samples share.
+
+TensorFlow's functions with a state draw other numbers on each replica. That is
+right for numbers of a sample's own. One device draws a number that all samples
+share once, as the share by which a batch is mixed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import drawn
+from keras_conflux._batch_analysis import rules
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.kinds import RANDOM
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+
+_OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
+
+
+def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
+    """Returns what draws numbers that go to several samples.
+
+    Args:
+        kinds: Those of the step's tensors.
+    """
+    operations = kinds.graph.get_operations()
+    if not any(map(_may_draw, operations)):
+        return []
+    reader = _Reader(kinds)
+    for operation in operations:
+        inputs = [kinds.of(tensor) for tensor in operation.inputs]
+        reader.read(operation, inputs)
+    return [*reader.found.values()]
+
+
+def _may_draw(operation: tf.Operation) -> bool:
+    if operation.type not in traced_graphs.WITH_BODIES:
+        return _draws(operation)
+    return operation.op_def.is_stateful and any(
+        _may_draw(inner)
+        for body in traced_graphs.graphs_of(operation)
+        if body is not None
+        for inner in body.get_operations()
+    )
+
+
+def _draws(operation: tf.Operation) -> bool:
+    """Whether it draws other numbers on each replica.
+
+    The state of a `tf.random.Generator` is a variable, which is warned of.
+    """
+    return (
+        operation.type in drawn.RULES
+        and operation.op_def.is_stateful
+        and not operation.type.startswith("Rng")
+    )
+
+
+class _Reader:
+    """Follows numbers of the replicas' own to what they meet.
+
+    Args:
+        kinds: Of the tensors of a step.
+    """
+
+    def __init__(self, kinds: KindInference) -> None:
+        self.found: dict[str, tf.Operation] = {}
+        """By their names, what draws numbers that samples share."""
+        self._kinds = kinds
+        self._draws: dict[int, tf.Operation] = {}
+        """By the ids of tensors of such numbers, what draws them."""
+
+    def read(self, operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
+        """Reads an operation, and what it runs; returns the outputs' kinds."""
+        is_call = operation.type in traced_graphs.WITH_BODIES
+        bodies = traced_graphs.graphs_of(operation) if is_call else []
+        for body in bodies:
+            self._enter(operation, body)
+        outputs = rules.kinds_of_outputs(
+            operation, inputs, self._kinds.marked, self.read
+        )
+        outputs = [
+            self._kinds.marked(tensor) or kind
+            for tensor, kind in zip(operation.outputs, outputs, strict=True)
+        ]
+        for body in bodies:
+            self._leave(operation, body)
+        draws = self._of(operation.inputs[:1] if bodies else operation.inputs)
+        if _draws(operation):
+            draws = [operation]
+        if draws:
+            self._follow(operation, inputs, outputs, draws[0])
+        return outputs
+
+    def _of(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        return [
+            self._draws[id(each)] for each in tensors if id(each) in self._draws
+        ]
+
+    def _enter(self, call: tf.Operation, body: Any) -> None:
+        if body is not None:
+            given = list(call.inputs)[-len(body.inputs) or len(call.inputs) :]
+            self._pass(given, body.inputs)
+
+    def _leave(self, call: tf.Operation, body: Any) -> None:
+        if body is not None and len(body.outputs) >= len(call.outputs):
+            self._pass(body.outputs, call.outputs)
+
+    def _pass(
+        self, tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
+    ) -> None:
+        for tensor, other in zip(tensors, others, strict=False):
+            if id(tensor) in self._draws:
+                self._draws[id(other)] = self._draws[id(tensor)]
+
+    def _follow(
+        self,
+        operation: tf.Operation,
+        inputs: list[Kind],
+        outputs: list[Kind],
+        draw: tf.Operation,
+    ) -> None:
+        """Follows drawn numbers through an operation that takes some."""
+        others = [
+            (tensor, kind)
+            for tensor, kind in zip(operation.inputs, inputs, strict=True)
+            if id(tensor) not in self._draws
+        ]
+        results = [*zip(operation.outputs, outputs, strict=True)]
+        if operation.type in drawn.RULES:
+            followed = [x for x, kind in results if kind == RANDOM]
+        elif _meets_samples([kind for _, kind in others], results):
+            self.found[draw.name] = draw
+            return
+        elif all(_may_be_size(*other) for other in others):
+            followed = [x for x, kind in results if kind.role is not Role.EQUAL]
+        else:
+            return
+        for tensor in followed:
+            self._draws[id(tensor)] = draw
+
+
+def _meets_samples(
+    others: list[Kind], results: list[tuple[tf.Tensor, Kind]]
+) -> bool:
+    """Whether numbers meet rows of samples, or become some themselves.
+
+    What is DERIVED of them and of all samples is computed once more, with the
+    numbers of the first replica.
+    """
+    if any(kind.role is Role.ROWS for _, kind in results):
+        return True
+    return any(kind.role is Role.ROWS for kind in others) and not all(
+        kind.role in _OF_NO_SAMPLES
+        or (kind.role is Role.DERIVED and tensor.shape.is_fully_defined())
+        for tensor, kind in results
+    )
+
+
+def _may_be_size(tensor: tf.Tensor, kind: Kind) -> bool:
+    """Whether a tensor may be of sizes alone, without values of samples."""
+    if kind.role is Role.DERIVED:
+        return tensor.dtype.is_integer
+    return kind.role in (*_OF_NO_SAMPLES, Role.COUNT, Role.SHAPE)

@@ -1,0 +1,132 @@
+"""What a rule is, and what holds where no rule accepts the kinds.
+
+A rule names the kinds of inputs that it accepts, and is asked about no others.
+So what nobody has thought of is DERIVED, or OPAQUE, by construction.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from types import EllipsisType
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis.kinds import DERIVED
+from keras_conflux._batch_analysis.kinds import OPAQUE
+from keras_conflux._batch_analysis.kinds import RANDOM
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import mixed_rows
+
+SAME = Form.EQUAL | Form.RANDOM
+"""What a replica has as one device has it, or as it has drawn it."""
+LINEAR = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.COUNT
+"""What adds up over replicas, with weights that do not depend on values."""
+STATISTIC = LINEAR | Form.DERIVED
+"""What may depend on all samples, and has no entries of samples."""
+
+Claim = Callable[[tf.Operation, list[Kind]], Any]
+"""Returns the kind of all outputs, a list of them, or `None` if it is not sure.
+
+Rows that are mixed are given to it as if they were not.
+"""
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Rule:
+    """Says of outputs more than that they are DERIVED.
+
+    Args:
+        claim: See `Claim`.
+        accepts: The forms of each input. What stands before `...` holds for any
+            number of inputs.
+    """
+
+    claim: Claim
+    accepts: tuple[Form | EllipsisType, ...]
+
+    def __init__(self, claim: Claim, *accepts: Form | EllipsisType) -> None:
+        set_attribute = object.__setattr__  # as the class is frozen
+        set_attribute(self, "claim", claim)
+        set_attribute(self, "accepts", accepts)
+
+    def does_accept(self, forms: list[Form]) -> bool:
+        """Whether it says something of inputs of these forms."""
+        accepted = self.expanded(len(forms))
+        return accepted is not None and all(
+            form & allowed
+            for form, allowed in zip(forms, accepted, strict=True)
+        )
+
+    def expanded(self, count: int) -> list[Form] | None:
+        """Returns the forms of each of `count` inputs, if it takes so many."""
+        forms = [form for form in self.accepts if isinstance(form, Form)]
+        if ... not in self.accepts:
+            return forms if len(forms) == count else None
+        repeated = self.accepts.index(...) - 1
+        times = count - len(forms) + 1
+        if times < 1:
+            return None
+        before, after = forms[:repeated], forms[repeated + 1 :]
+        return [*before, *[forms[repeated]] * times, *after]
+
+
+def apply(
+    rules: tuple[Rule, ...], operation: tf.Operation, inputs: list[Kind]
+) -> list[Kind]:
+    """Returns the kinds of outputs by the first rule that is sure of them."""
+    if rules:
+        forms = [kind.form for kind in inputs]
+        is_mixed = any(kind.mixed for kind in inputs)
+        given = [_clean(kind) for kind in inputs] if is_mixed else inputs
+        for rule in rules:
+            if not rule.does_accept(forms):
+                continue
+            found = rule.claim(operation, given)
+            if found is None:
+                continue
+            if not isinstance(found, list):
+                found = [found] * len(operation.outputs)
+            return [_mixed(kind) for kind in found] if is_mixed else found
+    return [default(operation, inputs)] * len(operation.outputs)
+
+
+def default(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Has an operation run once more, on what one device would have."""
+    roles = {kind.role for kind in inputs}
+    if Role.OPAQUE in roles or operation.op_def.is_stateful:
+        return OPAQUE
+    return RANDOM if roles <= {Role.EQUAL, Role.RANDOM} else DERIVED
+
+
+def _clean(kind: Kind) -> Kind:
+    return dataclasses.replace(kind, mixed=False) if kind.mixed else kind
+
+
+def _mixed(kind: Kind) -> Kind:
+    """Returns the kind of what a rule has said, for rows that are mixed."""
+    if kind.role is Role.ROWS:
+        return mixed_rows([kind], kind.axis)
+    return DERIVED if kind.role in (Role.TOTAL, Role.MEAN) else kind
+
+
+def aligned(tensor: tf.Tensor, kind: Kind, output: tf.Tensor) -> int | None:
+    """Returns the axis of samples after broadcasting, if ranks are known."""
+    if tensor.shape.rank is None or output.shape.rank is None:
+        return None
+    return kind.axis + output.shape.rank - tensor.shape.rank
+
+
+def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
+    """Whether a tensor is the same for all entries along an output's axis.
+
+    Args:
+        tensor: What is broadcast to the output.
+        output: Whose rank is known.
+        axis: Of the output.
+    """
+    if tensor.shape.rank is None:
+        return False
+    own = axis - output.shape.rank + tensor.shape.rank
+    return own < 0 or tensor.shape[own] == 1

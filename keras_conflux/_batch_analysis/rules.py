@@ -1,0 +1,136 @@
+"""What an operation makes of tensors whose kinds are known.
+
+DERIVED is right for every operation without side effects: one device would have
+run the same operation on the values of the global batch. Rules say more, of the
+kinds that they name, where a test has shown it by running the operation. What
+no rule accepts is DERIVED, or OPAQUE if one of its inputs is.
+"""
+
+import functools
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import control_flow
+from keras_conflux._batch_analysis import drawn
+from keras_conflux._batch_analysis import elementwise
+from keras_conflux._batch_analysis import layouts
+from keras_conflux._batch_analysis import moves
+from keras_conflux._batch_analysis import per_sample
+from keras_conflux._batch_analysis import products
+from keras_conflux._batch_analysis import ragged
+from keras_conflux._batch_analysis import reductions
+from keras_conflux._batch_analysis import rule
+from keras_conflux._batch_analysis import shapes
+from keras_conflux._batch_analysis import slices
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import OPAQUE
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.rule import Rule
+
+READS = frozenset(
+    (
+        *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
+        *("LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp"),
+        *("ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"),
+    )
+)
+"""Operations with a state that is the same on all replicas while they run."""
+CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
+_IN_ORDER = frozenset(
+    (
+        elementwise.unchanged,
+        layouts.expand_dims,
+        layouts.reshape,
+        layouts.squeeze,
+    )
+)
+"""Claims about what keeps the entries of its first input, in their order."""
+
+
+def _nothing_said(tensor: tf.Tensor) -> Kind | None:
+    del tensor
+
+
+def kinds_of_outputs(
+    operation: tf.Operation,
+    inputs: list[Kind],
+    marked: control_flow.Marked = _nothing_said,
+    inside: control_flow.KindsOf | None = None,
+) -> list[Kind]:
+    """Returns the kinds of an operation's outputs.
+
+    Args:
+        operation: Traced, of any type.
+        inputs: The kinds of its inputs.
+        marked: Tells what somebody has said of tensors inside of it.
+        inside: Called instead of this for the operations that it runs.
+    """
+    kind = operation.type
+    count = len(operation.outputs)
+    if kind in traced_graphs.COLLECTIVES:
+        return [EQUAL] * count
+    if kind in CODE:
+        return [OPAQUE] * count
+    if kind in traced_graphs.CALLS:
+        return control_flow.of_call(
+            operation, inputs, inside or kinds_of_outputs
+        )
+    if all(each == EQUAL for each in inputs) and _keeps_equal(operation):
+        return [EQUAL] * count
+    if kind in traced_graphs.BRANCHES:
+        nested = inside or functools.partial(kinds_of_outputs, marked=marked)
+        return control_flow.of_branches(operation, inputs, nested, marked)
+    if kind in traced_graphs.LOOPS:
+        return control_flow.of_loop(
+            operation, inputs, inside or kinds_of_outputs
+        )
+    return rule.apply(RULES.get(kind, ()), operation, inputs)
+
+
+def _keeps_equal(operation: tf.Operation) -> bool:
+    """Whether equal inputs surely give equal outputs."""
+    if operation.type not in traced_graphs.BRANCHES | traced_graphs.LOOPS:
+        return not operation.op_def.is_stateful or operation.type in READS
+    names = ("then_branch", "else_branch", "body", "cond")
+    attributes = operation.node_def.attr
+    bodies = [
+        traced_graphs.function_named(
+            operation.graph, attributes[name].func.name
+        )
+        for name in names
+        if name in attributes
+    ]
+    return all(
+        body is not None
+        and not any("Random" in inner.type for inner in body.get_operations())
+        for body in bodies
+    )
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    **elementwise.RULES,
+    **reductions.RULES,
+    **shapes.RULES,
+    **slices.RULES,
+    **layouts.RULES,
+    **products.RULES,
+    **moves.RULES,
+    **per_sample.RULES,
+    **ragged.RULES,
+    **drawn.RULES,
+    **control_flow.RULES,
+}
+"""By the type of an operation, what is known of its outputs."""
+
+
+def sources_of_entries(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the inputs whose entries become those of an output in order.
+
+    Each entry is made of the entries in its place. What is not known to do so
+    has no such inputs.
+    """
+    claims = {each.claim for each in RULES.get(operation.type, ())}
+    if elementwise.entry_by_entry in claims:
+        return list(operation.inputs)
+    return [] if claims.isdisjoint(_IN_ORDER) else [operation.inputs[0]]

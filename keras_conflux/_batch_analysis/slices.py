@@ -1,0 +1,394 @@
+"""The kinds that operations give which take a part of a tensor."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis.constants import static_value
+from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import Entries
+from keras_conflux._batch_analysis.kinds import Form
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import count
+from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.kinds import shape
+from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import Rule
+
+
+def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    """Takes a part of what is a sum or a mean in each entry."""
+    del operation
+    return next(kind for kind in inputs if kind != EQUAL)
+
+
+def _slice_of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    kind = inputs[0]
+    begin, end, step = (
+        static_value(tensor) for tensor in operation.inputs[1:4]
+    )
+    length = operation.inputs[0].shape.num_elements()
+    if begin is None or end is None or step is None or length is None:
+        return None
+    attribute = operation.get_attr
+    if attribute("new_axis_mask") or attribute("ellipsis_mask"):
+        return None
+    positions = list(range(length))
+    if attribute("shrink_axis_mask") & 1:
+        taken = positions[int(begin[0])]
+        return count(kind.regular) if taken == kind.axis else EQUAL
+    chosen = positions[
+        slice(
+            None if attribute("begin_mask") & 1 else int(begin[0]),
+            None if attribute("end_mask") & 1 else int(end[0]),
+            int(step[0]),
+        )
+    ]
+    if kind.axis not in chosen:
+        return EQUAL
+    return shape(chosen.index(kind.axis), kind.regular)
+
+
+def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the samples' axis through `x[:, 0, ..., tf.newaxis]`."""
+    return _sliced(operation, inputs[0], operation.inputs[0].shape.rank)
+
+
+def _sliced(
+    operation: tf.Operation, kind: Kind, rank: int | None
+) -> Kind | None:
+    """Returns the kind of a slice.
+
+    Args:
+        operation: Which says what is taken.
+        kind: Of the rows of which it is.
+        rank: Theirs.
+    """
+    attribute = operation.get_attr
+    step = tf.get_static_value(operation.inputs[3])
+    keys = operation.inputs[1].shape.num_elements()
+    if rank is None or keys is None:
+        return None
+    new, ellipsis = attribute("new_axis_mask"), attribute("ellipsis_mask")
+    specified = [i for i in range(keys) if not (new | ellipsis) >> i & 1]
+    missing = rank - len(specified)
+    source, target = 0, 0
+    for i in range(keys):
+        if ellipsis >> i & 1:
+            if source <= kind.axis < source + missing:
+                return kind.at(target + kind.axis - source)
+            source, target = source + missing, target + missing
+            continue
+        if new >> i & 1:
+            target += 1
+            continue
+        shrinks = attribute("shrink_axis_mask") >> i & 1
+        if source == kind.axis:
+            masks = attribute("begin_mask") & attribute("end_mask")
+            if shrinks or not masks >> i & 1 or step is None:
+                return None
+            found = kind.at(target)
+            if step[i] == -1:
+                return mixed_rows([found], target)
+            return found if step[i] == 1 else None
+        source, target = source + 1, target + (0 if shrinks else 1)
+    return kind.at(target + kind.axis - source)
+
+
+def _slice_grad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows rows to where they were taken from."""
+    sizes, *_, values = inputs
+    rank = operation.inputs[0].shape.num_elements()
+    found = _sliced(operation, values.at(sizes.axis), rank)
+    return values.at(sizes.axis) if found == values else None
+
+
+def _unpacked_shape(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
+    kind = inputs[0]
+    return [
+        count(kind.regular) if i == kind.axis else EQUAL
+        for i in range(len(operation.outputs))
+    ]
+
+
+def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    kind = inputs[0]
+    rank = operation.inputs[0].shape.rank
+    if rank is None:
+        return None
+    axis = operation.get_attr("axis") % rank
+    if axis == kind.axis:
+        return None
+    return kind.at(kind.axis - (kind.axis > axis))
+
+
+def _split(values: int, axis: int) -> tuple[Rule, ...]:
+    """Makes the rules of a split.
+
+    Args:
+        values: The position of what is split.
+        axis: That of the axis.
+    """
+
+    def claim(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+        kind = inputs[values]
+        along = tf.get_static_value(operation.inputs[axis])
+        rank = operation.inputs[values].shape.rank
+        if along is None or rank is None:
+            return None
+        if int(along) % rank != kind.axis:
+            return kind
+        is_even = len(inputs) == 2
+        if is_even and _are_blocks(operation.outputs, kind):
+            return dataclasses.replace(kind, blocks=1, joined=())
+        return None
+
+    accepts = [Form.EQUAL] * (max(values, axis) + 1)
+
+    def claim_of_sizes(
+        operation: tf.Operation, inputs: list[Kind]
+    ) -> list[Kind] | None:
+        lengths = [x.shape.num_elements() for x in operation.outputs]
+        found, begin = [], 0
+        for length in lengths:
+            if length is None:
+                return None
+            place = inputs[values].axis - begin
+            is_here = 0 <= place < length
+            regular = inputs[values].regular
+            found.append(shape(place, regular) if is_here else EQUAL)
+            begin += length
+        return found
+
+    rules = []
+    for forms, each in (
+        (_ANY_ROWS, claim),
+        (LINEAR, _unchanged),
+        (Form.SHAPE, claim_of_sizes),
+    ):
+        accepts[values] = forms
+        rules.append(Rule(each, *accepts))
+    return tuple(rules)
+
+
+def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
+    """Whether rows are split, evenly, into what they were joined of."""
+    are_alike = all(block.one_each for block in kind.joined)
+    return kind.blocks == len(parts) and are_alike
+
+
+def _gather_axis(operation: tf.Operation) -> int | None:
+    """Returns the axis of `gather`, if it is known and there is no batch."""
+    axis = tf.get_static_value(operation.inputs[2])
+    rank = operation.inputs[0].shape.rank
+    added = operation.inputs[1].shape.rank
+    if axis is None or rank is None or added is None:
+        return None
+    return None if operation.get_attr("batch_dims") else int(axis) % rank
+
+
+def _looked_up(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what each sample takes from a table."""
+    axis = _gather_axis(operation)
+    return None if axis is None else inputs[1].at(axis + inputs[1].axis)
+
+
+def _of_each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what is taken from each sample, of the same places."""
+    axis = _gather_axis(operation)
+    values = inputs[0]
+    if axis is None or axis == values.axis:
+        return None
+    added = operation.inputs[1].shape.rank
+    return values.at(values.axis + (added - 1 if axis < values.axis else 0))
+
+
+def _in_batches(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows what each sample takes from itself."""
+    batch_dims = operation.get_attr("batch_dims")
+    values, indices = inputs[:2]
+    if values.axis != indices.axis or values.axis >= batch_dims:
+        return None
+    return combined([values, indices], values.axis)
+
+
+def _of_places(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows samples that positions find in any part of the batch."""
+    values, places = inputs[:2]
+    is_one_each = values.entries is Entries.ONE
+    if not is_one_each or _gather_axis(operation) != values.axis:
+        return None
+    if operation.inputs[1].shape[1:].num_elements() != 1:
+        return None
+    return dataclasses.replace(
+        places, axis=values.axis + places.axis, are_positions=False
+    )
+
+
+def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the shape of what each sample takes from other samples."""
+    axis = _gather_axis(operation)
+    if axis is None:
+        return None
+    values, indices = inputs[:2]
+    if values.role is Role.ROWS and values.axis != axis:
+        return None
+    if not operation.inputs[0].shape[axis + 1 :].is_fully_defined():
+        return None
+    if not operation.inputs[0].shape[:axis].is_fully_defined():
+        return None
+    return mixed_rows([indices], axis + indices.axis)
+
+
+def _gathered_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `gather(shape, axes)`, as `tf.tensordot` does for some axes."""
+    axes = static_value(operation.inputs[1])
+    sizes = inputs[0]
+    if axes is None or axes.ndim > 1 or operation.get_attr("batch_dims"):
+        return None
+    found = [i for i, axis in enumerate(axes.flat) if axis == sizes.axis]
+    if not found:
+        return EQUAL
+    if len(found) > 1:
+        return None
+    if axes.ndim == 0:
+        return count(sizes.regular)
+    return shape(found[0], sizes.regular)
+
+
+def _looked_up_entries(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows what each sample takes from a table by several numbers."""
+    last = (operation.inputs[1].shape.rank or 0) - 1
+    return inputs[1] if inputs[1].axis < last else None
+
+
+def _samples_at_places(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows `gather_nd(rows, where(...))`, whose first number is a place."""
+    values, places = inputs
+    if values.entries is not Entries.ONE or values.axis != 0:
+        return None
+    if operation.inputs[1].shape.rank != 2 or places.axis != 0:
+        return None  # as other numbers than the first may be taken for one
+    return dataclasses.replace(places, are_positions=False)
+
+
+def _shape_of_entries(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows the shape of what each sample takes from other samples."""
+    if not _taken_part(operation).is_fully_defined():
+        return None
+    found = _looked_up_entries(operation, inputs)
+    return None if found is None else mixed_rows([found], found.axis)
+
+
+def _taken_part(operation: tf.Operation) -> tf.TensorShape:
+    """Returns the shape of what one index of `gather_nd` takes."""
+    indices = operation.inputs[1].shape
+    depth = indices[-1] if indices.rank else None
+    values = operation.inputs[0].shape
+    if depth is None or values.rank is None:
+        return tf.TensorShape([None])
+    return values[depth:]
+
+
+def _where(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows the positions of what is true, some per sample."""
+    kind = inputs[0]
+    if kind.axis != 0 or kind.entries is not Entries.ONE:
+        return None
+    return Kind(Role.ROWS, 0, Entries.VARYING, are_positions=True)
+
+
+def _slice(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    kind = inputs[0]
+    begin, size = (
+        tf.get_static_value(each, partial=True) for each in operation.inputs[1:]
+    )
+    if begin is None or size is None:
+        return None
+    whole = begin[kind.axis] == 0 and size[kind.axis] == -1
+    return kind if whole else None
+
+
+def _slice_to_a_shape(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    """Follows what is taken of each sample, if the shape says how much."""
+    kind, _, sizes = inputs
+    begin = static_value(operation.inputs[1])
+    if begin is None or kind.axis != sizes.axis or begin[kind.axis] != 0:
+        return None
+    return kind if kind.entries is Entries.ONE and sizes.regular else None
+
+
+def _slice_of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `slice(shape, begin, size)`."""
+    begin, size = (static_value(each) for each in operation.inputs[1:])
+    if begin is None or size is None:
+        return None
+    place = inputs[0].axis - int(begin[0])
+    is_taken = place >= 0 and (size[0] == -1 or place < size[0])
+    return shape(place, inputs[0].regular) if is_taken else EQUAL
+
+
+def _gather_from_variable(
+    operation: tf.Operation, inputs: list[Kind]
+) -> Kind | None:
+    del operation
+    return inputs[1]
+
+
+_ROWS = Form.ROWS | Form.JOINED
+_ANY_ROWS = _ROWS | Form.DIVIDED
+_THREE_EQUAL = (Form.EQUAL,) * 3
+_UNKNOWN_VALUES = (
+    _ANY_ROWS | Form.TOTAL | Form.COUNTED | Form.MEAN | Form.DERIVED
+)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "StridedSlice": (
+        Rule(_slice_of_rows, _ANY_ROWS, *_THREE_EQUAL),
+        Rule(_slice_of_shape, Form.SHAPE, *_THREE_EQUAL),
+        Rule(_unchanged, LINEAR, *_THREE_EQUAL),
+    ),
+    "StridedSliceGrad": (
+        Rule(_slice_grad, Form.SHAPE, *_THREE_EQUAL, _ANY_ROWS),
+    ),
+    "Unpack": (
+        Rule(_unpack, _ANY_ROWS),
+        Rule(_unpacked_shape, Form.SHAPE),
+        Rule(_unchanged, LINEAR),
+    ),
+    "Split": _split(1, 0),
+    "SplitV": _split(0, 2),
+    "GatherV2": (
+        Rule(_looked_up, SAME, _ROWS, Form.EQUAL),
+        Rule(_of_each_sample, _ANY_ROWS, Form.EQUAL, Form.EQUAL),
+        Rule(_in_batches, _ROWS, _ROWS, Form.EQUAL),
+        Rule(_of_places, Form.ROWS, Form.PLACES, Form.EQUAL),
+        Rule(_shape_of_taken, _UNKNOWN_VALUES, _ROWS, Form.EQUAL),
+        Rule(_gathered_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL, Form.EQUAL),
+    ),
+    "ResourceGather": (Rule(_gather_from_variable, Form.EQUAL, _ROWS),),
+    "GatherNd": (
+        Rule(_looked_up_entries, SAME, _ROWS),
+        Rule(_samples_at_places, Form.ROWS, Form.PLACES),
+        Rule(_shape_of_entries, _UNKNOWN_VALUES, _ROWS),
+    ),
+    "ResourceGatherNd": (Rule(_looked_up_entries, Form.EQUAL, _ROWS),),
+    "Where": (Rule(_where, Form.ROWS),),
+    "Slice": (
+        Rule(_slice, _ANY_ROWS, Form.EQUAL, Form.EQUAL),
+        Rule(_slice_to_a_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
+        Rule(_slice_of_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+        Rule(_unchanged, LINEAR, Form.EQUAL, Form.EQUAL),
+    ),
+}

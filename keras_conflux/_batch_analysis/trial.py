@@ -1,0 +1,244 @@
+"""Finds out by running it how a graph computes from samples.
+
+Where no rule tells how a tensor is made of rows, the few operations that make
+it are run twice on random rows: all at once, and in two parts. If the results
+of the parts, joined, are the result of all, no sample has touched another one.
+If they add up to it, the tensor is a sum over samples, and if they average to
+it, a mean.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import drawn
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.derivation import MAX_OPERATIONS
+from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.kinds import MEAN
+from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Entries
+from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.trial_program import Results
+from keras_conflux._batch_analysis.trial_program import TrialProgram
+from keras_conflux._batch_analysis.trial_values import RandomValues
+
+_TRIALS = (
+    ((2, 3), 1),
+    ((4, 1), 0.1),
+    ((1, 4), 30),
+    ((3, 2), None),
+    ((1, 2), 1),
+    ((1, 1), 3),
+    ((11, 6), 1),
+)
+"""Of how many samples the parts are, and how large their numbers. Positions of
+the best of few samples may all be the same to what follows."""
+_SMALLEST_INTEGERS = (0, 1)
+"""Of which integers one is drawn, or the next. They may be places, or numbers
+of steps, of which there is at least one."""
+_MAX_TRIALS = 12
+"""How many tensors are tried out at most, to tell what is made of them."""
+
+
+def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
+    """Returns what a tensor is, as a trial has it if no rule has."""
+    kind = kinds.of(tensor)
+    if kind.role is not Role.OPAQUE or kinds.was_tried(tensor):
+        return kind
+    _show_rows_behind(tensor, kinds)
+    kind = kinds.of(tensor)
+    if kind.role is Role.OPAQUE and tensor.shape.rank == 0:
+        with contextlib.suppress(NotDerivable):
+            kind = statistic_by_trial(tensor, kinds) or kind
+        if kind.role is not Role.OPAQUE:
+            kinds.mark(tensor, kind)
+    kinds.note_tried(tensor)
+    return kind
+
+
+def _show_rows_behind(tensor: tf.Tensor, kinds: KindInference) -> None:
+    """Says of tensors of which one is made that they are rows, if they are.
+
+    Those next to it come first, such as the losses of samples before their sum.
+    """
+    waiting, seen, trials, found = [tensor], set(), 0, False
+    while waiting and trials < _MAX_TRIALS and len(seen) < MAX_OPERATIONS:
+        each = waiting.pop(0)
+        kind = kinds.of(each)
+        if id(each) in seen or kind.role is not Role.OPAQUE:
+            continue
+        seen.add(id(each))
+        if each.shape.rank and each.shape[0] is None:
+            trials += 1
+            if (rows := _rows_if_shown(each, kinds)) is not None:
+                kinds.mark(each, rows)
+                found = True
+                continue
+        waiting.extend(each.op.inputs)
+    if found:
+        kinds.read_again()
+
+
+def _rows_if_shown(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
+    try:
+        return rows_by_trial(tensor, kinds)
+    except NotDerivable:
+        return None
+
+
+def rows_by_trial(
+    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
+) -> Kind | None:
+    """Returns the kind of rows that a tensor is found to be.
+
+    Args:
+        output: Traced, with the samples along its first axis.
+        kinds: Those of the step's tensors.
+        given: Tensors of which it is computed, such as the inputs of a layer.
+
+    Returns:
+        `None` if samples touch each other.
+
+    Raises:
+        NotDerivable: If it cannot be run.
+    """
+    program = TrialProgram(output, kinds, given)
+    found = [_entries(result) for result in _results(program)]
+    known = [entries for entries in found if entries is not None]
+    if len(known) < len(found):
+        return None
+    return Kind(Role.ROWS, entries=functools.reduce(_both, known))
+
+
+def statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
+    """Returns MEAN or TOTAL for a scalar that is found to be one.
+
+    Args:
+        output: Traced.
+        kinds: Those of the step's tensors.
+
+    Returns:
+        `None` if it is neither.
+
+    Raises:
+        NotDerivable: If it cannot be run.
+    """
+    for is_deep in (False, True):
+        try:
+            program = TrialProgram(output, kinds, (), is_deep)
+            results = _results(program)
+        except NotDerivable:
+            if is_deep:
+                raise
+            continue
+        for kind, combine in ((MEAN, _averaged), (TOTAL, _added)):
+            if all(_is_combined(each, combine) for each in results):
+                return kind
+    return None
+
+
+def _results(program: TrialProgram) -> list[Results]:
+    """Returns what a program gives for samples that it can be run on.
+
+    Raises:
+        NotDerivable: If it gives numbers for none.
+    """
+    for smallest in _SMALLEST_INTEGERS:
+        try:
+            results = [
+                program.results(sizes, RandomValues(scale, smallest, seed))
+                for seed, (sizes, scale) in enumerate(_TRIALS)
+            ]
+        except tf.errors.OpError:  # as of a place that is not there
+            continue
+        telling = [each for each in results if _has_numbers(each.whole)]
+        if telling:
+            return telling
+    raise NotDerivable(program.name)
+
+
+def _has_numbers(values: Any) -> bool:
+    return values.dtype.kind in "biu" or bool(np.isfinite(values).any())
+
+
+def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
+    """Whether random numbers are drawn between some tensors and a result."""
+    ends = {id(tensor) for tensor in given}
+    waiting, seen = [output], set()
+    while waiting and len(seen) < MAX_OPERATIONS:
+        tensor = waiting.pop()
+        if id(tensor) in ends or tensor.op.name in seen:
+            continue
+        seen.add(tensor.op.name)
+        if _has_draws(tensor.op):
+            return True
+        waiting.extend(tensor.op.inputs)
+    return False
+
+
+def _has_draws(operation: tf.Operation) -> bool:
+    return traced_graphs.is_or_runs(
+        operation, lambda each: each.type in drawn.RULES
+    )
+
+
+def _both(one: Entries, other: Entries) -> Entries:
+    return one if one is other else Entries.VARYING
+
+
+def _entries(result: Results) -> Entries | None:
+    """Returns how many entries samples have; `None` if they are mixed.
+
+    Entries that jump where samples change by a rounding are left out.
+    """
+    whole = result.whole
+    if any(part.shape[1:] != whole.shape[1:] for part in result.parts):
+        return None
+    joined = np.concatenate(result.parts)
+    if joined.shape != whole.shape:
+        return None
+    stable = np.all([_is_close(x, whole) for x in result.nudged], axis=0)
+    if 2 * stable.sum() < stable.size:
+        return None
+    if not _is_close(joined, whole)[stable].all():
+        return None
+    lengths = [len(part) for part in result.parts]
+    if lengths == [*result.sizes]:
+        return Entries.ONE
+    one, other = (
+        n / size for n, size in zip(lengths, result.sizes, strict=True)
+    )
+    return Entries.SAME if one == other else Entries.VARYING
+
+
+def _is_combined(result: Results, combine: Callable[..., Any]) -> bool:
+    numbers = [np.asarray(part, np.float64) for part in result.parts]
+    scale = np.max(np.abs(numbers), initial=1e-6)
+    found = combine(numbers, result.sizes)
+    return np.allclose(found, result.whole, 1e-4, 1e-5 * scale)
+
+
+def _averaged(parts: list[Any], sizes: tuple[int, int]) -> Any:
+    return np.average(parts, axis=0, weights=sizes)
+
+
+def _added(parts: list[Any], sizes: tuple[int, int]) -> Any:
+    del sizes
+    return np.sum(parts, axis=0)
+
+
+def _is_close(one: Any, other: Any) -> Any:
+    """Returns where numbers are equal up to roundings, as an array."""
+    if one.dtype.kind in "biu":
+        return one == other
+    one, other = (np.asarray(x, np.float64) for x in (one, other))
+    scale = np.abs(other[np.isfinite(other)]).max(initial=1e-6)
+    return np.isclose(one, other, 1e-3, 1e-4 * scale, equal_nan=True)

@@ -1,0 +1,111 @@
+"""In which order what is traced runs, and who reads a tensor there."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_graphs
+
+_TELLING = (tf.float16, tf.bfloat16, tf.float32)
+_MOVES = ("Identity", "Reshape", "Transpose", "Cast", "ExpandDims", "Squeeze")
+
+
+def may_tell(tensor: tf.Tensor) -> bool:
+    """Whether an entry of a tensor can travel along with a collective."""
+    return (
+        tensor.dtype in _TELLING
+        and tensor.shape.rank is not None
+        and 0 not in tensor.shape.as_list()
+        and bool(tensor.op.inputs)
+    )
+
+
+def latest_float(graph: Any) -> tf.Tensor | None:
+    """Returns what was traced last to a graph that `may_tell`."""
+    for operation in reversed(graph.get_operations()):
+        for tensor in operation.outputs:
+            if may_tell(tensor):
+                return tensor
+    return None
+
+
+def positions(graph: Any) -> dict[tf.Operation, int]:
+    """Returns the place of each operation in the order of tracing."""
+    return {each: place for place, each in enumerate(graph.get_operations())}
+
+
+def run_independently(graph: Any, begin: int) -> None:
+    """Takes operations out of the order of tracing.
+
+    Args:
+        graph: That is being traced.
+        begin: The number of those that keep their order.
+    """
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if manager is not None:
+        for operation in graph.get_operations()[begin:]:
+            manager.run_independently(operation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """An operation that reads a tensor, perhaps in another shape."""
+
+    operation: tf.Operation
+    index: int
+    """Which of its inputs it is."""
+    position: int
+    """What the caller knows the tensor by."""
+    moves: tuple[tf.Operation, ...]
+    """What has changed the shape or the dtype before."""
+
+    def read(self, tensor: tf.Tensor) -> None:
+        """Lets it read another tensor of the same value."""
+        for move in self.moves:
+            tensor = _moved(move, tensor)
+        tensorflow_graphs.replace_input(self.operation, tensor, self.index)
+
+
+def readers_since(
+    tensor: tf.Tensor,
+    order: dict[tf.Operation, int],
+    begin: int,
+    position: int,
+    moves: tuple[tf.Operation, ...] = (),
+) -> Iterator[Reader]:
+    """Yields what reads a tensor among the operations from one on.
+
+    Args:
+        tensor: It, or another shape of it, is read.
+        order: See `positions`.
+        begin: The place of the first operation that counts.
+        position: See `Reader`.
+        moves: See `Reader`.
+    """
+    for operation in tensor.consumers():
+        if order.get(operation, 0) >= begin:
+            for index, given in enumerate(operation.inputs):
+                if given is tensor:
+                    yield Reader(operation, index, position, moves)
+        elif operation.type in _MOVES and operation.inputs[0] is tensor:
+            yield from readers_since(
+                operation.outputs[0],
+                order,
+                begin,
+                position,
+                (*moves, operation),
+            )
+
+
+def _moved(operation: tf.Operation, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what a change of shape or dtype makes of another tensor."""
+    if operation.type == "Transpose":
+        order: Any = operation.inputs[1]
+        return tf.transpose(tensor, order)
+    if operation.type == "Cast":
+        return tf.cast(tensor, operation.outputs[0].dtype)
+    if operation.type == "Identity":
+        return tensor
+    return tf.reshape(tensor, operation.outputs[0].shape)

@@ -1,1 +1,0 @@
-"""What the tensors of a step are with respect to the global batch."""

@@ -1,0 +1,218 @@
+"""Gathers the rows that replicas have, in the order of the samples."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import Kind
+from keras_conflux._batch_analysis import split_blocks
+from keras_conflux._communication import dtypes
+from keras_conflux._communication.transports.ops import SUM
+from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._replication.steps import Part
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.strategy import replica_rank
+
+
+class _GatheredBlock:
+    """Rows of all replicas that were not joined with others.
+
+    A replica without samples, which runs on a stand-in, adds none.
+
+    Args:
+        source: The replica's rows.
+        axis: That of the samples.
+    """
+
+    def __init__(self, source: tf.Tensor, axis: int) -> None:
+        self._axis = axis
+        self._source = source
+        self.length: Any = tf.shape(source)[axis]
+        self.before: Any = 0
+        """How many rows the replicas before this one have."""
+        self.total = self.length
+        """How many rows all replicas have."""
+        self.all = source
+
+    def placed(self) -> tf.Tensor:
+        """Returns this replica's rows where all will have them."""
+        mine = self._resized(self._source, 0, self.length)
+        summable = dtypes.as_summable(mine)
+        after = self.total - self.before - self.length
+        return tf.pad(
+            summable,
+            self._along(self.before, after),
+            constant_values=SUM.neutral(summable.dtype),
+        )
+
+    def complete(self, placed: tf.Tensor) -> None:
+        """Takes the sum of all replicas' rows where all will have them."""
+        self.all = tf.cast(placed, self._source.dtype)
+
+    def own(self, gathered: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's rows of a tensor like `all`."""
+        mine = self._resized(gathered, self.before, self.length)
+        missing = tf.shape(self._source)[self._axis] - self.length
+        padded = tf.pad(mine, self._along(0, missing))
+        return tf.ensure_shape(padded, self._source.shape)
+
+    def _resized(self, tensor: tf.Tensor, begin: Any, length: Any) -> tf.Tensor:
+        others = tf.range(tf.rank(tensor)) != self._axis
+        starts = tf.where(others, 0, begin)
+        rows = tf.slice(
+            tensor, starts, tf.where(others, tf.shape(tensor), length)
+        )
+        sizes = tensor.shape.as_list()
+        sizes[self._axis] = None
+        return tf.ensure_shape(rows, sizes)
+
+    def _along(self, before: Any, after: Any) -> tf.Tensor:
+        rank = self._source.shape.rank
+        at = tf.reshape(tf.range(rank) == self._axis, [rank, 1])
+        return tf.where(at, [[before, after]], 0)
+
+
+class GatheredRows:
+    """The rows of a tensor of all replicas, in the order of the samples.
+
+    Args:
+        source: The replica's tensor.
+        kind: What it is: ROWS along an axis that is known.
+    """
+
+    def __init__(self, source: tf.Tensor, kind: Kind) -> None:
+        self._shape = source.shape
+        self._axis = kind.axis or 0
+        parts = split_blocks(source, kind)
+        self.blocks = [_GatheredBlock(part, self._axis) for part in parts]
+        self.all = source
+
+    def complete(self) -> None:
+        """Joins the blocks, each of which all replicas have gathered."""
+        parts = [block.all for block in self.blocks]
+        self.all = tf.concat(parts, self._axis) if len(parts) > 1 else parts[0]
+
+    def own(self, gathered: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's rows of a tensor like `all`."""
+        if len(self.blocks) == 1:
+            return self.blocks[0].own(gathered)
+        lengths = [block.total for block in self.blocks]
+        parts = tf.split(gathered, lengths, self._axis)
+        mine = [
+            block.own(part)
+            for block, part in zip(self.blocks, parts, strict=True)
+        ]
+        return tf.ensure_shape(tf.concat(mine, self._axis), self._shape)
+
+
+def gathered(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
+    """Returns the rows of all replicas, gathered once in a graph.
+
+    Args:
+        sources: Of the role ROWS, along axes that are known.
+        step: The replica's.
+    """
+    known = _Gathered.of(step).rows
+    here = tf.compat.v1.get_default_graph()
+    new = [
+        source
+        for source in sources
+        if id(source) not in known or known[id(source)].all.graph is not here
+    ]
+    for source, rows in zip(new, _gathered_now(new, step), strict=True):
+        known[id(source)] = rows
+    return [known[id(source)] for source in sources]
+
+
+class _Gathered(Part):
+    """What has been gathered in a step."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.rows: dict[int, GatheredRows] = {}
+        """By the ids of tensors, the rows of all replicas."""
+
+
+def _names(sources: list[tf.Tensor], kinds: list[Kind]) -> str:
+    """Returns the names of rows of which samples have different numbers."""
+    return ", ".join(
+        repr(source.op.name)
+        for source, kind in zip(sources, kinds, strict=True)
+        if not kind.regular
+    )
+
+
+def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
+    if not sources:
+        return []
+    kinds = [step.kinds.of(source) for source in sources]
+    found = [
+        GatheredRows(source, kind)
+        for source, kind in zip(sources, kinds, strict=True)
+    ]
+    blocks_of_all = [block for rows in found for block in rows.blocks]
+    if step.in_xla and not all(kind.regular for kind in kinds):
+        raise error_texts.cannot_compile(
+            "XLA has to know how many rows replicas exchange. Here only values "
+            f"tell, as in {_names(sources, kinds)}.",
+        )
+    _find_places(blocks_of_all, step)
+    placed = [block.placed() for block in blocks_of_all]
+    total = replica_collectives().all_reduce("sum", placed)
+    for block, one in zip(blocks_of_all, total, strict=True):
+        block.complete(one)
+    for rows in found:
+        rows.complete()
+    return found
+
+
+def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns this replica's rows of what all replicas have.
+
+    Args:
+        whole: One device's rows, along the first axis, as many for each sample.
+        like: A tensor of the shape of the result, which is not computed.
+        step: The replica's.
+    """
+    place = step.place()
+    own, before, total = (tf.cast(number, tf.int32) for number in place)
+    count = tf.shape(whole)[0]
+    length = count // total * own
+    # What stands in for no samples has any.
+    begin = tf.minimum(count // total * before, count - length)
+    first = tf.range(tf.rank(whole)) == 0
+    mine = tf.slice(
+        whole,
+        tf.where(first, begin, 0),
+        tf.where(first, length, tf.shape(whole)),
+    )
+    return tf.ensure_shape(mine, like.shape)
+
+
+def _find_places(found: list[_GatheredBlock], step: Step) -> None:
+    """Tells each block where its rows are among those of all replicas."""
+    if not step.in_xla:
+        _exchange_lengths(found, step)
+        return
+    # Where shards are even, XLA can know all sizes.
+    for block in found:
+        with tensorflow_tracing.of_rank():
+            block.before = replica_rank() * block.length
+        block.total = replica_collectives().count * block.length
+
+
+def _exchange_lengths(found: list[_GatheredBlock], step: Step) -> None:
+    """Tells each block how many rows the other replicas have of it."""
+    has_samples = step.batch_fraction > 0
+    for block in found:
+        block.length = tf.where(has_samples, block.length, 0)
+    lengths = tf.stack([[block.length for block in found]])
+    each = replica_collectives().all_gather([lengths], 0)[0]
+    with tensorflow_tracing.of_rank():
+        earlier = each[: replica_rank()]
+    before = tf.unstack(tf.reduce_sum(earlier, 0), len(found))
+    total = tf.unstack(tf.reduce_sum(each, 0), len(found))
+    for block, *sizes in zip(found, before, total, strict=True):
+        block.before, block.total = sizes

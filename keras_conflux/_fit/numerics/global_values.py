@@ -1,0 +1,220 @@
+"""Computes what one device would have, from what the replicas have.
+
+What is a sum or a mean over samples is reduced. What was computed from such
+reductions, or by comparing samples with each other, is computed once more from
+the reduced, or gathered, values: a copy of the few operations between them and
+the result is put into the graph.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import COUNTED
+from keras_conflux._batch_analysis import DERIVED
+from keras_conflux._batch_analysis import Derivation
+from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import derivation_of
+from keras_conflux._batch_analysis import mixed_rows
+from keras_conflux._batch_analysis import rows
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._fit.numerics.gathered_rows import gathered
+from keras_conflux._fit.numerics.gathered_rows import own_part
+from keras_conflux._replication.steps import Step
+from keras_conflux._replication.strategy import replica_collectives
+
+
+def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
+    """Returns what one device would have for tensors of a replica.
+
+    Args:
+        tensors: Traced, and not OPAQUE.
+        step: The replica's.
+
+    Raises:
+        NotDerivable: If one of them cannot be computed.
+    """
+    derivations = [derivation_of(tensor, step.kinds) for tensor in tensors]
+    known = reduced_by_role(
+        {key: x for each in derivations for key, x in each.sources.items()},
+        step,
+    )
+    results = [recomputed(each, known, step) for each in derivations]
+    step.kinds.mark_equal(results)
+    return results
+
+
+def recomputed(
+    found: Derivation, known: dict[int, tf.Tensor], step: Step
+) -> tf.Tensor:
+    """Returns a result of global values, which can be differentiated by them.
+
+    Args:
+        found: What lies between.
+        known: By the id of a source, its global value. Those of all that is
+            computed are added.
+        step: The replica's.
+    """
+
+    def gradient(
+        operation: tf.Operation, upstream: list[tf.Tensor]
+    ) -> list[tf.Tensor | None]:
+        return _own_gradient(operation, upstream, known, step)
+
+    return found.recomputed(known, gradient)
+
+
+def _own_gradient(
+    operation: tf.Operation,
+    upstream: list[tf.Tensor],
+    known: dict[int, tf.Tensor],
+    step: Step,
+) -> list[tf.Tensor | None]:
+    """Returns the derivatives that a program defines, of the global batch.
+
+    The program computes them with tensors of the replica. It does so for
+    others in place of what comes from upstream, which it may mix like samples,
+    and what that gives is computed once more.
+
+    Raises:
+        NotDerivable: If it is not of the graph that is being traced.
+    """
+    if operation.graph is not tf.compat.v1.get_default_graph():
+        raise NotDerivable(operation.name)
+    stand_ins = [_stand_in(each, step) for each in operation.outputs]
+    found = traced_graphs.own_gradient(operation, stand_ins)
+    if found is None:
+        raise NotDerivable(operation.name)
+    given = dict(known)
+    for stand_in, each in zip(stand_ins, upstream, strict=True):
+        given[id(stand_in)] = each
+    derivations = [
+        None if each is None else derivation_of(each, step.kinds, given)
+        for each in found
+    ]
+    sources: dict[int, tf.Tensor] = {}
+    for each in derivations:
+        sources.update({} if each is None else each.sources)
+    given.update(reduced_by_role(sources, step))
+    return [
+        None if each is None else recomputed(each, given, step)
+        for each in derivations
+    ]
+
+
+def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns a tensor like one, of values that are not those of one device."""
+    made = tf.zeros_like(output)
+    kind = step.kinds.of(output)
+    is_rows = kind.role is Role.ROWS
+    step.kinds.mark(made, mixed_rows([kind], kind.axis) if is_rows else DERIVED)
+    return made
+
+
+def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns this replica's rows of what one device would have.
+
+    Args:
+        tensor: Traced, with the samples along its first axis.
+        step: The replica's.
+
+    Raises:
+        NotDerivable: If it cannot be computed, or has been read from a variable
+            after a write, which gradients do not pass.
+    """
+    if derivation_of(tensor, step.kinds).written:
+        raise NotDerivable(tensor.name)
+    (whole,) = global_values([tensor], step)
+    own = own_part(whole, tensor, step)
+    entries = step.kinds.of(tensor).entries
+    step.kinds.mark(own, rows(0).with_entries(entries))
+    return own
+
+
+def reduced_by_role(
+    sources: dict[int, tf.Tensor], step: Step
+) -> dict[int, tf.Tensor]:
+    """Returns the global values of tensors whose kinds are known, by id.
+
+    What is reduced in the same way is reduced in one call.
+    """
+    fraction = step.batch_fraction
+    collectives = replica_collectives()
+    kinds = {key: step.kinds.of(x) for key, x in sources.items()}
+    values: dict[int, tf.Tensor] = {}
+
+    def put(roles: tuple[Role, ...], reduce: Callable) -> None:
+        keys = [key for key, kind in kinds.items() if kind.role in roles]
+        if not keys:
+            return
+        reduced = reduce([sources[key] for key in keys])
+        values.update(zip(keys, reduced, strict=True))
+
+    def summand(x: tf.Tensor) -> tf.Tensor:
+        if step.kinds.of(x) != COUNTED:
+            return tf.where(fraction > 0, x, tf.zeros_like(x))
+        if step.turns is None:
+            return x
+        # All turns of a replica read what the replica has counted.
+        return tf.where(step.turns.is_first_here, x, tf.zeros_like(x))
+
+    def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return collectives.all_reduce("sum", [*map(summand, tensors)])
+
+    def gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        numbers = [_as_numbers(each, step) for each in tensors]
+        return [
+            _decoded(found.all) if each.dtype == tf.string else found.all
+            for each, found in zip(
+                tensors, gathered(numbers, step), strict=True
+            )
+        ]
+
+    def counts(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if step.in_xla:  # shards are even, and XLA has to know shapes
+            return [tensor * collectives.count for tensor in tensors]
+        return total(tensors)
+
+    put((Role.EQUAL,), list)
+    put((Role.RANDOM,), lambda drawn: collectives.broadcast(drawn, 0))
+    put((Role.TOTAL,), total)
+    put((Role.COUNT,), counts)
+    put((Role.MEAN,), lambda means: collectives.weighted_sum(means, fraction))
+    put((Role.ROWS,), gather)
+    for key, kind in kinds.items():
+        if kind.role is Role.SHAPE:
+            at = tf.range(tf.size(sources[key])) == kind.axis
+            values[key] = tf.where(at, counts([sources[key]])[0], sources[key])
+    return values
+
+
+def _as_numbers(tensor: tf.Tensor, step: Step) -> tf.Tensor:
+    if tensor.dtype != tf.string:
+        return tensor
+    codes = _encoded(tensor)
+    step.kinds.mark(codes, step.kinds.of(tensor))
+    return codes
+
+
+def _encoded(strings: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes and the length of each string, along a new last axis.
+
+    All replicas call it together, as the longest string of all sets the size.
+    """
+    lengths = tf.strings.length(strings)
+    longest = tf.maximum(tf.reduce_max(lengths), 1)
+    width = replica_collectives().all_reduce("max", [longest])[0]
+    codes = tf.io.decode_raw(strings, tf.uint8, fixed_length=width)
+    codes = tf.cast(codes, lengths.dtype)
+    return tf.concat([codes, lengths[..., tf.newaxis]], -1)
+
+
+def _decoded(codes: tf.Tensor) -> tf.Tensor:
+    """Returns the strings that were encoded."""
+    characters = tf.constant([bytes([code]) for code in range(256)])
+    width = tf.shape(codes)[-1] - 1
+    bytes_of_each, lengths = tf.split(codes, [width, 1], -1)
+    lengths = tf.squeeze(lengths, -1)
+    padded = tf.strings.reduce_join(tf.gather(characters, bytes_of_each), -1)
+    return tf.strings.substr(padded, tf.zeros_like(lengths), lengths)
