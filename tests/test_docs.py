@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import document_sizes
+import forked
 import pytest
 
 import keras_conflux as kc
@@ -104,15 +105,12 @@ def test_the_notebook_runs(tmp_path):
 
 def run(script: pathlib.Path) -> str:
     """Returns what a script has printed."""
-    result = subprocess.run(
-        [sys.executable, script],
+    result = forked.run(
+        script,
         cwd=script.parent,
         # On CPU devices everywhere, of which there are as many as it takes.
         env=os.environ
         | {"PYTHONPATH": str(ROOT / "tests"), "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

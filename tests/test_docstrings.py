@@ -6,10 +6,10 @@ import inspect
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
+import forked
 import pytest
 
 import keras_conflux as kc
@@ -136,13 +136,10 @@ def test_examples_run(tmp_path):
             script.write_text(example)
     (tmp_path / "run_all.py").write_text(RUN_ALL)
     path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-    result = subprocess.run(
-        [sys.executable, "run_all.py"],
+    result = forked.run(
+        "run_all.py",
         cwd=tmp_path,
         # On CPU devices everywhere, of which there are as many as it takes.
         env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,12 +1,10 @@
 """The examples, run as a user runs them."""
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
+import forked
 import pytest
 from conftest import ON_GPU
 
@@ -21,14 +19,7 @@ def run(name: str) -> str:
 
 
 def printed_by(*command: str) -> str:
-    result = subprocess.run(
-        [sys.executable, *command, "--epochs", "1"],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    result = forked.run(*command, "--epochs", "1", cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

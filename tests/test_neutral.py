@@ -1,9 +1,6 @@
 """Importing the package changes nothing for what is not replicated."""
 
-import os
-import subprocess
-import sys
-
+import forked
 import keras
 import pytest
 from conftest import ON_GPU
@@ -63,12 +60,7 @@ if not stock:
 
 
 def train(imported: str, how: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", TRAIN, imported, how],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
+    result = forked.run("-c", TRAIN, imported, how)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

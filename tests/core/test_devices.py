@@ -1,10 +1,8 @@
 """What is known of devices, and which of them TensorFlow takes."""
 
-import os
-import subprocess
-import sys
 import types
 
+import forked
 import pytest
 import tensorflow as tf
 from conftest import DEVICES
@@ -46,12 +44,7 @@ def test_a_device_that_does_not_exist_has_no_name():
 
 
 def in_a_new_process(program: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
+    result = forked.run("-c", program)
     assert result.returncode == 0, result.stderr
 
 

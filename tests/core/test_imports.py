@@ -5,8 +5,8 @@ import importlib
 import os
 import pathlib
 import subprocess
-import sys
 
+import forked
 import size_figures
 
 import keras_conflux as kc
@@ -14,12 +14,10 @@ import keras_conflux as kc
 PACKAGE = pathlib.Path(kc.__file__).parent
 
 
-def import_with(setup: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", f"{setup}\nimport keras_conflux"],
-        env={"PATH": "", "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
-        capture_output=True,
-        text=True,
+def import_with(setup: str) -> subprocess.CompletedProcess:
+    return forked.run(
+        *("-c", f"{setup}\nimport keras_conflux"),
+        env={"PATH": "", "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
 
 
@@ -258,7 +256,8 @@ for devices in (None, 2):
 np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 """
     environment = {**os.environ, "CONFLUX_EXTENSIONS": "0"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    ended = forked.run("-c", program, env=environment)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_figures_are_of_the_shelves():

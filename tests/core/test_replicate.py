@@ -1,12 +1,10 @@
 """What `replicate` makes of each kind of target, and what it refuses."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 import threading
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -214,12 +212,7 @@ def test_a_model_that_shares_layers_of_a_scope_follows_them():
     if MANY < 2:
         pytest.skip("needs two devices")
     # In a process where nothing has been promoted.
-    result = subprocess.run(
-        [sys.executable, "-c", SHARE],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
+    result = forked.run("-c", SHARE)
     assert result.returncode == 0, result.stderr
 
 

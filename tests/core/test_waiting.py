@@ -1,8 +1,8 @@
 """Calls that hang, and the end of a process that waits for none of them."""
 
-import subprocess
-import sys
 import textwrap
+
+import forked
 
 PROGRAM = """
     import atexit, sys, time
@@ -18,12 +18,8 @@ PROGRAM = """
 
 
 def ended(**times):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(**times)],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=100,
-    )
+    program = textwrap.dedent(PROGRAM).format(**times)
+    return forked.run("-c", program, timeout=100)
 
 
 def test_a_process_does_not_wait_for_a_call_that_is_abandoned():

@@ -8,9 +8,9 @@ import pathlib
 import pty
 import shutil
 import signal
-import subprocess
 import sys
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -984,8 +984,7 @@ test_resume.linear(test_resume.kc.Resume(sys.argv[2], every=1), epochs=2)
 def test_killed_while_a_checkpoint_is_written(tmp_path, calls):
     """A process that is killed for real, where a write waits for the disk."""
     here = str(pathlib.Path(__file__).parents[1])
-    command = [sys.executable, "-c", KILLED, here, str(tmp_path), str(calls)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = forked.run("-c", KILLED, here, tmp_path, calls)
     assert result.returncode == -9, result.stderr
     assert all(each.damage is None for each in kc.checkpoints(tmp_path))
     resume = kc.Resume(tmp_path)
