@@ -251,7 +251,7 @@ def _all_reduce() -> Callable[[tf.Tensor], tf.Tensor]:
     with tf.init_scope(), tf.device("CPU:0"):
         counter = tf.Variable(tf.constant(0), trainable=False)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def run(numbers: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.CollectiveReduceV2(
             input=numbers,

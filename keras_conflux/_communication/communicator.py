@@ -432,7 +432,7 @@ class Communicator:
         TensorFlow cannot repair a group whose first collective is cancelled.
         """
 
-        @tf.function
+        @tf.function(autograph=False)
         def all_devices() -> None:
             for index, _ in enumerate(self.devices):
                 self.all_reduce(tf.zeros(()), index, SUM)
