@@ -1,5 +1,6 @@
 """Random numbers are those of one device."""
 
+import itertools
 import warnings
 
 import keras
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import ON_GPU
+from conftest import RUN_LONG_TESTS
 from keras import layers
 from keras import ops
 from keras import random
@@ -373,9 +376,9 @@ def trained(name, count, **fit):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_draws_as_one_device_does(name):
-    """On 2 and on 3 uneven replicas; the last batch has one sample."""
+    """On uneven replicas, in CI on 3; the last batch has one sample."""
     one, one_logs = trained(name, None)
-    for count in (2, 3):
+    for count in (2, 3) if RUN_LONG_TESTS else (3,):
         many, many_logs = trained(name, count)
         assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
         kc.assert_in_sync(many)
@@ -487,7 +490,7 @@ def test_a_compiled_step_draws_what_one_compiled_device_does(
     monkeypatch.setattr(Communicator, "supports_xla", True)
     x = RNG.normal(size=(12, width)).astype("float32")
     found = []
-    for devices in (None, 2, 3):
+    for devices in (None, 2, 3) if RUN_LONG_TESTS else (None, 3):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((width,)), Draws(COMPILED)])
         model.compile(jit_compile=True)
@@ -503,9 +506,18 @@ def test_a_compiled_step_draws_what_one_compiled_device_does(
             )
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("rows", [(13, 7), (13, 8), (13,), (6, 3, 5)])
+def drawn_alone():
+    """Yields each dtype and shape; XLA compiles each of them once in CI."""
+    dtypes = ["float16", "bfloat16", "float32", "float64"]
+    shapes = [(13, 7), (13, 8), (13,), (6, 3, 5)]
+    for rows, dtype in itertools.product(shapes, dtypes):
+        yield rows, dtype, False
+        is_long = shapes.index(rows) != dtypes.index(dtype) and not ON_GPU
+        marks = [pytest.mark.long] * is_long
+        yield pytest.param(rows, dtype, True, marks=marks)
+
+
+@pytest.mark.parametrize(("rows", "dtype", "compiled"), drawn_alone())
 def test_rows_are_drawn_alone_bit_by_bit(dtype, rows, compiled):
     samplers = [
         counted_draws.uniform(dtype),

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
+from conftest import RUN_LONG_TESTS
 from resume_cases import BATCH
 from resume_cases import DATA
 from resume_cases import GRAIN
@@ -169,7 +170,7 @@ def test_killed_again_and_again(tmp_path, data, devices):
     undisturbed = train(new(tmp_path, "undisturbed"), data, devices, every=4)
     assert_same(undisturbed, expected)
     folder = new(tmp_path, "killed")
-    for after in (2, 4, 3, 2):
+    for after in (2, 4, 3, 2) if RUN_LONG_TESTS else (4, 3):
         with pytest.raises(Killed):
             train(folder, data, devices, after=after, every=1 + after % 2)
     assert_same(train(folder, data, devices), expected)
