@@ -29,6 +29,19 @@ tf.config.list_logical_devices()  # starts TensorFlow; there are no more now
 COUNTS = [count for count in (1, 2, 3, 4) if count <= len(DEVICES)]
 MANY = COUNTS[-1]
 
+# Files of few tests that take long. Processes run one file after another, and
+# begin with these, so that none is left at the end while the others wait.
+BEGIN_WITH = (
+    "test_examples.py",
+    "test_losses_and_metrics.py",
+    "test_metrics_of_mixtures.py",
+    "test_model_parallel.py",
+    "test_neutral.py",
+    "test_property.py",
+    "test_property_steps.py",
+    "test_recomputation.py",
+)
+
 TESTS_BETWEEN_FREEZING = 20
 _until_freezing = 0
 
@@ -83,7 +96,18 @@ def pytest_runtest_setup(item) -> None:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Leaves out long tests and a part of many others, unless all shall run."""
+    """Leaves tests out, unless all shall run, and puts long files first."""
+    _leave_out(items)
+    run = collections.Counter(
+        item.path for item in items if not item.get_closest_marker("skip")
+    )
+    items.sort(
+        key=lambda item: (item.path.name not in BEGIN_WITH, -run[item.path])
+    )
+
+
+def _leave_out(items) -> None:
+    """Skips long tests and a part of many others, unless all shall run."""
     if RUN_LONG_TESTS:
         return
     skip = pytest.mark.skip(reason="takes long; CONFLUX_ALL_TESTS=1 runs it")
