@@ -19,34 +19,61 @@ import types
 _processes = multiprocessing.get_context("forkserver")
 
 
-def run(*command, env=None, cwd=None, timeout=600):
-    """Does what `subprocess.run([sys.executable, *command])` does.
+class Started:
+    """A program that runs, as `subprocess.Popen` has it.
 
     Args:
         *command: A script, or `-c` and a program, or `-m` and a module, and
             its arguments.
         env: All environment variables, if they are not those of this process.
         cwd: Where it runs.
+    """
+
+    def __init__(self, *command, env=None, cwd=None):
+        self.args = [str(word) for word in command]
+        self._folder = tempfile.TemporaryDirectory()
+        folder = pathlib.Path(self._folder.name)
+        self._printed = [folder / name for name in ("out", "err")]
+        environ = dict(os.environ if env is None else env)
+        given = self.args, environ, cwd or os.getcwd(), self._printed
+        _processes.set_forkserver_preload(["keras"])
+        self._process = _processes.Process(target=_begin, args=given)
+        self._process.start()
+        self.kill = self._process.kill
+        self.wait = self._process.join
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def communicate(self, timeout=None):
+        """Waits for the end, and returns what was printed, and as errors."""
+        self.wait(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return tuple(each.read_text() for each in self._printed)
+
+
+def run(*command, timeout=600, **options):
+    """Does what `subprocess.run([sys.executable, *command])` does.
+
+    Args:
+        *command: That of `Started`.
         timeout: How many seconds it may take.
+        **options: Those of `Started`.
 
     Returns:
         A `subprocess.CompletedProcess`, with what was printed as text.
     """
-    command = [str(word) for word in command]
-    _processes.set_forkserver_preload(["keras"])
-    with tempfile.TemporaryDirectory() as folder:
-        printed = [pathlib.Path(folder, name) for name in ("out", "err")]
-        environ = dict(os.environ if env is None else env)
-        given = command, environ, cwd or os.getcwd(), printed
-        process = _processes.Process(target=_begin, args=given)
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(command, timeout)
-        texts = [each.read_text() for each in printed]
-    return subprocess.CompletedProcess(command, process.exitcode, *texts)
+    started = Started(*command, **options)
+    try:
+        printed = started.communicate(timeout)
+    finally:
+        started.kill()
+        started.wait()
+    return subprocess.CompletedProcess(
+        started.args, started.returncode, *printed
+    )
 
 
 def _begin(command, environ, folder, printed):

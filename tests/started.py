@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import forked
 from addresses import free_addresses
 from addresses import tf_config
 from conftest import ON_GPU
@@ -20,10 +21,19 @@ def gpus_of(index, devices):
     return ",".join(visible.split(",")[index * devices :][:devices])
 
 
-def start(count, script, *arguments, devices=1, hosts=None, **environment):
+def start(
+    count,
+    script,
+    *arguments,
+    devices=1,
+    hosts=None,
+    forks=False,
+    **environment,
+):
     """Starts the processes, each with its own `TF_CONFIG`.
 
-    They run on this host, or each on another one of `two_hosts`.
+    They run on this host, or each on another one of `two_hosts`. As `forks`
+    they start in less time, but all have the same order of sets.
     """
     addresses = free_addresses(count)
     inside = [[]] * count
@@ -33,16 +43,20 @@ def start(count, script, *arguments, devices=1, hosts=None, **environment):
     program = [sys.executable, str(HERE / script), *map(str, arguments)]
     started = []
     for index in range(count):
+        env = {
+            **os.environ,
+            "TF_CONFIG": tf_config(addresses, index),
+            "CUDA_VISIBLE_DEVICES": gpus_of(index, devices),
+            "CONFLUX_TEST_DEVICES": str(devices),
+            **environment,
+        }
+        if forks:
+            started.append(forked.Started(*program[1:], env=env))
+            continue
         started.append(
             subprocess.Popen(
                 [*inside[index], *program],
-                env={
-                    **os.environ,
-                    "TF_CONFIG": tf_config(addresses, index),
-                    "CUDA_VISIBLE_DEVICES": gpus_of(index, devices),
-                    "CONFLUX_TEST_DEVICES": str(devices),
-                    **environment,
-                },
+                env=env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 
+import forked
 import hosts
 import numpy as np
 import pytest
@@ -179,10 +180,12 @@ def test_parts_compute_what_one_device_does_with_all(case, processes):
 @pytest.mark.parametrize("fault", [*FAULTS, *map(long, MORE_FAULTS)])
 def test_a_fault_of_one_ends_all_in_time(fault):
     expected, seconds = (FAULTS | MORE_FAULTS)[fault]
-    started = start(2, "process_faults.py", fault, CONFLUX_STEP_TIMEOUT="40")
+    started = start(
+        2, "process_faults.py", fault, forks=True, CONFLUX_STEP_TIMEOUT="40"
+    )
     try:
         told = started[fault.startswith("first")]
-        printed = told.communicate(timeout=120)[0]
+        printed = "".join(told.communicate(timeout=120))
     finally:
         for each in started:
             each.kill()
@@ -291,12 +294,7 @@ except kc.ProcessError as error:
 
 def test_a_process_whose_others_do_not_come_says_so():
     addresses = free_addresses(2)
-    ended = subprocess.run(
-        [sys.executable, "-c", ALONE.format(addresses=addresses)],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    ended = forked.run("-c", ALONE.format(addresses=addresses), timeout=90)
     expected = (
         f"Process 0 at {addresses[0]} could not join the 2 processes that the "
         f"arguments of initialize names: {', '.join(addresses)}. Nobody has "
@@ -314,9 +312,7 @@ kc.initialize({addresses!r}, 0, timeout=2)
 def test_a_process_whose_other_dies_while_they_connect_ends():
     addresses = free_addresses(2)
     program = LEFT_BEHIND.format(addresses=addresses)
-    left = subprocess.Popen(
-        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
-    )
+    left = forked.Started("-c", program)
     try:
         # This one answers the roll call, is seen to listen, and is gone.
         assert roll_call.call_roll(addresses, 1, 60) is None
