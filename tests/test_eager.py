@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 from cases import CASES
 from cases_trained import train
+from conftest import COUNTS
 from conftest import MANY
+from conftest import ON_GPU
 from keras import layers
 from keras import ops
 from keras import optimizers
@@ -214,8 +216,17 @@ def on_one_device(name):
     return trained(PROGRAMS[name])
 
 
+def runs():
+    """Yields programs and numbers of replicas, in CI 2 and 3 by turns."""
+    for position, name in enumerate(PROGRAMS):
+        for count in COUNTS:
+            is_long = not ON_GPU and count != 2 + position % 2
+            marks = [pytest.mark.long] * is_long
+            yield pytest.param(name, count, marks=marks)
+
+
 @pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "count"), runs())
 def test_a_program(name, count):
     got = trained(PROGRAMS[name], count)
     assert_equal_bits(on_one_device(name), got)

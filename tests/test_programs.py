@@ -3,6 +3,7 @@
 Each is small. Those that draw random numbers are in `test_random_draws.py`.
 """
 
+import functools
 from contextlib import nullcontext as nothing
 
 import keras
@@ -102,10 +103,15 @@ GANS = {
 }
 
 
+@functools.cache
+def gan_of_one_device():
+    return train_gan(GAN())
+
+
 @needs_two
 @pytest.mark.parametrize("how", ["scope", "distribution", *GANS])
 def test_metrics_may_read_what_compile_sets_after_keras(how):
-    one, one_logs = train_gan(GAN())
+    one, one_logs = gan_of_one_device()
     if how in GANS:
         many, many_logs = GANS[how]()
     else:
