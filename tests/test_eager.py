@@ -226,7 +226,7 @@ def runs():
 
 
 @pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
-@pytest.mark.parametrize(("name", "count"), runs())
+@pytest.mark.parametrize(("name", "count"), [*runs()])
 def test_a_program(name, count):
     got = trained(PROGRAMS[name], count)
     assert_equal_bits(on_one_device(name), got)

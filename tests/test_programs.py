@@ -1014,7 +1014,7 @@ def runs():
             yield pytest.param(name, count, marks=marks)
 
 
-@pytest.mark.parametrize(("name", "count"), runs())
+@pytest.mark.parametrize(("name", "count"), [*runs()])
 def test_a_program_trains_what_one_device_does(name, count):
     one, data = PROGRAMS[name]()
     one_logs = one.fit(data, epochs=2, verbose=0)

@@ -517,7 +517,7 @@ def drawn_alone():
         yield pytest.param(rows, dtype, True, marks=marks)
 
 
-@pytest.mark.parametrize(("rows", "dtype", "compiled"), drawn_alone())
+@pytest.mark.parametrize(("rows", "dtype", "compiled"), [*drawn_alone()])
 def test_rows_are_drawn_alone_bit_by_bit(dtype, rows, compiled):
     samplers = [
         counted_draws.uniform(dtype),
