@@ -153,10 +153,10 @@ def _results(program: TrialProgram) -> list[Results]:
     """
     for smallest in _SMALLEST_INTEGERS:
         try:
-            results = [
-                program.results(sizes, RandomValues(scale, smallest, seed))
+            results = program.results(
+                (sizes, RandomValues(scale, smallest, seed))
                 for seed, (sizes, scale) in enumerate(_TRIALS)
-            ]
+            )
         except tf.errors.OpError:  # as of a place that is not there
             continue
         telling = [each for each in results if _has_numbers(each.whole)]

@@ -1,7 +1,6 @@
 """What makes a tensor of a kinds, as a program that runs by itself."""
 
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
@@ -79,6 +78,10 @@ class TrialProgram:
         with self._graph.as_default():
             definition = self._definition(output.graph)
             self._output = _imported(definition, self._name(output))
+            self._assignments = {
+                name: self._assignment(name, shape, dtype)
+                for name, (shape, dtype) in self._variables.items()
+            }
 
     def _follow(self, output: tf.Tensor, kinds: KindInference) -> None:
         waiting = [output]
@@ -182,16 +185,30 @@ class TrialProgram:
         node.attr["shared_name"].s = node.name.encode()
         self._variables[node.name] = sizes, dtype
 
-    def results(self, sizes: tuple[int, int], values: RandomValues) -> Results:
+    def results(
+        self, trials: Iterable[tuple[tuple[int, int], RandomValues]]
+    ) -> list[Results]:
         """Runs it on random samples.
 
         Args:
-            sizes: Of how many samples the parts are.
-            values: Draws the samples.
+            trials: For each result of how many samples the parts are, and what
+                draws the samples.
 
         Raises:
             tf.errors.OpError: As of a place that is not there.
         """
+        # TensorFlow prepares what a session runs once; to optimize it would
+        # take longer than all runs.
+        config = tf.compat.v1.ConfigProto(
+            device_count={"GPU": 0}, allow_soft_placement=True
+        )
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.compat.v1.Session(graph=self._graph, config=config) as session:
+            return [self._result(session, *trial) for trial in trials]
+
+    def _result(
+        self, session: Any, sizes: tuple[int, int], values: RandomValues
+    ) -> Results:
         samples = _Samples(self._sources, self._composites)
         whole = samples.drawn(values, sum(sizes))
         given = [
@@ -203,24 +220,21 @@ class TrialProgram:
             samples.taken(whole, 0, sizes[0]),
             samples.taken(whole, *sizes),
         ]
-        config = tf.compat.v1.ConfigProto(
-            device_count={"GPU": 0}, allow_soft_placement=True
-        )
-        with tf.compat.v1.Session(graph=self._graph, config=config) as session:
-            run: Callable = session.run
-            run(self._made_variables(values))
-            found = [run(self._output, self._fed(each)) for each in given]
+        assigned = {
+            value: values.shared(*self._variables[name])
+            for name, (value, _) in self._assignments.items()
+        }
+        session.run([each for _, each in self._assignments.values()], assigned)
+        found = [session.run(self._output, self._fed(each)) for each in given]
         return Results(found[0], found[1:3], found[3:], sizes)
 
-    def _made_variables(self, values: RandomValues) -> list[Any]:
-        with self._graph.as_default():
-            return [
-                tf.raw_ops.AssignVariableOp(
-                    resource=self._graph.get_tensor_by_name(f"{name}:0"),
-                    value=values.shared(shape, dtype),
-                )
-                for name, (shape, dtype) in self._variables.items()
-            ]
+    def _assignment(
+        self, name: str, shape: list[int], dtype: tf.DType
+    ) -> tuple[tf.Tensor, tf.Operation]:
+        """Returns what is fed to make a variable, and what makes it."""
+        value = tf.compat.v1.placeholder(dtype, shape)
+        handle = self._graph.get_tensor_by_name(f"{name}:0")
+        return value, tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     def _fed(self, values: _Feed) -> _Feed:
         return {
