@@ -86,7 +86,9 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         initialize_from_environment()
         _check_shard(shard)
         self._conflux_shard: Shard | None = shard
-        self._conflux_microbatches = check_microbatches(microbatches)
+        self._conflux_microbatches: Microbatches = check_microbatches(
+            microbatches
+        )
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs as tensorflow_graphs
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._communication.transports.ops import Op
 
 _WRITES_OFTEN = "writes in each turn what one device writes once"
@@ -327,7 +327,7 @@ class _Plan:
                         found.append((operation, phase))
         late: dict[tf.Operation, int] = {}
         for operation in self._effects:
-            for each in tensorflow_graphs.written_by(operation):
+            for each in traced_graphs.written_by(operation):
                 for reader, phase in readers.get(id(each), ()):
                     is_before = (
                         self._positions[reader] < self._positions[operation]
@@ -345,7 +345,7 @@ class _Plan:
         seen: dict[int, int] = {}
         for phase, loop in enumerate(self.loops):
             for operation in loop.operations:
-                for each in tensorflow_graphs.ordered_by(operation):
+                for each in traced_graphs.ordered_by(operation):
                     if seen.setdefault(id(each), phase) != phase:
                         raise CannotRunInTurns(operation, _RUNS_AGAIN)
 
@@ -375,7 +375,7 @@ class _Runner:
         self._arguments = arguments
         self._compiled = compiled
         self._has_run: set[tf.Operation] = set()
-        self.known: _Known = dict(tensorflow_graphs.captures(traced.graph))
+        self.known: _Known = dict(traced_graphs.captures(traced.graph))
 
     def run_once(self, operations: list[tf.Operation]) -> None:
         """Runs what does not depend on microbatches."""
@@ -518,7 +518,7 @@ def _copy(operation: tf.Operation, known: _Known) -> None:
     if operation.type == "Placeholder":
         return
     inputs = [known[id(each)] for each in _inputs(operation)]
-    outputs = tensorflow_graphs.copied_to_other(operation, inputs)
+    outputs = traced_graphs.copied_to_other(operation, inputs)
     for old, new in zip(operation.outputs, outputs, strict=True):
         known[id(old)] = new
 
@@ -547,18 +547,18 @@ def _must_run(operation: tf.Operation, compiled: bool) -> bool:
 
 def _asserts(operation: tf.Operation) -> bool:
     """Whether an operation raises, or something in it does."""
-    return tensorflow_graphs.is_or_runs(
+    return traced_graphs.is_or_runs(
         operation, lambda each: each.type == "Assert"
     )
 
 
 def has_effect(operation: tf.Operation) -> bool:
     """Whether an operation does more than to give its results."""
-    if operation.type in ("Assert", *tensorflow_graphs.COLLECTIVES):
+    if operation.type in ("Assert", *traced_graphs.COLLECTIVES):
         return True
-    if tensorflow_graphs.only_reads(operation):
+    if traced_graphs.only_reads(operation):
         return False
-    return not tensorflow_graphs.reads_resources_only(operation)
+    return not traced_graphs.reads_resources_only(operation)
 
 
 _WRITES = (
@@ -570,11 +570,11 @@ _WRITES = (
 
 def _writes(operation: tf.Operation) -> bool:
     """Whether an operation, or one inside of it, writes something."""
-    return tensorflow_graphs.is_or_runs(
+    return traced_graphs.is_or_runs(
         operation,
         lambda each: (
             each.type.startswith(_WRITES)
-            or each.type in tensorflow_graphs.COLLECTIVES
+            or each.type in traced_graphs.COLLECTIVES
         ),
     )
 
