@@ -3,8 +3,8 @@
     python tests/document_sizes.py [CHECKOUT]
 
 Users read the README and the first level of the site: the pages that
-`mkdocs.yml` lists under "User guide" and "What to expect". Blocks of code do
-not count.
+`mkdocs.yml` lists under "User guide" and "What to expect". Blocks of code and
+comments do not count.
 """
 
 import pathlib
@@ -34,7 +34,7 @@ def words(root: pathlib.Path = ROOT) -> dict[str, int]:
 
 def _words(text: str) -> int:
     prose = re.sub(
-        r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE
+        r"^ *```.*?^ *```$|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE
     )
     return sum(bool(re.search(r"\w", word)) for word in prose.split())
 
