@@ -279,32 +279,54 @@ def _sums(variables: list[Any]) -> list[list[float]]:
     if not variables:
         return []
     copies = [state.copies(variable)[0] for variable in variables]
-    specs = [tf.TensorSpec(copy.shape, copy.dtype) for copy in copies]
-    program = _summing(copies[0].device, tuple(specs))
-    return program([copy.read_value() for copy in copies]).numpy().tolist()
+    program = _summing(
+        tuple((copy.device, copy.shape, copy.dtype) for copy in copies)
+    )
+    return program([copy.handle for copy in copies]).numpy().tolist()
 
 
 @functools.lru_cache(maxsize=16)
 def _summing(
-    device: str, specs: tuple[tf.TensorSpec, ...]
+    kinds: tuple[tuple[str, tf.TensorShape, tf.DType], ...],
 ) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-    """Returns a program that holds no variable."""
+    """Returns a program that is given handles of variables, and holds none.
 
-    def sums(values: list[tf.Tensor]) -> tf.Tensor:
-        with tf.device(device):
-            return tf.stack([_sum_and_norm(value) for value in values])
+    Each operation is a kernel on a GPU, and there are hundreds of variables. So
+    what can be done for all of a dtype at once is.
+    """
 
+    def sums(handles: list[tf.Tensor]) -> tf.Tensor:
+        by_dtype: dict[tf.DType, list[tuple[int, tf.Tensor, tf.Tensor]]] = {}
+        for place, handle in enumerate(handles):
+            device, shape, dtype = kinds[place]
+            with tf.device(device):
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+                value.set_shape(shape)
+                found = place, *_sum_and_squares(value)
+            by_dtype.setdefault(dtype, []).append(found)
+        with tf.device(kinds[0][0]):
+            places, totals, squares = [], [], []
+            for found in by_dtype.values():
+                where, *both = zip(*found, strict=True)
+                total, square = (tf.cast(tf.stack(x), tf.float64) for x in both)
+                places += where
+                totals.append(total)
+                squares.append(square)
+            norms = tf.sqrt(2 * tf.concat(squares, 0))
+            pairs = tf.stack([tf.concat(totals, 0), norms], 1)
+            return tf.gather(pairs, np.argsort(places))
+
+    handles = [tf.TensorSpec([], tf.resource)] * len(kinds)
     return outside_of_strategies(
-        lambda: tensorflow_tracing.concrete_function(sums, [list(specs)])
+        lambda: tensorflow_tracing.concrete_function(sums, [handles])
     )
 
 
-def _sum_and_norm(value: tf.Tensor) -> tf.Tensor:
+def _sum_and_squares(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the sum of a tensor, and half of the sum of its squares."""
     if not value.dtype.is_floating:
         total = tf.reduce_sum(tf.cast(value, tf.float64))
-        return tf.stack([total, tf.zeros_like(total)])
+        return total, tf.zeros_like(total)
     if value.dtype.size < 4:
         value = tf.cast(value, tf.float32)
-    norm = tf.sqrt(2 * tf.nn.l2_loss(value))
-    both = tf.stack([tf.reduce_sum(value), norm])
-    return tf.cast(both, tf.float64)
+    return tf.reduce_sum(value), tf.nn.l2_loss(value)
