@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them."""
+"""The examples, run in forks of a process that has imported Keras."""
 
 import json
 import pathlib

@@ -97,7 +97,9 @@ def taken_from(paths: list[Path]) -> dict:
     for path in paths:
         text = path.read_text()
         try:
-            lines += json.loads(text)["training"]
+            document = json.loads(text)
+            for kind in report.of_kind([]):
+                lines += document.get(kind, [])
         except json.JSONDecodeError:
             lines += [
                 json.loads(line)

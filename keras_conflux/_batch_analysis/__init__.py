@@ -1,7 +1,7 @@
 """Tells what the tensors of a traced step are in terms of its samples.
 
-This is a library of its own. It reads a graph of TensorFlow and knows nothing
-of replicas: neither the core nor an extension is imported here, and they import
+This is a library of its own. It reads a graph of TensorFlow and runs nothing
+on replicas: neither the core nor an extension is imported here, and they import
 the names below, and `traced_graphs`, alone. `docs/design/batch-analysis.md` can
 be read in place of the code.
 

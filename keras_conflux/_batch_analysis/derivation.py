@@ -20,6 +20,8 @@ MAX_ENTRIES = 1 << 17
 
 
 _OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
+_KNOWN = (*_OF_SHAPES, Role.TOTAL, Role.MEAN, Role.RANDOM)
+"""What one device has of them can be had, as of ROWS that do not mix."""
 
 
 class NotDerivable(Exception):
@@ -188,6 +190,4 @@ def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:
     kind = kinds.of(tensor)
     if kind.role is Role.ROWS:
         return not kind.depends_on_other_samples
-    if kind.role in (Role.DERIVED, Role.OPAQUE):
-        return False
-    return not _needs_others(tensor, kinds)
+    return kind.role in _KNOWN and not _needs_others(tensor, kinds)

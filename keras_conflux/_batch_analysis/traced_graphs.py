@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
 """What TensorFlow calls stateful, and what may yet run once more."""
 _modules: dict[bytes, bool] = {}
 """StableHLO modules of this package: whether replicas wait in them."""
-_LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
+LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
 """What reads tables, which TensorFlow does not say of them."""
 
 
@@ -164,9 +164,9 @@ def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
         handle: The resource, as known outside of all graphs.
         graph: Where the operation is.
     """
-    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
-    _, changed = find(operation)
-    return any(outermost(tensor, graph) is handle for tensor in changed)
+    return any(
+        outermost(tensor, graph) is handle for tensor in ordered_by(operation)
+    )
 
 
 def is_eager(tensor: Any) -> bool:
@@ -352,24 +352,28 @@ def copied_to_other(
 
 def written_by(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the resources that an operation may change."""
-    if only_reads(operation) or operation.type in _LOOKUPS:
+    if only_reads(operation) or operation.type in LOOKUPS:
         return []
     return ordered_by(operation)
 
 
 def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
     """Returns the resources by which TensorFlow orders an operation."""
-    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
-    return [*find(operation)[1]]
+    _, changed = _read_and_changed(operation)
+    return [*changed]
 
 
 def reads_resources_only(operation: tf.Operation) -> bool:
     """Whether an operation reads resources, as a lookup does."""
-    if operation.type in _LOOKUPS:
+    if operation.type in LOOKUPS:
         return True
-    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
-    read, changed = find(operation)
+    read, changed = _read_and_changed(operation)
     return bool(read) and not changed
+
+
+def _read_and_changed(operation: tf.Operation) -> Any:
+    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
+    return find(operation)
 
 
 def _copied_as_it_is(

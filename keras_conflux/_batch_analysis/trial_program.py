@@ -1,4 +1,4 @@
-"""What makes a tensor of a kinds, as a program that runs by itself."""
+"""What makes a tensor of a step, as a program that runs by itself."""
 
 import dataclasses
 from collections.abc import Iterable

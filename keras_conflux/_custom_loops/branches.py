@@ -18,11 +18,6 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._compat import tensorflow_graphs
 
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_LOOPS = ("While", "StatelessWhile")
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_RUNNING = (*_BRANCHES, *_LOOPS, *_CALLS)
-"""What runs other graphs, in which there may be collectives."""
 _READS = ("ReadVariableOp", "ResourceGather")
 
 
@@ -69,7 +64,7 @@ def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
         operation: Traced.
         inside: Whether one counts only in a graph that the operation runs.
     """
-    if operation.type in COLLECTIVES:
+    if traced_graphs.is_collective(operation):
         return not inside
     return any(
         _has_collectives(inner)
@@ -80,7 +75,7 @@ def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
 
 def _graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that a branch, a loop or a call runs."""
-    if operation.type not in _RUNNING:
+    if operation.type not in traced_graphs.WITH_BODIES:
         return []
     return traced_graphs.graphs_of(operation)
 
@@ -130,9 +125,9 @@ class _Walk:
         if not bodies:
             is_pure = not operation.op_def.is_stateful
             return [is_pure and all(inputs)] * count
-        if kind in _CALLS:
+        if kind in traced_graphs.CALLS:
             return self._of_body(bodies[0], inputs)
-        if kind in _BRANCHES:
+        if kind in traced_graphs.BRANCHES | traced_graphs.CASES:
             condition, *inputs = inputs
             found = [self._of_body(body, inputs) for body in bodies]
             outputs = [
@@ -173,7 +168,7 @@ class _Walk:
 
     def _refusal(self, operation: tf.Operation) -> StrategyError:
         file, line = users_line(operation)
-        kind = "loop" if operation.type in _LOOPS else "branch"
+        kind = "loop" if operation.type in traced_graphs.LOOPS else "branch"
         return StrategyError(
             f"{self._name}: a collective is in a {kind} (line {line} of "
             f"{file}) whose condition may differ between the replicas. Those "

@@ -280,8 +280,8 @@ def _refuse_stateful(model: keras.Model, received: str) -> None:
     if names:
         raise StrategyError(
             f"{model.name}: the layer {names[0]!r} has `stateful=True` and "
-            "keeps a state for each row of a batch, of which each replica has "
-            f"other rows, and each turn. Received: {received}. A "
+            "keeps a state for each row of a batch, of which each replica, and "
+            f"each turn, has other rows. Received: {received}. A "
             "`batch_shape` of one replica's rows would not help, as all copies "
             "of a weight are equal. Give the layer its `initial_state` as an "
             "input of the model, and take the next one from "

@@ -287,7 +287,7 @@ def _sums(variables: list[Any]) -> list[list[float]]:
 
 @functools.lru_cache(maxsize=16)
 def _summing(
-    kinds: tuple[tuple[str, tf.TensorShape, tf.DType], ...],
+    specs: tuple[tuple[str, tf.TensorShape, tf.DType], ...],
 ) -> Callable[[list[tf.Tensor]], tf.Tensor]:
     """Returns a program that is given handles of variables, and holds none.
 
@@ -298,13 +298,13 @@ def _summing(
     def sums(handles: list[tf.Tensor]) -> tf.Tensor:
         by_dtype: dict[tf.DType, list[tuple[int, tf.Tensor, tf.Tensor]]] = {}
         for place, handle in enumerate(handles):
-            device, shape, dtype = kinds[place]
+            device, shape, dtype = specs[place]
             with tf.device(device):
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
                 value.set_shape(shape)
                 found = place, *_sum_and_squares(value)
             by_dtype.setdefault(dtype, []).append(found)
-        with tf.device(kinds[0][0]):
+        with tf.device(specs[0][0]):
             places, totals, squares = [], [], []
             for found in by_dtype.values():
                 where, *both = zip(*found, strict=True)
@@ -316,7 +316,7 @@ def _summing(
             pairs = tf.stack([tf.concat(totals, 0), norms], 1)
             return tf.gather(pairs, np.argsort(places))
 
-    handles = [tf.TensorSpec([], tf.resource)] * len(kinds)
+    handles = [tf.TensorSpec([], tf.resource)] * len(specs)
     return outside_of_strategies(
         lambda: tensorflow_tracing.concrete_function(sums, [handles])
     )

@@ -7,7 +7,8 @@ batch gives, in the way that the kind of the tensor says. No model is trained.
 A few fixed draws run in CI. A search by hand prints each failure's smallest
 form:
 
-    HYPOTHESIS_PROFILE=search python -m pytest tests/core/test_batch_kinds.py
+    export HYPOTHESIS_PROFILE=search
+    python -m pytest tests/batch_analysis/test_batch_kinds.py
 """
 
 import numpy as np

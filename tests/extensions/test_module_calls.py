@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import MANY
 from conftest import ON_GPU
 from keras import layers
 
@@ -90,6 +91,8 @@ class OfTensorFlow(Tanh):
     ids=str,
 )
 def test_a_module_is_run_as_often_as_needed(options):
+    if options.get("devices", 1) > MANY:
+        pytest.skip("needs two devices")
     wanted = trained(OfTensorFlow)
     for got, value in zip(trained(Tanh, **options), wanted, strict=True):
         np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-6)

@@ -26,7 +26,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._extensions.memory import table
 from keras_conflux._fit.execution.microbatches import refuse_others
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.turns import Turns
+from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._fit.execution.turns import choose_by
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
@@ -85,7 +85,7 @@ _told: Any = weakref.WeakSet()
 
 def _chooser(
     model: keras.Model, step: ReplicaStep, strategy: ReplicatedStrategy
-) -> Turns:
+) -> NumberOfTurns:
     refuse_others(model.name, strategy)
     layers = batch_norm.unsynchronized(state.stateful_objects(model))
     if layers:
@@ -102,7 +102,7 @@ def _chooser(
             f'{model.name}: microbatches="auto" is 1, as '
             f"{strategy.devices[0]} does not tell what memory is in use"
         )
-    return Turns(1)
+    return NumberOfTurns(1)
 
 
 _Shape = tuple[tuple[int, ...], ...]
@@ -130,7 +130,7 @@ class _Found:
         )
 
 
-class FittingTurns(Turns):
+class FittingTurns(NumberOfTurns):
     """As few turns as fit into the memory of each device.
 
     Args:
@@ -147,7 +147,7 @@ class FittingTurns(Turns):
     def run(
         self, batch: Batch, compiled: bool, run: Callable[[int], Tree]
     ) -> Tree:
-        """See `Turns`."""
+        """See `NumberOfTurns`."""
         shape = _shape(self._step.name, batch)
         found = self._found_for(shape, compiled)
         turns = fewest_turns(shape[0][0], found.rows, compiled)

@@ -8,8 +8,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import traced_graphs
 
 _REPEATABLE = (
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
+    *traced_graphs.LOOKUPS,
     "VariableShape",
     "VarIsInitializedOp",
 )

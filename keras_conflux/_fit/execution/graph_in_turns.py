@@ -554,7 +554,7 @@ def _asserts(operation: tf.Operation) -> bool:
 
 def has_effect(operation: tf.Operation) -> bool:
     """Whether an operation does more than to give its results."""
-    if operation.type in ("Assert", *traced_graphs.COLLECTIVES):
+    if operation.type == "Assert" or traced_graphs.is_collective(operation):
         return True
     if traced_graphs.only_reads(operation):
         return False
@@ -573,8 +573,7 @@ def _writes(operation: tf.Operation) -> bool:
     return traced_graphs.is_or_runs(
         operation,
         lambda each: (
-            each.type.startswith(_WRITES)
-            or each.type in traced_graphs.COLLECTIVES
+            each.type.startswith(_WRITES) or traced_graphs.is_collective(each)
         ),
     )
 

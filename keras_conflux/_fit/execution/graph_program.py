@@ -12,7 +12,7 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.execution.turns import Turns
+from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._replication.steps import Place
@@ -30,7 +30,10 @@ class GraphProgram(StepPrograms):
     """
 
     def __init__(
-        self, step: ReplicaStep, strategy: ReplicatedStrategy, turns: Turns
+        self,
+        step: ReplicaStep,
+        strategy: ReplicatedStrategy,
+        turns: NumberOfTurns,
     ) -> None:
         super().__init__(step, strategy, turns)
         _ = strategy.places  # cannot be made while a function is traced

@@ -50,7 +50,8 @@ class ReplicaStep(Protocol):
     runs_in_turns: bool
     """Whether a replica may run its part of a batch in turns."""
     kept_bytes: int
-    """In all traces, how much any turn finds added up by others."""
+    """How many bytes any turn finds added up by others, in each trace or more;
+    `sys.maxsize` before a step is traced in turns."""
     tracing: threading.RLock
     """Held by the thread that traces the step. Others may ask at once, as when
     each replica of another model wants predictions."""

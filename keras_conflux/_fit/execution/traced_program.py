@@ -16,7 +16,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.turns import Turns
+from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
 from keras_conflux._replication.watchdog import StepAbandoned
@@ -156,7 +156,7 @@ class StepPrograms:
         self,
         step: ReplicaStep,
         strategy: ReplicatedStrategy,
-        turns: Turns,
+        turns: NumberOfTurns,
         steps: int = 1,
     ) -> None:
         self._step = step

@@ -15,7 +15,7 @@ from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
-class Turns:
+class NumberOfTurns:
     """The same number for all batches.
 
     Args:
@@ -39,10 +39,14 @@ class Turns:
         return run(self._count)
 
 
-Chooser = Callable[[keras.Model, ReplicaStep, ReplicatedStrategy], Turns]
+Chooser = Callable[
+    [keras.Model, ReplicaStep, ReplicatedStrategy], NumberOfTurns
+]
 
 
-def _refuse(model: keras.Model, step: ReplicaStep, strategy: object) -> Turns:
+def _refuse(
+    model: keras.Model, step: ReplicaStep, strategy: object
+) -> NumberOfTurns:
     del step, strategy
     raise NotImplementedError(
         f'{model.name}: `microbatches="auto"` is an extension, and '
@@ -66,10 +70,10 @@ def choose_by(chooser: Chooser) -> None:
 
 def turns_of(
     model: keras.Model, plan: ExecutionPlan, step: ReplicaStep
-) -> Turns:
+) -> NumberOfTurns:
     """Returns what says in how many turns a step runs."""
     if not step.runs_in_turns:
-        return Turns(1)
+        return NumberOfTurns(1)
     if plan.turns == "auto":
         return _choosers[-1](model, step, plan.strategy)
-    return Turns(plan.turns)
+    return NumberOfTurns(plan.turns)

@@ -23,7 +23,7 @@ from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_program import make
-from keras_conflux._fit.execution.turns import Turns
+from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
@@ -49,7 +49,7 @@ class XlaProgram(StepPrograms):
         self,
         step: ReplicaStep,
         strategy: ReplicatedStrategy,
-        turns: Turns,
+        turns: NumberOfTurns,
         steps: int,
     ) -> None:
         super().__init__(step, strategy, turns, steps)

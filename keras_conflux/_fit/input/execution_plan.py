@@ -104,7 +104,7 @@ class ExecutionPlan:
 
     @property
     def fixed_turns(self) -> int:
-        """How many of them there are if nothing chooses: then 1."""
+        """The number that the user has given, or 1 with `"auto"`."""
         return 1 if self.turns == "auto" else self.turns
 
     def sharder(self) -> BatchSharder:

@@ -289,7 +289,7 @@ def _outside(
             with _applying():
                 original(weakly(), grads, given)
 
-        (runner,) = _runners
+        runner = _runners[-1]
         functions[key] = runner(
             tf.autograph.experimental.do_not_convert(everywhere), strategy
         )
