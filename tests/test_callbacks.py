@@ -216,7 +216,9 @@ def test_what_a_callback_tells_a_generator_is_in_the_next_batch(count):
     expected = [2 * 0.9, 2 * 0.9**2, 2 * 0.9**3]
     expected += [second * 0.9**step for step in range(4)]
     np.testing.assert_allclose(callback.drawn[-7:], expected)
-    # A batch has been drawn before it begins, and the next one has not.
+    # A batch has been drawn before it begins, and at most one more: Keras has a
+    # thread of TensorFlow draw one ahead, which may be late.
     early = 2 if count == 1 else 0
-    assert np.diff(callback.begun[early:]).tolist() == [1] * (7 - early)
-    assert callback.begun[-1] == len(callback.drawn)
+    ahead = np.subtract(callback.begun, range(1, 9))[early:]
+    assert set(ahead) <= {0, 1}
+    assert len(callback.drawn) == 9

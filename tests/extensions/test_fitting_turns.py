@@ -22,6 +22,7 @@ from keras_conflux._extensions.memory.fitting_turns import Use
 from keras_conflux._fit.execution import turns as core
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.batches import StepGroup
 
 MB = 1_000_000
 X = np.random.default_rng(2).normal(size=(37, 8)).astype("float32")
@@ -56,9 +57,9 @@ def step(kept=0):
     return types.SimpleNamespace(name="m", kept_bytes=kept, on_whole_batch=step)
 
 
-def batch_of(samples, *others, stacked=False):
+def batch_of(samples, *others, stacked=False, dtype="float32"):
     shape = (2, samples, *others) if stacked else (samples, *others)
-    leaves = [tf.zeros(shape)]
+    leaves = [tf.zeros(shape, dtype)]
     if stacked:
         return StackedBatch([leaves], (samples,), [None], 2)
     return Batch([leaves], (samples,), [None])
@@ -157,6 +158,28 @@ def test_larger_batches_are_measured_anew(monkeypatch):
     assert numbers(turns, memory, batch_of(40, 6), True, calls=3) == [40, 5, 4]
     assert numbers(turns, memory, batch_of(60, 6), calls=3) == [60, 8, 6]
     assert numbers(turns, memory, batch_of(40, 9), calls=3) == [40, 5, 4]
+
+
+def test_entries_of_more_bytes_are_measured_anew(monkeypatch):
+    memory = Memory(monkeypatch, 110.5 * MB / USED)
+    turns = FittingTurns(step(), ["GPU:0"])
+    images = [batch_of(40, dtype=dtype) for dtype in ("uint8", "float32")]
+    assert numbers(turns, memory, images[0], calls=4) == [40, 5, 4, 4]
+    assert numbers(turns, memory, images[1], calls=3) == [40, 5, 4]
+
+
+def test_the_next_group_has_room(monkeypatch):
+    memory = Memory(monkeypatch, 120.5 * MB / USED)
+    turns = FittingTurns(step(), ["GPU:0"])
+    batch = batch_of(40, 25_000)  # 4 MB
+    turns.begins(StepGroup([batch] * 3, 3))
+    assert numbers(turns, memory, batch, calls=4) == [40, 5, 5, 5]
+
+
+def test_a_batch_without_samples(monkeypatch):
+    memory = Memory(monkeypatch, 110.5 * MB / USED)
+    turns = FittingTurns(step(), ["GPU:0"])
+    assert numbers(turns, memory, batch_of(0), calls=2) == [1, 1]
 
 
 def test_it_is_chosen_anew_where_memory_has_run_out(monkeypatch):
@@ -262,6 +285,31 @@ def test_devices_that_do_not_tell(capsys):
     assert_same_outcome(trained(), trained(MANY))
     said = capsys.readouterr().err
     assert said.count('microbatches="auto" is 1, as CPU:0 does not') == 1
+
+
+class Standardized(layers.Layer):
+    """Mixes the samples that it is given."""
+
+    def call(self, x):
+        return x - tf.reduce_mean(x, 0)
+
+
+def test_what_would_depend_on_memory(monkeypatch):
+    Memory(monkeypatch, 500 * MB)
+
+    def fit(*between, **options):
+        model = keras.Sequential(
+            [layers.Input((8,)), *between, layers.Dense(1)]
+        )
+        model.compile("sgd", "mse", jit_compile=False, **options)
+        kc.replicate(model, 1, microbatches="auto")
+        model.fit(X, Y, verbose=0)
+
+    with pytest.raises(NotImplementedError, match="which samples these are"):
+        fit(Standardized())
+    # Each of these normalizes by no samples, or by all.
+    fit(layers.BatchNormalization(trainable=False))
+    fit(layers.BatchNormalization(), run_eagerly=True)
 
 
 def test_what_it_cannot_be_chosen_for(monkeypatch):

@@ -437,6 +437,8 @@ def test_who_failed_first(printed, ended, expected):
         ([victim(2), victim("0, 2"), ""], [2], [0, 1], 2),
         # It was done.
         (["", CAUSE], [0], [1], 1),
+        # Another one has an error of its own.
+        ([CAUSE, "", victim(1)], [1], [0, 2], 0),
     ],
 )
 def test_who_left_the_others_alone(printed, left, failed, expected):

@@ -30,6 +30,7 @@ from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._fit.execution.turns import choose_by
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.host_to_device import is_dense
 from keras_conflux._fit.input.host_to_device import size_in_bytes
 from keras_conflux._replication import batch_norm
@@ -87,7 +88,8 @@ def _chooser(
     model: keras.Model, step: ReplicaStep, strategy: ReplicatedStrategy
 ) -> NumberOfTurns:
     refuse_others(model.name, strategy)
-    layers = batch_norm.unsynchronized(state.stateful_objects(model))
+    found = batch_norm.unsynchronized(state.stateful_objects(model))
+    layers = [layer for layer in found if layer.trainable]
     if layers:
         raise NotImplementedError(
             f'{model.name}: with `microbatches="auto"` the memory of a device '
@@ -106,7 +108,8 @@ def _chooser(
 
 
 _Shape = tuple[tuple[int, ...], ...]
-"""Of the leaves of the largest part that a device has of a batch."""
+"""Of the leaves of the largest part that a device has of a batch, each with
+the bytes of an entry at its end."""
 
 
 @dataclasses.dataclass
@@ -140,9 +143,17 @@ class FittingTurns(NumberOfTurns):
 
     def __init__(self, step: ReplicaStep, devices: Sequence[str]) -> None:
         self._step = step
+        self.may_be_several = True
         self._devices = devices
         self._found: list[_Found] = []
-        self._has_told = False
+        self._spare = 0
+        self._told: set[int] = set()
+        step.turns_may_change = True
+
+    def begins(self, group: StepGroup) -> None:
+        """See `NumberOfTurns`. The next group may come at any time."""
+        shards = [batch.shards[0] for batch in group.batches]
+        self._spare = sum(map(size_in_bytes, shards))
 
     def run(
         self, batch: Batch, compiled: bool, run: Callable[[int], Tree]
@@ -183,11 +194,10 @@ class FittingTurns(NumberOfTurns):
             set_back(device)
         result = run(turns)
         samples = found.shape[0][0]
-        own = -(-samples // turns)
-        spare = size_in_bytes(batch.shards[0])  # the next may come any time
+        own = max(1, -(-samples // turns))
         uses = zip(before, map(used, self._devices), strict=True)
         times = min(
-            times_that_fit(old, new, self._step.kept_bytes, spare)
+            times_that_fit(old, new, self._step.kept_bytes, self._spare)
             for old, new in uses
         )
         fitting = max(1, int(times * own))
@@ -197,9 +207,9 @@ class FittingTurns(NumberOfTurns):
         nearest = fewest_turns(samples, near, found.compiled)
         if nearest < turns:
             fewest = nearest
-        found.rows = -(-samples // fewest)
-        if found.is_final and not self._has_told:
-            self._has_told = True
+        found.rows = max(1, -(-samples // fewest))
+        if found.is_final and fewest not in self._told:
+            self._told.add(fewest)
             self._tell(fewest, batch)
         return result
 
@@ -221,7 +231,7 @@ def fewest_turns(samples: int, rows: int, compiled: bool) -> int:
         rows: Of a turn.
         compiled: Whether XLA compiles turns, which are equal then.
     """
-    turns = -(-samples // rows)
+    turns = max(1, -(-samples // rows))
     while compiled and samples % turns:
         turns += 1
     return turns
@@ -250,12 +260,15 @@ def _shape(name: str, batch: Batch) -> _Shape:
     stacked = isinstance(batch, StackedBatch)
     leaves = [leaf for shard in batch.shards for leaf in shard]
     if all(map(is_dense, leaves)):
-        shards = [[x.shape[stacked:] for x in shard] for shard in batch.shards]
+        shards = [
+            [(*x.shape[stacked:], x.dtype.size) for x in shard]
+            for shard in batch.shards
+        ]
         shape = tuple(
             tuple(map(max, zip(*each, strict=True)))
             for each in zip(*shards, strict=True)
         )
-        if len({each[:1] for each in shape}) == 1 and shape[0]:
+        if len({each[:1] for each in shape}) == 1 and len(shape[0]) > 1:
             return shape
     raise NotImplementedError(
         f'{name}: `microbatches="auto"` tells from the shape of a batch what '

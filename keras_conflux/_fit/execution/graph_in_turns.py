@@ -464,7 +464,7 @@ class _Accumulator:
         return self.given.shape.is_fully_defined()
 
     @property
-    def _dtype(self) -> tf.DType:
+    def kept_dtype(self) -> tf.DType:
         """In what it is kept. Floats of 16 bits are rounded once, at last."""
         given = self.given.dtype
         is_rounded = given in (tf.float16, tf.bfloat16) and self.op is not None
@@ -473,7 +473,7 @@ class _Accumulator:
     @property
     def bytes(self) -> int:
         """How large it is, as far as the graph knows."""
-        return (self.given.shape.num_elements() or 0) * self._dtype.size
+        return (self.given.shape.num_elements() or 0) * self.kept_dtype.size
 
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
         """Returns what is kept before the first turn.
@@ -481,7 +481,7 @@ class _Accumulator:
         Args:
             first: Something of the same shape, if the graph does not know it.
         """
-        dtype = self._dtype
+        dtype = self.kept_dtype
         if dtype == tf.string:
             neutral: Any = tf.constant("")
         else:
@@ -506,7 +506,7 @@ class _Accumulator:
         """Returns what is kept after a turn."""
         if self.op is None:
             return new
-        new = tf.cast(new, self._dtype)
+        new = tf.cast(new, self.kept_dtype)
         of_two = self.op.of_two
         if self.is_known or compiled:
             return of_two(old, new)

@@ -52,6 +52,8 @@ class ReplicaStep(Protocol):
     kept_bytes: int
     """How many bytes any turn finds added up by others, in each trace or more;
     `sys.maxsize` before a step is traced in turns."""
+    turns_may_change: bool
+    """Whether the number of turns may change while the model trains."""
     tracing: threading.RLock
     """Held by the thread that traces the step. Others may ask at once, as when
     each replica of another model wants predictions."""
@@ -114,6 +116,7 @@ class _ModelStep:
     returns: type[Exit]
     runs_in_turns = True
     kept_bytes = sys.maxsize
+    turns_may_change = False
 
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
@@ -250,6 +253,7 @@ class _ModelStep:
                 is_blind=specs.sizes_are_known(shard),
             ),
             model=self._model,
+            turns_may_change=self.turns_may_change,
         )
 
     def _run(self, shard: Tree, step: Step) -> Tree:

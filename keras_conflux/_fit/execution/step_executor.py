@@ -56,10 +56,10 @@ class StepExecutor:
         self._strategy = plan.strategy
         self._step = step
         self._is_eager = plan.eager
-        turns = turns_of(model, plan, step)
-        self._graph = GraphProgram(step, plan.strategy, turns)
+        self._turns = turns_of(model, plan, step)
+        self._graph = GraphProgram(step, plan.strategy, self._turns)
         self._xla = XlaProgram(
-            step, plan.strategy, turns, model.steps_per_execution
+            step, plan.strategy, self._turns, model.steps_per_execution
         )
         self._may_compile = plan.compiled
         self._name = f"{type(step).__name__} of {model.name}"
@@ -84,6 +84,7 @@ class StepExecutor:
             assert_same_place(f"execution {self._calls} of {name}", group)
             for batch in group.batches[:1]:
                 tell_what_runs(self._model, self._plan, batch.sizes)
+            self._turns.begins(group)
             try:
                 result = None
                 for batch in group.batches:
@@ -144,7 +145,7 @@ class StepExecutor:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
                 is_open = needs or not batch.sizes_are_known
-                if is_open or self._plan.turns != 1:
+                if is_open or self._turns.may_be_several:
                     self._note_sizes(error, batch.sizes)
                     raise
                 needs = error
@@ -169,7 +170,9 @@ class StepExecutor:
 
     def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
         """Says how many samples a replica has, where this may be the cause."""
-        if self._plan.turns != 1 and not isinstance(error, tf.errors.OpError):
+        if self._turns.may_be_several and not isinstance(
+            error, tf.errors.OpError
+        ):
             error.add_note(
                 f"{self._model.name}: with `microbatches` a step is traced for "
                 "any number of samples. If it needs `x.shape[0]`, write "

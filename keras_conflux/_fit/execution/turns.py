@@ -11,6 +11,7 @@ import keras
 from keras_conflux._common.trees import Tree
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.input.batches import Batch
+from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
@@ -22,8 +23,18 @@ class NumberOfTurns:
         count: The number.
     """
 
+    may_be_several: bool
+
     def __init__(self, count: int) -> None:
         self._count = count
+        self.may_be_several = count > 1
+
+    def begins(self, group: StepGroup) -> None:
+        """Is told of the batches that come next.
+
+        Args:
+            group: They lie on the devices.
+        """
 
     def run(
         self, batch: Batch, compiled: bool, run: Callable[[int], Tree]
@@ -72,7 +83,7 @@ def turns_of(
     model: keras.Model, plan: ExecutionPlan, step: ReplicaStep
 ) -> NumberOfTurns:
     """Returns what says in how many turns a step runs."""
-    if not step.runs_in_turns:
+    if plan.eager or not step.runs_in_turns:
         return NumberOfTurns(1)
     if plan.turns == "auto":
         return _choosers[-1](model, step, plan.strategy)

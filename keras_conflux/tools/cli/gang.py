@@ -162,7 +162,10 @@ class Gang:
         return Outcome(
             (failure and failure.status) or self._status,
             failure,
-            self._errors[failure.index].text if failure else "",
+            # One that has ended well has caught what it has printed.
+            self._errors[failure.index].text
+            if failure and failure.status
+            else "",
             self._is_interrupted,
             self._heard,
         )

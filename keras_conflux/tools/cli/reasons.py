@@ -72,6 +72,9 @@ def first(
         errors: What each process has printed.
     """
     named = [index for each in failed for index in errors[each.index].named]
+    of_failed = [errors[each.index] for each in failed]
+    if any(error.text and not error.named for error in of_failed):
+        left = ()  # one of them has an error of its own
     causes = [
         each
         for each in [*failed, *left]
