@@ -459,7 +459,10 @@ def test_nothing_else_has_to_know(shard, tmp_path):
     np.testing.assert_array_equal(kernel + 0, kernel.numpy())
     np.testing.assert_allclose(one(X), plain(X), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
-        one.predict(X, verbose=0), plain.predict(X, verbose=0), atol=1e-6
+        one.predict(X, verbose=0),
+        plain.predict(X, verbose=0),
+        rtol=1e-6,  # GPUs may take another kernel for the same product
+        atol=1e-6,
     )
     np.testing.assert_allclose(
         one.evaluate(X, Y, batch_size=10, verbose=0),

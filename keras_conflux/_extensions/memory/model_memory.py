@@ -45,7 +45,7 @@ class Memory:
     step: int | None
     """What a step of `fit` needs besides: activations, gradients, its part of
     the batch. `None` without a batch, and where it is not known."""
-    peak: int | None
+    peak: int | None = dataclasses.field(compare=False)
     """The most that this process has needed so far on the fullest of the
     model's GPUs, all else that is there included, or has needed since
     `microbatches="auto"` has measured last. `None` on CPU devices."""
