@@ -31,8 +31,9 @@ from keras_conflux._batch_analysis.rule import Rule
 READS = frozenset(
     (
         *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
-        *("LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp"),
-        *("ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"),
+        *traced_graphs.LOOKUPS,
+        *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
+        "VarIsInitializedOp",
     )
 )
 """Operations with a state that is the same on all replicas while they run."""

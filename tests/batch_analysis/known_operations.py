@@ -17,7 +17,6 @@ import inspect
 import logging
 import pathlib
 import re
-import signal
 import types
 import warnings
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from typing import Any
 import keras
 import public_functions
 import tensorflow as tf
+from alarms import limited
 from function_calls import NOT_CLASSES
 from traced_operations import Trace
 from traced_operations import Values
@@ -152,23 +152,9 @@ def successful() -> Iterator[tuple[str, Trace | None]]:
             if done == public_functions.ENOUGH:
                 break
             # Any error says that a guess was wrong.
-            with contextlib.suppress(Exception), _limited():
+            with contextlib.suppress(Exception), limited(_SECONDS):
                 yield name, way()
                 done += 1
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def collected() -> Found:

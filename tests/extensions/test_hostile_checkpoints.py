@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import warnings
 import zipfile
@@ -20,6 +19,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from alarms import limited
 
 import keras_conflux as kc
 from keras_conflux._extensions.resume.callback_files import CallbackFiles
@@ -58,18 +58,8 @@ def newest(runs):
     return max(runs.glob("step-*"))
 
 
-@contextlib.contextmanager
 def in_time():
-    def late(number, frame):
-        raise AssertionError(f"it hangs for {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    return limited(SECONDS, AssertionError)
 
 
 def outside(path, tmp_path):

@@ -141,9 +141,10 @@ class FittingTurns(NumberOfTurns):
         devices: Where.
     """
 
+    may_be_several = True
+
     def __init__(self, step: ReplicaStep, devices: Sequence[str]) -> None:
         self._step = step
-        self.may_be_several = True
         self._devices = devices
         self._found: list[_Found] = []
         self._spare = 0

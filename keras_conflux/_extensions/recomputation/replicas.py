@@ -71,4 +71,4 @@ class CallInStep:
     def trust(self, operation: tf.Operation) -> None:
         """Says that an operation has the gradient that its inputs have."""
         if self._step is not None:
-            Layers.of(self._step).trust(operation)
+            Layers.of(self._step).own_gradients.trust(operation)

@@ -73,7 +73,8 @@ class Layers(Part):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._is_in_one = False
-        self._own_gradients = OwnGradients(step.kinds)
+        self.own_gradients = OwnGradients(step.kinds)
+        """Tells which gradients that a program defines mix samples."""
         self._mixing: dict[int, Any] = {}
 
     @contextlib.contextmanager
@@ -92,26 +93,14 @@ class Layers(Part):
 
         A layer that calls others is asked for what is between them only.
         """
-        for operation in self._own_gradients.between(outputs, inputs):
+        for operation in self.own_gradients.between(outputs, inputs):
             if not _is_of_users(layer):
                 continue
             try:
-                if self._own_gradients.mixes(operation):
+                if self.own_gradients.mixes(operation):
                     _warn_of_gradient(layer, operation, self.step)
             except NotDerivable:
                 _warn_of_untried_gradient(layer, operation, self.step)
-
-    def trust(self, operation: tf.Operation) -> None:
-        """Says that a gradient, as the package's own, does not mix samples."""
-        self._own_gradients.trust(operation)
-
-    def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
-        """Returns the ids of tensors whose gradients depend on the whole batch.
-
-        Args:
-            loss: They are what leads to it from the outputs of layers, and it.
-        """
-        return self._own_gradients.depending_on_mixed(loss)
 
     def place(self, layer: Any) -> int:
         """Returns the place of a layer that mixes among those that do.

@@ -162,13 +162,13 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     """Returns what to differentiate in place of a target, with weights."""
     if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
         return [(target, seed)]
-    by_hand = bool(
-        UserReductions.of(step)
-    )  # the user exchanges what is compared
+    # The user exchanges what is compared.
+    by_hand = bool(UserReductions.of(step))
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
     kind = kind_by_trial(loss, step.kinds)
-    mixed = set() if by_hand else Layers.of(step).depending_on_mixed(loss)
+    own_gradients = Layers.of(step).own_gradients
+    mixed = set() if by_hand else own_gradients.depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
