@@ -11,6 +11,7 @@ from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.host_to_device import power_of_two
 from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
+from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
 
 
 def groups_of(maximum, shard):
@@ -95,3 +96,21 @@ def test_powers_of_two():
         power = power_of_two(most)
         assert power <= most < 2 * power
         assert bin(power).count("1") == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "step_seconds", "longest"),
+    [(1, 0.05, 64), (40, 0.05, 16), (40, 0.005, 64), (80, 0.05, 16)],
+)
+def test_large_batches_are_no_more_than_hide_the_start(
+    size, step_seconds, longest
+):
+    """Up to a quarter of the room is free, all of it for quick steps."""
+    steps = StepsPerExecution(1, True, 64 * 40, "training")
+    steps.note_batch(size)
+    lengths = [1]
+    for _ in range(8):
+        steps.note_execution(lengths[-1], lengths[-1] * step_seconds)
+        steps.agree()
+        lengths.append(steps.next)
+    assert max(lengths) == longest
