@@ -142,7 +142,7 @@ def _run_on_replicas(
             first_process.show_and_write_there(call, leads=fits)
         if common is not None and fits:
             at_end = functools.partial(
-                common.agree, f"the end of an epoch, {what}"
+                common.agree_after, f"the end of an epoch, {what}"
             )
             plan = dataclasses.replace(plan, at_epoch_end=at_end)
         with use_plan(plan):

@@ -32,6 +32,9 @@ from keras_conflux._replication.strategy import outside_of_strategies
 _TOLERANCE = 1e-4
 """By what part of its norm a variable of floats may differ. XLA sums in other
 orders on each GPU, and hosts may round otherwise."""
+_STEPS_BETWEEN = 1000
+"""From how many steps on the end of an epoch compares all variables, which
+takes some 20 to 40 ms on a GPU."""
 _SCALARS = bool | int | float | None
 _compared_too: Any = weakref.WeakKeyDictionary()
 """Of models: what `compare_too` was given, by the names of steps."""
@@ -75,6 +78,8 @@ class CommonState:
         self._has_variables = not has_other_variables
         self._settings: list[Any] | None = None
         self._assigned: dict[int, int] = {}
+        self._assignments = 0
+        self._steps = 0
 
     @functools.cached_property
     def _owners(self) -> list[Any]:
@@ -98,8 +103,32 @@ class CommonState:
 
     def begun(self) -> None:
         """Notes what all processes hold, which is equal now."""
-        self._settings = self._read_settings()
-        self._assigned = _assignments(self._variables())
+        self._note(self._read_settings(), self._variables())
+
+    def agree_after(self, what: str, steps: int) -> None:
+        """Raises unless all have the same settings and, if need be, variables.
+
+        All variables are compared after many steps, and if processes have not
+        assigned equally often; else those that the model does not know, whose
+        assignments are not counted.
+
+        Args:
+            what: The next action of this process.
+            steps: How many it has run since it called this last.
+
+        Raises:
+            ReplicaMismatchError: As that of `agree`.
+        """
+        self._steps += steps
+        settings = self._read_settings()
+        count = replicated_extended.assignments_of_all() - self._assignments
+        others = _comparable(self._others())
+        own = Comparable([settings, count, _sums(others)])
+        told = gather_if_different(what, own)
+        if told is not None:
+            self._refuse_settings(what, [each[0] for each in told])
+        if told is not None or self._steps >= _STEPS_BETWEEN:
+            self.agree(f"{what}, with all variables")
 
     def agree(self, what: str) -> None:
         """Raises unless all have the same settings and variables.
@@ -119,8 +148,13 @@ class CommonState:
         if told is not None:
             self._refuse_settings(what, [each[0] for each in told])
             self._refuse_variables(what, variables, [each[1] for each in told])
+        self._note(settings, variables)
+
+    def _note(self, settings: list[Any], variables: list[Any]) -> None:
         self._settings = settings
         self._assigned = _assignments(variables)
+        self._assignments = replicated_extended.assignments_of_all()
+        self._steps = 0
 
     def agree_on_weights(self, what: str) -> None:
         """Raises if weights differ, where processes may have assigned others.
@@ -174,12 +208,10 @@ class CommonState:
             if is_replicated(keras_variables.backing(variable))
             and state.is_mirrored(variable)
         ]
-        return [
-            variable
-            for variable in (*variables, *_others_of(self._model))
-            if tf.as_dtype(variable.dtype).is_numpy_compatible
-            and variable.dtype != "string"
-        ]
+        return _comparable([*variables, *self._others()])
+
+    def _others(self) -> list[Any]:
+        return _others_of(self._model) if self._has_variables else []
 
     def _refuse_variables(
         self, what: str, variables: list[Any], told: list[Any]
@@ -208,6 +240,16 @@ class CommonState:
         shown = [f"of {'norm ' * bool(n)}{n:.6g}" for n in norms]
         name = state.name_of(variables[position])
         raise _differs(what, name, shown, changed)
+
+
+def _comparable(variables: list[Any]) -> list[Any]:
+    """Returns those that hold numbers."""
+    dtypes = [state.backing(variable).dtype for variable in variables]
+    return [
+        variable
+        for variable, dtype in zip(variables, dtypes, strict=True)
+        if dtype.is_numpy_compatible and dtype != tf.string
+    ]
 
 
 def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
@@ -318,7 +360,9 @@ def _summing(
 
     handles = [tf.TensorSpec([], tf.resource)] * len(specs)
     return outside_of_strategies(
-        lambda: tensorflow_tracing.concrete_function(sums, [handles])
+        lambda: tensorflow_tracing.concrete_function(
+            sums, [handles], optimized=False
+        )
     )
 
 

@@ -1,5 +1,7 @@
 """What processes compare: programs whatever their rank, and variables."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -94,3 +96,35 @@ def test_what_is_assigned_outside_of_replicas_is_counted():
     (whole, norm), (seed, nothing) = common_state._sums([weight, seeds])
     assert (whole, norm) == (7.0, 5.0)
     assert (seed, nothing) == (4.0, 0.0)
+
+
+def test_all_variables_are_compared_after_many_steps_or_assignments(
+    monkeypatch,
+):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    kc.replicate(model, MANY)
+    counts = []  # of variables, by comparison
+
+    def gather_if_different(what, own):
+        sums = json.loads(own.text)[-1]
+        counts.append(len(sums))
+        return [json.loads(own.text)] if own.text in different else None
+
+    monkeypatch.setattr(
+        common_state, "gather_if_different", gather_if_different
+    )
+    different = set()
+    common = common_state.CommonState(model)
+    common.begun()
+    for steps in (400, 500, 99, 1, 999):
+        common.agree_after("an epoch", steps)
+    few, every = counts[0], max(counts)
+    assert counts == [few, few, few, few, every, few]
+    assert few == 0 < every
+    model.layers[0].bias.assign([3.0, 4.0])
+    before = common._read_settings()
+    different = {common_state.Comparable([before, 1, []]).text}
+    common.agree_after("an epoch", 1)
+    common.agree_after("an epoch", 1)
+    assert counts[6:] == [few, every, few]

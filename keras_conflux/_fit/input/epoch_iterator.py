@@ -78,8 +78,12 @@ def enumerate_step_groups(
 def _followed(
     drawing: Iterator[tuple[int, int, Any]], plan: ExecutionPlan
 ) -> Iterator[tuple[int, int, Any]]:
-    yield from drawing
-    plan.at_epoch_end()
+    steps = 0
+    for group in drawing:
+        steps += group[1] - group[0] + 1
+        yield group
+        del group  # so that its batches are not held while the next are drawn
+    plan.at_epoch_end(steps)
 
 
 @contextlib.contextmanager

@@ -49,8 +49,8 @@ class ExecutionPlan:
     """Whether a callback may tell Python code what the next batch is to be."""
     is_ending: Callable[[], bool] = lambda: False
     """Whether the next execution is to be the last."""
-    at_epoch_end: Callable[[], None] = lambda: None
-    """Called after the last step of an epoch."""
+    at_epoch_end: Callable[[int], None] = lambda steps: None
+    """Called after the last step of an epoch, with their number."""
     drawing: list[Generator] = dataclasses.field(default_factory=list)
     """What draws the batches of epochs. Keras leaves one half-way when it
     stops early."""
