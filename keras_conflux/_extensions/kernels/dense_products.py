@@ -24,33 +24,34 @@ def einsum(
     original: Callable, subscripts: str, *operands: Any, **options: Any
 ) -> Any:
     """Computes a product of a batch and a matrix within an XLA program."""
-    product = None
-    if _traces_for_xla() and len(operands) == 2 and not options:
-        product = _product(subscripts, *operands)
-    if product is None:
+    result = None
+    if traces_for_xla() and len(operands) == 2 and not options:
+        result = product(subscripts, *operands)
+    if result is None:
         return original(subscripts, *operands, **options)
-    return product
+    return result
 
 
 def einsum_dense(
     original: Callable, layer: Any, inputs: Any, training: Any = None
 ) -> Any:
     """Adds the bias of an `EinsumDense` within its product."""
-    if not _traces_for_xla() or getattr(layer, "bias", None) is None:
+    if not traces_for_xla() or getattr(layer, "bias", None) is None:
         return original(layer, inputs, training=training)
     kernel = layer.kernel  # which some layers compute each time it is read
-    outputs = _product(layer.equation, inputs, kernel, layer.bias)
+    outputs = product(layer.equation, inputs, kernel, layer.bias)
     if outputs is None:
         outputs = keras.ops.einsum(layer.equation, inputs, kernel)
         outputs = keras.ops.add(outputs, layer.bias)
     return outputs if layer.activation is None else layer.activation(outputs)
 
 
-def _traces_for_xla() -> bool:
+def traces_for_xla() -> bool:
+    """Whether a step is traced that XLA compiles."""
     return steps.in_xla() and not tf.executing_eagerly()
 
 
-def _product(
+def product(
     subscripts: str, batch: Any, weights: Any, *bias: Any
 ) -> tf.Tensor | None:
     """Returns the product, or `None` where it is Keras' to compute."""

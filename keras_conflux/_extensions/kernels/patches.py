@@ -4,6 +4,7 @@ from keras_conflux._compat.patching import patch_all
 from keras_conflux._extensions.kernels import attention
 from keras_conflux._extensions.kernels import dense_products
 from keras_conflux._extensions.kernels import gelu
+from keras_conflux._extensions.kernels import pointwise
 from keras_conflux._extensions.kernels import private_names
 
 PATCHES = (
@@ -11,6 +12,8 @@ PATCHES = (
     (private_names.GELU, gelu.gelu),
     (private_names.EINSUM, dense_products.einsum),
     (private_names.EINSUM_DENSE_CALL, dense_products.einsum_dense),
+    (private_names.CONV, pointwise.conv),
+    (private_names.SEPARABLE_CONV, pointwise.separable_conv),
 )
 
 

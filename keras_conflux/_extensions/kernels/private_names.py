@@ -14,12 +14,23 @@ EINSUM_DENSE_CALL = PrivateName(
     "keras.src.layers.core.einsum_dense:EinsumDense.call",
     "self, inputs, training",
 )
+CONV = PrivateName(
+    f"{TF_OPS}.nn:conv",
+    "inputs, kernel, strides, padding, data_format, dilation_rate",
+)
+SEPARABLE_CONV = PrivateName(
+    f"{TF_OPS}.nn:separable_conv",
+    "inputs, depthwise_kernel, pointwise_kernel, strides, padding, "
+    "data_format, dilation_rate",
+)
 
 NAMES = (
     ATTENTION,
     GELU,
     EINSUM,
     EINSUM_DENSE_CALL,
+    CONV,
+    SEPARABLE_CONV,
     PrivateName(
         "tensorflow.python.eager.forwardprop_util:TangentInfo.__new__",
         None,
