@@ -229,27 +229,32 @@ class Communicator:
         return self._reduce_in_graph(tensor, index, op)
 
     def reduce_scatter(
-        self, flat: tf.Tensor, index: int, rank: Any, in_xla: bool = False
+        self,
+        flat: tf.Tensor,
+        index: int,
+        rank: Callable[[], Any],
+        in_xla: bool = False,
     ) -> tf.Tensor:
         """Returns the replica's part of the sum of every replica's tensor.
 
         Args:
             flat: Of one axis, which the number of replicas divides.
             index: The calling replica.
-            rank: Its position among all, which may be a tensor.
+            rank: Returns its position among all, which may be a tensor, where
+                somebody needs it.
             in_xla: See `all_reduce`.
         """
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             return self._in_xla.reduce_scatter(flat, self._next_channel(index))
         total = self.all_reduce(flat, index, SUM, in_xla)
         size = length(flat) // self.size
-        return tf.slice(total, [rank * size], [size])
+        return tf.slice(total, [rank() * size], [size])
 
     def all_gather(
         self,
         parts: Sequence[tf.Tensor],
         index: int,
-        rank: Any,
+        rank: Callable[[], Any],
         in_xla: bool = False,
         after: Sequence[tf.Tensor] = (),
         again: bool = False,
@@ -259,7 +264,8 @@ class Communicator:
         Args:
             parts: Of one axis, whose sizes all replicas share.
             index: The calling replica.
-            rank: Its position among all, which may be a tensor.
+            rank: Returns its position among all, which may be a tensor, where
+                somebody needs it.
             in_xla: See `all_reduce`.
             after: Floats that have to be known before, where XLA orders.
             again: Whether it runs earlier than it is traced. See
@@ -268,7 +274,7 @@ class Communicator:
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             channel = self._next_channel(index)
             return self._in_xla.all_gather(parts, channel, after)
-        is_here = tf.expand_dims(tf.equal(tf.range(self.size), rank), -1)
+        is_here = tf.expand_dims(tf.equal(tf.range(self.size), rank()), -1)
 
         def joined(part: tf.Tensor) -> tf.Tensor:
             zero = SUM.neutral(part.dtype)

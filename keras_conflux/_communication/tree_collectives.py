@@ -134,12 +134,14 @@ class ReplicaCollectives:
             ],
         )
 
-    def scattered(self, flats: list[tf.Tensor], rank: Any) -> list[tf.Tensor]:
+    def scattered(
+        self, flats: list[tf.Tensor], rank: Callable[[], Any]
+    ) -> list[tf.Tensor]:
         """Returns the replica's parts of the sums of all replicas' tensors.
 
         Args:
             flats: Of one axis, which the number of replicas divides.
-            rank: The position of the replica, which may be a tensor.
+            rank: Returns the position of the replica, which may be a tensor.
         """
         self._assert_same_call("reduce-scatter", flats)
         # Those of the last layers are known first.
@@ -159,7 +161,7 @@ class ReplicaCollectives:
     def gathered(
         self,
         parts: list[tf.Tensor],
-        rank: Any,
+        rank: Callable[[], Any],
         after: Sequence[tf.Tensor] = (),
         again: bool = False,
     ) -> list[tf.Tensor]:
@@ -167,7 +169,7 @@ class ReplicaCollectives:
 
         Args:
             parts: Of one axis, whose sizes all replicas share.
-            rank: The position of the replica, which may be a tensor.
+            rank: Returns the position of the replica, which may be a tensor.
             after: Floats that have to be known before, where XLA orders.
             again: Whether it runs earlier than it is traced.
         """

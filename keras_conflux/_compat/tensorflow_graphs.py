@@ -101,9 +101,3 @@ def replace_input(
         index: Which of its inputs it is.
     """
     operation._update_input(index, tensor)
-
-
-def an_entry(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns one entry of a tensor, of shape `(1,)`."""
-    first = tf.reshape(tensor, [-1])[:1]
-    return tf.cast(tf.ensure_shape(first, [1]), dtype)

@@ -1,5 +1,6 @@
 """Operations that XLA alone knows."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,7 +83,10 @@ _PLATFORM = "CUDA"
 
 
 def all_gather(
-    parts: Sequence[tf.Tensor], count: int, channel: int
+    parts: Sequence[tf.Tensor],
+    count: int,
+    channel: int,
+    after: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
     """Joins the parts of `count` devices, in one collective of XLA.
 
@@ -90,22 +94,74 @@ def all_gather(
         parts: This device's, of one axis.
         count: How many devices there are.
         channel: A number that this call has on all devices, and no other.
+        after: Floats of which one entry each travels along, so that they have
+            to be known before.
     """
-    given = [f"tensor<{length(x)}x{_NAMES[x.dtype]}>" for x in parts]
-    found = [f"tensor<{count * length(x)}x{_NAMES[x.dtype]}>" for x in parts]
-    names = [f"%a{i}" for i in range(len(parts))]
-    arguments = ", ".join(map(": ".join, zip(names, given, strict=True)))
-    several = len(parts) > 1
-    results = [f"%r#{i}" for i in range(len(parts))] if several else ["%r"]
-    bound = f"%r:{len(parts)}" if several else "%r"
-    text = f"""module {{ func.func @main({arguments}) -> ({", ".join(found)}) {{
-      {bound} = "stablehlo.all_gather"({", ".join(names)}) <{{
-        all_gather_dim = 0 : i64, {_group(count, channel)}}}>
-        : ({", ".join(given)}) -> ({", ".join(found)})
-      return {", ".join(results)} : {", ".join(found)} }} }}"""
+    after = [_of_known_shape(each) for each in after]
+    operands = [*parts, *after]
+    names = [f"%a{i}" for i in range(len(operands))]
+    types = [_type(x.shape, x.dtype) for x in operands]
+    arguments = ", ".join(map(": ".join, zip(names, types, strict=True)))
     shapes = [[count * length(part)] for part in parts]
     dtypes = [part.dtype for part in parts]
-    return module_call(text, list(parts), shapes, dtypes, _PLATFORM, waits=True)
+    own = len(parts)
+    moved, given = names[:own], types[:own]
+    found = list(map(_type, shapes, dtypes))
+    entries: list[str] = []
+    if after:
+        entries = _entries(names[own:], after, dtypes[0])
+        moved.append("%entries")
+        given.append(_type([len(after)], dtypes[0]))
+        found.append(_type([count * len(after)], dtypes[0]))
+    several = len(moved) > 1
+    bound = f"%r:{len(moved)}" if several else "%r"
+    results = [f"%r#{i}" for i in range(own)] if several else ["%r"]
+    kept = ", ".join(found[:own])
+    text = f"""module {{ func.func @main({arguments}) -> ({kept}) {{
+      {" ".join(entries)}
+      {bound} = "stablehlo.all_gather"({", ".join(moved)}) <{{
+        all_gather_dim = 0 : i64, {_group(count, channel)}}}>
+        : ({", ".join(given)}) -> ({", ".join(found)})
+      return {", ".join(results)} : {kept} }} }}"""
+    return module_call(text, operands, shapes, dtypes, _PLATFORM, waits=True)
+
+
+def _entries(
+    names: Sequence[str], tensors: Sequence[tf.Tensor], dtype: tf.DType
+) -> list[str]:
+    """Returns what joins an entry of each of some tensors as `%entries`."""
+    lines: list[str] = []
+    one = _type([1], dtype)
+    for i, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
+        rank, own = len(tensor.shape), _type([1], tensor.dtype)
+        given = _type(tensor.shape, tensor.dtype)
+        cut = _type([1] * rank, tensor.dtype)
+        where = ", ".join(["0:1"] * rank)
+        lines += [
+            f"%s{i} = stablehlo.slice {name} [{where}] : ({given}) -> {cut}",
+            f"%f{i} = stablehlo.reshape %s{i} : ({cut}) -> {own}",
+            f"%e{i} = stablehlo.convert %f{i} : ({own}) -> {one}",
+        ]
+    joined = ", ".join(f"%e{i}" for i in range(len(tensors)))
+    ones = ", ".join([one] * len(tensors))
+    lines.append(
+        f'%entries = "stablehlo.concatenate"({joined}) <{{dimension = 0 : i64}}'
+        f"> : ({ones}) -> {_type([len(tensors)], dtype)}"
+    )
+    return lines
+
+
+def _of_known_shape(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor, or one entry if nobody knows how many it has."""
+    rank = tensor.shape.rank
+    if rank and not tensor.shape.is_fully_defined():
+        return tf.slice(tensor, [0] * rank, [1] * rank)
+    return tensor if rank else tf.reshape(tensor, [1])
+
+
+def _type(shape: Iterable[int | None], dtype: tf.DType) -> str:
+    """Returns what StableHLO calls a tensor whose sizes are known."""
+    return f"tensor<{'x'.join([*map(str, shape), _NAMES[dtype]])}>"
 
 
 def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:

@@ -19,9 +19,11 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.eager.polymorphic_function import compiler_ir
 
 import keras_conflux as kc
+from examples.benchmarks import models
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import shared_trace
 from keras_conflux._compat import tensorflow_xla
+from keras_conflux._extensions.sharding import cutting
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.numerics import gradients
 
@@ -99,20 +101,44 @@ def test_collectives_of_a_step(traces, shard):
         assert found.count(("all-gather", 2)) == 2 * LAYERS - 1
 
 
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+def test_parts_take_few_more_operations_than_copies(traces, monkeypatch):
+    """A start is mostly tracing, whose time is that of its operations."""
+    monkeypatch.setattr(cutting, "WHOLE_BELOW", 129)  # as many as if large
+    monkeypatch.setattr(gradients, "repeatable", on_gpus)
+    x = np.ones([4, 8])
+    for shard in (None, "weights"):
+        model = models.gpt(2, width=64, heads=2, length=8, vocabulary=96)
+        model.jit_compile = True
+        kc.replicate(model, devices=2, shard=shard)
+        with pytest.raises(Traced):
+            model.fit(x, x, verbose=0)
+    copies, weights = map(operations, traces)
+    assert weights < 1.1 * copies
+
+
+def operations(trace):
+    """Returns of how many operations a program is, functions included."""
+    program = trace._concrete.graph.as_graph_def()
+    functions = [len(each.node_def) for each in program.library.function]
+    return len(program.node) + sum(functions)
+
+
+def on_gpus(grads):
+    """GPUs make gradients dense, between the tape and the optimizer."""
+    return [
+        tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
+        for g in grads
+    ]
+
+
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")
 @pytest.mark.parametrize(
     ("shard", "options"),
     [("optimizer", {}), (None, {"gradient_accumulation_steps": 2})],
 )
 def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
-    """GPUs make them dense, between the tape and the optimizer."""
-
-    def on_gpus(grads):
-        return [
-            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
-            for g in grads
-        ]
-
     def made_global(grads, *_):
         raise AssertionError("the optimizer took gradients for the user's")
 

@@ -1,6 +1,7 @@
 """Reduces, scatters and gathers inside XLA programs, between GPUs."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -9,7 +10,6 @@ import tensorflow as tf
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._compat.tensorflow_internals import own_variable
@@ -45,6 +45,7 @@ class XlaNccl:
         self._rank = rank
         self._size = size
         self._group_key = group_key
+        self._told: weakref.WeakSet = weakref.WeakSet()
         self._latest = [own_variable(each, 0.0) for each in devices if in_order]
 
     def all_reduce(
@@ -88,18 +89,18 @@ class XlaNccl:
         dependencies before it orders.
         """
         self._say_devices()
-        entries = [
-            tensorflow_graphs.an_entry(each, parts[0].dtype) for each in after
-        ]
-        if entries:
-            parts = [*parts, tf.concat(entries, 0)]
-        found = tensorflow_xla.all_gather(parts, self._size, _GATHERS + call)
-        return found[: len(found) - bool(entries)]
+        return tensorflow_xla.all_gather(
+            parts, self._size, _GATHERS + call, after
+        )
 
     def _say_devices(self) -> None:
         # Only CollectiveReduceV2 says which devices the program is for, and it
-        # supports sums and products alone. So it sums an empty tensor.
-        self._lowered(tf.zeros([0], tf.int32), SUM)
+        # supports sums and products alone. So it sums an empty tensor, once
+        # in each graph.
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._told:
+            self._told.add(graph)
+            self._lowered(tf.zeros([0], tf.int32), SUM)
 
     def _reduced(self, tensor: tf.Tensor, index: int, op: Op) -> tf.Tensor:
         if not isinstance(op, Extreme):

@@ -182,7 +182,7 @@ def _each_by_one(optimizer: Any, given: list[tf.Tensor]) -> list[tf.Tensor]:
     several = [given[i % len(given)] for i in range(collectives.count)]
     own = tf.gather(tf.stack(several), rank)
     own = _iterated(optimizer, tf.ensure_shape(own, given[0].shape))
-    (flat,) = collectives.gathered([tf.reshape(own, [-1])], rank)
+    (flat,) = collectives.gathered([tf.reshape(own, [-1])], lambda: rank)
     whole = tf.reshape(flat, [collectives.count, *given[0].shape])
     found = tf.unstack(whole)[: len(given)]
     step = steps.current_fit_step()

@@ -139,7 +139,7 @@ class _Unit:
 
             return found, gradient
 
-        parts = [state.own_copy(each).read_value() for each in self.variables]
+        parts = [state.own_copy(each).value() for each in self.variables]
         found = gathered(*parts)
         # A list of one comes back as its element.
         self.whole = list(found) if isinstance(found, list | tuple) else [found]
@@ -150,7 +150,7 @@ class _Unit:
     ) -> list[tf.Tensor]:
         """Returns the whole weights, of parts that have been cast."""
         flats = replica_collectives().gathered(
-            self.parts, rank_as_tensor(), after, again
+            self.parts, rank_as_tensor, after, again
         )
         return [
             layout.whole(flat)
@@ -175,7 +175,7 @@ class _Unit:
                 upstream, parts, self.layouts, strict=True
             )
         ]
-        return replica_collectives().scattered(flats, rank_as_tensor())
+        return replica_collectives().scattered(flats, rank_as_tensor)
 
 
 class GatheredWeights(Part):

@@ -71,13 +71,13 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
 
     @tf.custom_gradient
     def whole(part: tf.Tensor) -> Any:
-        (flat,) = replica_collectives().gathered([part], rank_as_tensor())
+        (flat,) = replica_collectives().gathered([part], rank_as_tensor)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             if step is None:
                 return _passed(part, variable)
             flat = variable.layout.flat(tf.convert_to_tensor(upstream))
-            return replica_collectives().scattered([flat], rank_as_tensor())[0]
+            return replica_collectives().scattered([flat], rank_as_tensor)[0]
 
         return variable.layout.whole(flat), gradient
 

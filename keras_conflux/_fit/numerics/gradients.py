@@ -212,7 +212,7 @@ def _gathered(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     """Returns whole gradients of what lies in parts."""
     given = [i for i, g in enumerate(grads) if g is not None]
     flats = replica_collectives().gathered(
-        [grads[i] for i in given], rank_as_tensor()
+        [grads[i] for i in given], rank_as_tensor
     )
     found = list(grads)
     for i, flat in zip(given, flats, strict=True):
