@@ -31,6 +31,7 @@ _custom_gradient: Any = tf.custom_gradient
 _older_graphs: Any = weakref.WeakKeyDictionary()
 _WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
 """What TensorFlow calls stateful, and what may yet run once more."""
+_types_with_functions: dict[str, bool] = {}
 _modules: dict[bytes, bool] = {}
 """StableHLO modules of this package: whether replicas wait in them."""
 LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
@@ -208,11 +209,24 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
 
 def _functions_of(operation: tf.Operation) -> list[str]:
     """Returns the names of the functions that an operation runs."""
+    if not _may_run_functions(operation):
+        return []
     attributes = operation.node_def.attr.values()
     functions = [each.func for each in attributes if each.HasField("func")]
     for each in attributes:
         functions.extend(each.list.func)
     return [each.name for each in functions]
+
+
+def _may_run_functions(operation: tf.Operation) -> bool:
+    """Whether operations of its type run functions."""
+    kind = operation.type
+    if kind not in _types_with_functions:
+        attributes = operation.op_def.attr
+        _types_with_functions[kind] = any(
+            each.type in ("func", "list(func)") for each in attributes
+        )
+    return _types_with_functions[kind]
 
 
 def is_or_runs(
@@ -330,24 +344,48 @@ def copied(
     return copy(*inputs)
 
 
-def copied_to_other(
-    operation: tf.Operation, inputs: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Returns what an operation of another graph gives in the current one.
+def copy_to_other(
+    operations: dict[tf.Operation, list[tf.Tensor]], known: dict[int, tf.Tensor]
+) -> None:
+    """Puts operations of another graph into the current one.
 
-    It keeps its name and its device, and runs the same functions.
+    They keep their names and devices, and run the same functions. TensorFlow
+    imports all at once, in a fifth of the time that it takes to make them.
+
+    Args:
+        operations: What each takes, each after those of which it does.
+        known: What tensors of the other graph are in the current one, or in one
+            around it, by their ids. It gets the outputs.
     """
     here: Any = tf.compat.v1.get_default_graph()
-    for name in _functions_of(operation):
-        here._add_function_recursive(operation.graph._get_function(name))
-    with tf.device(None), tf.device(operation.device):
-        copies = _copied_as_it_is(operation, inputs, operation.name)
-    for old, new in zip(operation.outputs, copies, strict=True):
-        if old.dtype in (tf.resource, tf.variant):
-            copy_handle_data(old, new)
-        elif new.shape.rank is None or not new.shape.is_fully_defined():
-            new.set_shape(old.shape)
-    return copies
+    copies = tf.compat.v1.GraphDef()
+    copies.versions.CopyFrom(here.graph_def_versions)
+    given: dict[str, tf.Tensor] = {}
+    for operation, inputs in operations.items():
+        for name in _functions_of(operation):
+            here._add_function_recursive(operation.graph._get_function(name))
+        node = copies.node.add()
+        node.CopyFrom(operation.node_def)
+        node.attr.pop("_class", None)
+        node.input[:] = [each.name for each in inputs]
+        for each in inputs:
+            if each.op not in operations and each.name not in given:
+                outside = _constant_if_known(known[id(each)])
+                given[each.name] = here.capture(outside)
+    begin = len(here.get_operations())
+    with tf.device(None):
+        found = tf.graph_util.import_graph_def(
+            copies, given, [each.name for each in operations], name=""
+        )
+    # By this order TensorFlow knows what is read before it is written.
+    assert found == here.get_operations()[begin:]
+    for operation, copy in zip(operations, found, strict=True):
+        for old, new in zip(operation.outputs, copy.outputs, strict=True):
+            known[id(old)] = new
+            if old.dtype in (tf.resource, tf.variant):
+                copy_handle_data(old, new)
+            elif new.shape.rank is None or not new.shape.is_fully_defined():
+                new.set_shape(old.shape)
 
 
 def written_by(operation: tf.Operation) -> list[tf.Tensor]:
@@ -377,9 +415,7 @@ def _read_and_changed(operation: tf.Operation) -> Any:
 
 
 def _copied_as_it_is(
-    operation: tf.Operation,
-    inputs: list[tf.Tensor],
-    name: str | None = None,
+    operation: tf.Operation, inputs: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     definition = operation.node_def
     copy = tf.compat.v1.get_default_graph().create_op(
@@ -388,7 +424,6 @@ def _copied_as_it_is(
         [output.dtype for output in operation.outputs],
         attrs={k: v for k, v in definition.attr.items() if k != "_class"},
         op_def=operation.op_def,
-        name=name,
     )
     return list(copy.outputs)
 

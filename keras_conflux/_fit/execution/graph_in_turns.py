@@ -379,8 +379,7 @@ class _Runner:
 
     def run_once(self, operations: list[tf.Operation]) -> None:
         """Runs what does not depend on microbatches."""
-        for operation in operations:
-            _copy(operation, self.known)
+        _copy(operations, self.known)
 
     def run_turns(self, loop: _Loop) -> list[tf.Tensor]:
         """Runs the turns of a phase.
@@ -416,8 +415,7 @@ class _Runner:
                 self._placeholders, given, strict=True
             ):
                 known[id(placeholder)] = value
-            for operation in operations:
-                _copy(operation, known)
+            _copy(operations, known)
             return [known[id(each.given)] for each in kept]
 
         first: list[Any] = [None] * len(kept)
@@ -513,14 +511,11 @@ class _Accumulator:
         return tf.cond(is_first, lambda: new, lambda: of_two(old, new))
 
 
-def _copy(operation: tf.Operation, known: _Known) -> None:
-    """Puts an operation into the graph that is being traced."""
-    if operation.type == "Placeholder":
-        return
-    inputs = [known[id(each)] for each in _inputs(operation)]
-    outputs = traced_graphs.copied_to_other(operation, inputs)
-    for old, new in zip(operation.outputs, outputs, strict=True):
-        known[id(old)] = new
+def _copy(operations: Iterable[tf.Operation], known: _Known) -> None:
+    """Puts operations into the graph that is being traced."""
+    traced_graphs.copy_to_other(
+        {x: _inputs(x) for x in operations if x.type != "Placeholder"}, known
+    )
 
 
 def _inputs(operation: tf.Operation) -> list[tf.Tensor]:
