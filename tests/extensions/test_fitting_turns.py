@@ -294,6 +294,13 @@ class Standardized(layers.Layer):
         return x - tf.reduce_mean(x, 0)
 
 
+class AlwaysNormalized(layers.BatchNormalization):
+    """Normalizes by samples, also when the model is evaluated."""
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training=True, mask=mask)
+
+
 def test_what_would_depend_on_memory(monkeypatch):
     Memory(monkeypatch, 500 * MB)
 
@@ -307,6 +314,11 @@ def test_what_would_depend_on_memory(monkeypatch):
 
     with pytest.raises(NotImplementedError, match="which samples these are"):
         fit(Standardized())
+    model = keras.Sequential([layers.Input((8,)), AlwaysNormalized()])
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, 1, microbatches="auto")
+    with pytest.raises(NotImplementedError, match="by which samples"):
+        model.evaluate(X, Y, verbose=0)
     # Each of these normalizes by no samples, or by all.
     fit(layers.BatchNormalization(trainable=False))
     fit(layers.BatchNormalization(), run_eagerly=True)
@@ -318,11 +330,16 @@ def test_what_it_cannot_be_chosen_for(monkeypatch):
         [layers.Input((8,)), layers.BatchNormalization(), layers.Dense(1)]
     )
     model.compile("sgd", "mse", jit_compile=False)
+    wanted = model.evaluate(X, Y, verbose=0)
     kc.replicate(model, 1, microbatches="auto")
+    found = model.evaluate(X, Y, verbose=0)  # it normalizes by no samples
+    assert found == pytest.approx(wanted)
     with pytest.raises(NotImplementedError, match="by which samples"):
         model.fit(X, Y, verbose=0)
-    monkeypatch.setattr(core, "_choosers", core._choosers[:1])
     kc.synchronize_batch_norm(model)
+    model.fit(X, Y, verbose=0)
+    monkeypatch.setattr(core, "_choosers", core._choosers[:1])
+    model.compile("sgd", "mse", jit_compile=False)  # makes its step anew
     with pytest.raises(NotImplementedError, match="CONFLUX_EXTENSIONS=0"):
         model.fit(X, Y, verbose=0)
     fitting = FittingTurns(step(), ["GPU:0"])

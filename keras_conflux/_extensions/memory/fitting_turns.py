@@ -33,8 +33,6 @@ from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import StepGroup
 from keras_conflux._fit.input.host_to_device import is_dense
 from keras_conflux._fit.input.host_to_device import size_in_bytes
-from keras_conflux._replication import batch_norm
-from keras_conflux._replication import state
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 USED = 0.9
@@ -88,14 +86,7 @@ def _chooser(
     model: keras.Model, step: ReplicaStep, strategy: ReplicatedStrategy
 ) -> NumberOfTurns:
     refuse_others(model.name, strategy)
-    found = batch_norm.unsynchronized(state.stateful_objects(model))
-    layers = [layer for layer in found if layer.trainable]
-    if layers:
-        raise NotImplementedError(
-            f'{model.name}: with `microbatches="auto"` the memory of a device '
-            f"would decide by which samples {layers[0].name} normalizes. Call "
-            "`keras_conflux.synchronize_batch_norm(model)`, or give a number."
-        )
+    step.turns_may_change = True
     if all(map(tells, strategy.devices)):
         return FittingTurns(step, strategy.devices)
     if model not in _told:
@@ -149,7 +140,6 @@ class FittingTurns(NumberOfTurns):
         self._found: list[_Found] = []
         self._spare = 0
         self._told: set[int] = set()
-        step.turns_may_change = True
 
     def begins(self, group: StepGroup) -> None:
         """See `NumberOfTurns`. The next group may come at any time."""

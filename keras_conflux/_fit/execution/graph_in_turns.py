@@ -178,6 +178,9 @@ class _Plan:
         self._arguments = {each.op for each in traced.arguments}
         self._order = _in_order(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
+        self._before = {
+            each: [x.op for x in _inputs(each)] for each in self._order
+        }
         self._effects = [
             each for each in self._order if _must_run(each, compiled)
         ]
@@ -200,7 +203,7 @@ class _Plan:
         if operation in self._cuts:
             return False
         return operation in self._arguments or any(
-            self._varies[each.op] for each in _inputs(operation)
+            self._varies[each] for each in self._before[operation]
         )
 
     def _behind(
@@ -215,7 +218,7 @@ class _Plan:
                 continue
             if operation not in found:
                 found.add(operation)
-                waiting += [each.op for each in _inputs(operation)]
+                waiting += self._before[operation]
         return sorted(found, key=self._positions.__getitem__)
 
     def _share_loops(self) -> None:
@@ -251,8 +254,8 @@ class _Plan:
         latest = dict.fromkeys(self._order, last)
         for operation in reversed(self._order):
             before = latest[operation] - (operation in self._cuts)
-            for each in _inputs(operation):
-                latest[each.op] = min(latest[each.op], before)
+            for each in self._before[operation]:
+                latest[each] = min(latest[each], before)
             if operation not in self._cuts:
                 for each in operation.control_inputs:
                     waits = self._waits(operation, each)
@@ -280,7 +283,7 @@ class _Plan:
 
     def _phase(self, operation: tf.Operation) -> int:
         """Returns in which phase an operation can run first."""
-        phases = [self._phases[each.op] for each in _inputs(operation)]
+        phases = [self._phases[each] for each in self._before[operation]]
         if operation in self._cuts:
             return max(phases[0] + 1, self._earliest.get(operation, 0))
         for before in operation.control_inputs:
