@@ -378,7 +378,8 @@ def copy_to_other(
             copies, given, [each.name for each in operations], name=""
         )
     # By this order TensorFlow knows what is read before it is written.
-    assert found == here.get_operations()[begin:]
+    if found != here.get_operations()[begin:]:
+        raise AssertionError("TensorFlow imports operations in another order")
     for operation, copy in zip(operations, found, strict=True):
         for old, new in zip(operation.outputs, copy.outputs, strict=True):
             known[id(old)] = new

@@ -67,6 +67,23 @@ def bodies(graph):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+def test_what_runs_once_keeps_its_order(compiled):
+    # Nothing but its order says what is read before it is written.
+    state = tf.Variable(1.0)
+
+    def step(x, cut):
+        before = state.read_value()
+        state.assign(2.0)
+        between = state.read_value()
+        state.assign(3.0)
+        return [before, between, state.read_value(), cut(tf.reduce_sum(x))]
+
+    found, _ = run_in_turns(step, compiled=compiled)
+    np.testing.assert_allclose(found, [1, 2, 3, X.sum()], rtol=1e-5)
+    assert state.numpy() == 3
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 def test_a_value_that_depends_on_another_reduction(compiled):
     def step(x, cut):
         y = tf.tanh(x)
