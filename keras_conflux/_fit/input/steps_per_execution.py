@@ -20,15 +20,12 @@ MAX_STEPS_PER_EXECUTION = 256
 MAX_EXECUTION_SECONDS = 4.0
 """The maximum duration of such an execution, so that the progress bar moves
 and an interrupt is heard."""
-EFFICIENT_SECONDS = 0.7
-"""The duration that makes the start of an execution less than half a percent
-of it."""
 INPUT_MEMORY_FRACTION = 1 / 32
 """The fraction of a device's memory that the batches of an execution take at
 most."""
-FREE_MEMORY_FRACTION = 1 / 128
-"""The fraction that they may take of executions that would be efficient with
-fewer."""
+EFFICIENT_STEPS = 16
+"""Of how many steps the batches may take as much. More gain little, and take a
+quarter of it at most."""
 
 _MAX_GROWTH = 4
 """The next execution has at most so many times the steps of the one before."""
@@ -156,7 +153,6 @@ class StepsPerExecution:
         self._own_next = requested
         """The same, as this process would choose it."""
         self._memory = memory
-        self._batch_size = 1
         self._limit = None if self.chosen_here else requested
         self._executions = 0
 
@@ -185,15 +181,10 @@ class StepsPerExecution:
     def note_batch(self, size: int) -> None:
         """Sets the limit by the first batch's size in bytes."""
         if self._limit is None:
-            self._batch_size = max(size, 1)
-            fitting = self._memory // self._batch_size
-            self._limit = power_of_two(min(MAX_STEPS_PER_EXECUTION, fitting))
-
-    def _useful(self, step_seconds: float) -> int:
-        """Returns from how many steps on more would only take memory."""
-        free = FREE_MEMORY_FRACTION / INPUT_MEMORY_FRACTION * self._memory
-        useful = max(EFFICIENT_SECONDS / step_seconds, free / self._batch_size)
-        return min(self.limit, 2 ** math.ceil(math.log2(max(useful, 1))))
+            fitting = self._memory // max(size, 1)
+            useful = max(EFFICIENT_STEPS, fitting // 4)
+            most = min(MAX_STEPS_PER_EXECUTION, fitting, useful)
+            self._limit = power_of_two(most)
 
     def note_execution(self, steps: int, seconds: float) -> None:
         """Chooses the length of the execution after next."""
@@ -202,5 +193,5 @@ class StepsPerExecution:
         if self.chosen_here and self._executions > 1:
             self.timings.note_execution(steps, seconds)
             fitting = int(MAX_EXECUTION_SECONDS * steps / seconds)
-            maximum = min(self._useful(seconds / steps), _MAX_GROWTH * steps)
+            maximum = min(self.limit, _MAX_GROWTH * steps)
             self._own_next = power_of_two(min(maximum, fitting))
