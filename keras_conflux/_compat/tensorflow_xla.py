@@ -154,6 +154,8 @@ def _entries(
 def _of_known_shape(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor, or one entry if nobody knows how many it has."""
     rank = tensor.shape.rank
+    if rank is None:
+        return tf.ensure_shape(tf.reshape(tensor, [-1])[:1], [1])
     if rank and not tensor.shape.is_fully_defined():
         return tf.slice(tensor, [0] * rank, [1] * rank)
     return tensor if rank else tf.reshape(tensor, [1])

@@ -108,9 +108,10 @@ class CommonState:
     def agree_after(self, what: str, steps: int) -> None:
         """Raises unless all have the same settings and, if need be, variables.
 
-        All variables are compared after many steps, and if processes have not
-        assigned equally often; else those that the model does not know, whose
-        assignments are not counted.
+        All variables are compared after many steps, and if what has been
+        assigned differs. Else they are those that were assigned, outside of
+        steps, and those that the model does not know, as nobody counts their
+        assignments.
 
         Args:
             what: The next action of this process.
@@ -122,11 +123,13 @@ class CommonState:
         self._steps += steps
         settings = self._read_settings()
         count = replicated_extended.assignments_of_all() - self._assignments
-        others = _comparable(self._others())
-        own = Comparable([settings, count, _sums(others)])
+        assigned = self._assigned_since() if count else []
+        compared = [*assigned, *_comparable(self._others())]
+        own = Comparable([settings, count, _sums(compared)])
         told = gather_if_different(what, own)
         if told is not None:
             self._refuse_settings(what, [each[0] for each in told])
+        self._settings = settings
         if told is not None or self._steps >= _STEPS_BETWEEN:
             self.agree(f"{what}, with all variables")
 
@@ -209,6 +212,13 @@ class CommonState:
             and state.is_mirrored(variable)
         ]
         return _comparable([*variables, *self._others()])
+
+    def _assigned_since(self) -> list[Any]:
+        """Returns what was assigned since all variables were compared."""
+        variables = self._variables()
+        now = _assignments(variables)
+        before = self._assigned
+        return [v for v in variables if now[id(v)] != before.get(id(v), 0)]
 
     def _others(self) -> list[Any]:
         return _others_of(self._model) if self._has_variables else []

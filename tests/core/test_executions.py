@@ -28,11 +28,13 @@ from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
+from keras_conflux._fit.input.step_groups import EndOfData
 from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
@@ -708,3 +710,32 @@ def test_a_kept_thread_keeps_no_batch():
     while there() is not None and time.monotonic() < until:
         time.sleep(0.01)
     assert there() is None
+
+
+@pytest.mark.parametrize("ends", ["at its number", "with its data", "early"])
+def test_the_end_of_an_epoch_is_told_once(ends):
+    closed, told = [], []
+
+    def draw():
+        try:
+            yield 0, 0, "batches"
+            yield 1, 3, "batches"
+            if ends == "with its data":
+                raise EndOfData
+        finally:
+            closed.append(True)
+
+    strategy = kc.replicate(devices=1)
+    plan = ExecutionPlan(strategy, compiled=True, at_epoch_end=told.append)
+    drawing = draw()  # which the plan holds as well
+    followed = epoch_iterator._followed(drawing, plan)
+    if ends == "early":  # as Keras drops one
+        next(followed)
+        del followed
+    elif ends == "with its data":
+        with pytest.raises(EndOfData):
+            list(followed)
+    else:
+        assert len(list(followed)) == 2
+    assert closed == [True]
+    assert told == ([] if ends == "early" else [4])

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Generator
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from keras_conflux._fit.input.epoch_observer import EpochObserver
 from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
+from keras_conflux._fit.input.step_groups import EndOfData
 from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication.strategy import default_strategy
@@ -76,14 +78,20 @@ def enumerate_step_groups(
 
 
 def _followed(
-    drawing: Iterator[tuple[int, int, Any]], plan: ExecutionPlan
+    drawing: Generator[tuple[int, int, Any]], plan: ExecutionPlan
 ) -> Iterator[tuple[int, int, Any]]:
-    steps = 0
-    for group in drawing:
-        steps += group[1] - group[0] + 1
-        yield group
-        del group  # so that its batches are not held while the next are drawn
+    steps, end = 0, None
+    try:
+        with contextlib.closing(drawing):
+            for group in drawing:
+                steps += group[1] - group[0] + 1
+                yield group
+                del group  # lest its batches are held while others are drawn
+    except EndOfData as error:  # of data whose length was not known
+        end = error
     plan.at_epoch_end(steps)
+    if end is not None:
+        raise end
 
 
 @contextlib.contextmanager
