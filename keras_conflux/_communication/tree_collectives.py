@@ -35,6 +35,7 @@ class ReplicaCollectives:
         communicator: The channel of the strategy.
         index: The replica of this process that calls.
         in_xla: Whether what is traced becomes part of an XLA program.
+        rank_as_tensor: Returns its position among all, which may be a tensor.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class ReplicaCollectives:
         communicator: Communicator | OneReplica,
         index: int,
         in_xla: bool = False,
+        rank_as_tensor: Callable[[], Any] = lambda: 0,
     ) -> None:
         self._communicator = communicator
         self._index = index
         self._in_xla = in_xla
+        self._rank_as_tensor = rank_as_tensor
 
     @property
     def _rank(self) -> int:
@@ -134,20 +137,17 @@ class ReplicaCollectives:
             ],
         )
 
-    def scattered(
-        self, flats: list[tf.Tensor], rank: Callable[[], Any]
-    ) -> list[tf.Tensor]:
+    def scattered(self, flats: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the replica's parts of the sums of all replicas' tensors.
 
         Args:
             flats: Of one axis, which the number of replicas divides.
-            rank: Returns the position of the replica, which may be a tensor.
         """
         self._assert_same_call("reduce-scatter", flats)
         # Those of the last layers are known first.
         parts = [
             self._communicator.reduce_scatter(
-                flat, self._index, rank, self._in_xla
+                flat, self._index, self._rank_as_tensor, self._in_xla
             )
             for flat in reversed(flats)
         ]
@@ -161,7 +161,6 @@ class ReplicaCollectives:
     def gathered(
         self,
         parts: list[tf.Tensor],
-        rank: Callable[[], Any],
         after: Sequence[tf.Tensor] = (),
         again: bool = False,
     ) -> list[tf.Tensor]:
@@ -169,7 +168,6 @@ class ReplicaCollectives:
 
         Args:
             parts: Of one axis, whose sizes all replicas share.
-            rank: Returns the position of the replica, which may be a tensor.
             after: Floats that have to be known before, where XLA orders.
             again: Whether it runs earlier than it is traced.
         """
@@ -179,7 +177,12 @@ class ReplicaCollectives:
             parts, lambda part: length(part) * self.count, GATHERED_TOGETHER
         ):
             whole += self._communicator.all_gather(
-                group, self._index, rank, self._in_xla, after, again
+                group,
+                self._index,
+                self._rank_as_tensor,
+                self._in_xla,
+                after,
+                again,
             )
         return whole
 

@@ -174,17 +174,18 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
         count: How many devices there are.
         channel: A number that this call has on all devices, and no other.
     """
-    size, dtype = length(flat), _NAMES[flat.dtype]
-    given, found = f"tensor<{size}x{dtype}>", f"tensor<{size // count}x{dtype}>"
+    size, dtype = length(flat), flat.dtype
+    given, found = _type([size], dtype), _type([size // count], dtype)
+    one = _type([], dtype)
     text = f"""module {{ func.func @main(%0: {given}) -> {found} {{
       %1 = "stablehlo.reduce_scatter"(%0) <{{
         scatter_dimension = 0 : i64, {_group(count, channel)}}}> ({{
-          ^bb0(%a: tensor<{dtype}>, %b: tensor<{dtype}>):
-            %c = stablehlo.add %a, %b : tensor<{dtype}>
-            stablehlo.return %c : tensor<{dtype}> }})
+          ^bb0(%a: {one}, %b: {one}):
+            %c = stablehlo.add %a, %b : {one}
+            stablehlo.return %c : {one} }})
         : ({given}) -> {found}
       return %1 : {found} }} }}"""
-    shapes, dtypes = [[size // count]], [flat.dtype]
+    shapes, dtypes = [[size // count]], [dtype]
     return module_call(text, [flat], shapes, dtypes, _PLATFORM, waits=True)[0]
 
 

@@ -254,11 +254,11 @@ class CommonState:
 
 def _comparable(variables: list[Any]) -> list[Any]:
     """Returns those that hold numbers."""
-    dtypes = [state.backing(variable).dtype for variable in variables]
     return [
         variable
-        for variable, dtype in zip(variables, dtypes, strict=True)
-        if dtype.is_numpy_compatible and dtype != tf.string
+        for variable in variables
+        if (dtype := state.backing(variable).dtype).is_numpy_compatible
+        and dtype != tf.string
     ]
 
 

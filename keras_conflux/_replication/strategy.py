@@ -445,7 +445,7 @@ def replica_index() -> int:
 def replica_collectives() -> ReplicaCollectives:
     """Returns the collectives of the running replica. There must be one."""
     return ReplicaCollectives(
-        _channel(), replica_index(), in_xla=steps.in_xla()
+        _channel(), replica_index(), steps.in_xla(), rank_as_tensor
     )
 
 

@@ -177,12 +177,12 @@ def _rounds(inputs: list[tf.Tensor]) -> list[list[int]]:
 
 
 def _each_by_one(optimizer: Any, given: list[tf.Tensor]) -> list[tf.Tensor]:
-    collectives, rank = replica_collectives(), rank_as_tensor()
+    collectives = replica_collectives()
     # A replica that gets none computes one again.
     several = [given[i % len(given)] for i in range(collectives.count)]
-    own = tf.gather(tf.stack(several), rank)
+    own = tf.gather(tf.stack(several), rank_as_tensor())
     own = _iterated(optimizer, tf.ensure_shape(own, given[0].shape))
-    (flat,) = collectives.gathered([tf.reshape(own, [-1])], lambda: rank)
+    (flat,) = collectives.gathered([tf.reshape(own, [-1])])
     whole = tf.reshape(flat, [collectives.count, *given[0].shape])
     found = tf.unstack(whole)[: len(given)]
     step = steps.current_fit_step()

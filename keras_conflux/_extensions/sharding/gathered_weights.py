@@ -35,7 +35,6 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
 
 AHEAD = 1
@@ -149,9 +148,7 @@ class _Unit:
         self, after: Sequence[tf.Tensor], again: bool = False
     ) -> list[tf.Tensor]:
         """Returns the whole weights, of parts that have been cast."""
-        flats = replica_collectives().gathered(
-            self.parts, rank_as_tensor, after, again
-        )
+        flats = replica_collectives().gathered(self.parts, after, again)
         return [
             layout.whole(flat)
             for layout, flat in zip(self.layouts, flats, strict=True)
@@ -175,7 +172,7 @@ class _Unit:
                 upstream, parts, self.layouts, strict=True
             )
         ]
-        return replica_collectives().scattered(flats, rank_as_tensor)
+        return replica_collectives().scattered(flats)
 
 
 class GatheredWeights(Part):

@@ -102,7 +102,7 @@ class ShardedUpdates(Part):
         sums = collectives.all_reduce("sum", [grads[i] for i in rest])
         for i, total in zip(rest, sums, strict=True):
             found[i] = total
-        flats = collectives.gathered([grads[i] for i in cut], rank_as_tensor)
+        flats = collectives.gathered([grads[i] for i in cut])
         for i, flat in zip(cut, flats, strict=True):
             layout = self._layouts[i]
             assert layout is not None, "it is cut"
@@ -300,7 +300,7 @@ def _in_parts(
             where.append(i)
             dense = tf.convert_to_tensor(g)
             flats.append(layout.flat(dtypes.weighted(dense, weight)))
-    parts = collectives.scattered(flats, rank_as_tensor)
+    parts = collectives.scattered(flats)
     for i, part in zip(where, parts, strict=True):
         found[i] = part
     return found
@@ -400,7 +400,7 @@ def _own(variable: keras.Variable) -> tf.Variable:
 def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
     """Gathers what all replicas hold whole, and each has updated a part of."""
     parts = [part for _, _, part in cut]
-    flats = replica_collectives().gathered(parts, rank_as_tensor)
+    flats = replica_collectives().gathered(parts)
     for (variable, layout, _), flat in zip(cut, flats, strict=True):
         given_tensors.overwrite(variable, layout.whole(flat))
 

@@ -16,7 +16,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import rank_as_tensor
 from keras_conflux._replication.strategy import replica_collectives
 
 
@@ -71,13 +70,13 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
 
     @tf.custom_gradient
     def whole(part: tf.Tensor) -> Any:
-        (flat,) = replica_collectives().gathered([part], rank_as_tensor)
+        (flat,) = replica_collectives().gathered([part])
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             if step is None:
                 return _passed(part, variable)
             flat = variable.layout.flat(tf.convert_to_tensor(upstream))
-            return replica_collectives().scattered([flat], rank_as_tensor)[0]
+            return replica_collectives().scattered([flat])[0]
 
         return variable.layout.whole(flat), gradient
 
