@@ -102,9 +102,11 @@ class OneReplica:
         """Returns what the replica gives."""
         return tf.identity(tensor)
 
-    def reduce_scatter(self, flat: tf.Tensor, *_: Any) -> tf.Tensor:
+    def reduce_scatter(
+        self, flat: tf.Tensor, dtype: tf.DType, *_: Any
+    ) -> tf.Tensor:
         """Returns what the replica gives."""
-        return tf.identity(flat)
+        return tf.identity(tf.cast(flat, dtype))
 
     def all_gather(
         self, parts: Sequence[tf.Tensor], *_: Any
@@ -231,6 +233,7 @@ class Communicator:
     def reduce_scatter(
         self,
         flat: tf.Tensor,
+        dtype: tf.DType,
         index: int,
         rank: Callable[[], Any],
         in_xla: bool = False,
@@ -239,14 +242,16 @@ class Communicator:
 
         Args:
             flat: Of one axis, which the number of replicas divides.
+            dtype: In which they are added up.
             index: The calling replica.
             rank: Returns its position among all, which may be a tensor, where
                 somebody needs it.
             in_xla: See `all_reduce`.
         """
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
-            return self._in_xla.reduce_scatter(flat, self._next_channel(index))
-        total = self.all_reduce(flat, index, SUM, in_xla)
+            channel = self._next_channel(index)
+            return self._in_xla.reduce_scatter(flat, dtype, rank, channel)
+        total = self.all_reduce(tf.cast(flat, dtype), index, SUM, in_xla)
         size = length(flat) // self.size
         return tf.slice(total, [rank() * size], [size])
 

@@ -137,19 +137,22 @@ class ReplicaCollectives:
             ],
         )
 
-    def scattered(self, flats: list[tf.Tensor]) -> list[tf.Tensor]:
+    def scattered(
+        self, flats: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
         """Returns the replica's parts of the sums of all replicas' tensors.
 
         Args:
             flats: Of one axis, which the number of replicas divides.
+            dtypes: In which each is added up.
         """
         self._assert_same_call("reduce-scatter", flats)
         # Those of the last layers are known first.
         parts = [
             self._communicator.reduce_scatter(
-                flat, self._index, self._rank_as_tensor, self._in_xla
+                flat, dtype, self._index, self._rank_as_tensor, self._in_xla
             )
-            for flat in reversed(flats)
+            for flat, dtype in zip(flats[::-1], dtypes[::-1], strict=True)
         ]
         return parts[::-1]
 

@@ -189,6 +189,50 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
     return module_call(text, [flat], shapes, dtypes, _PLATFORM, waits=True)[0]
 
 
+def exchanged_sum(
+    flat: tf.Tensor, dtype: tf.DType, rank: Any, channel: int
+) -> tf.Tensor:
+    """Returns this device's half of a sum of two devices, added up here.
+
+    Each sends the other's half as it is, which is fewer bytes than in the dtype
+    of the sum.
+
+    Args:
+        flat: This device's summand, of one axis.
+        dtype: Of the sum.
+        rank: Which of the two devices this is, an integer.
+        channel: A number that this call has on both devices, and no other.
+    """
+    size = length(flat)
+    half = size // 2
+    given, part = _type([size], flat.dtype), _type([half], flat.dtype)
+    found = _type([half], dtype)
+    cut = f"<{{slice_sizes = array<i64: {half}>}}>"
+    text = f"""module {{ func.func @main(%flat: {given}, %rank: tensor<i64>)
+        -> {found} {{
+      %one = stablehlo.constant dense<1> : tensor<i64>
+      %half = stablehlo.constant dense<{half}> : tensor<i64>
+      %other = stablehlo.subtract %one, %rank : tensor<i64>
+      %mine = stablehlo.multiply %rank, %half : tensor<i64>
+      %yours = stablehlo.multiply %other, %half : tensor<i64>
+      %kept = "stablehlo.dynamic_slice"(%flat, %mine) {cut}
+        : ({given}, tensor<i64>) -> {part}
+      %sent = "stablehlo.dynamic_slice"(%flat, %yours) {cut}
+        : ({given}, tensor<i64>) -> {part}
+      %all = "stablehlo.all_gather"(%sent) <{{
+        all_gather_dim = 0 : i64, {_group(2, channel)}}}>
+        : ({part}) -> {given}
+      %got = "stablehlo.dynamic_slice"(%all, %yours) {cut}
+        : ({given}, tensor<i64>) -> {part}
+      %a = stablehlo.convert %kept : ({part}) -> {found}
+      %b = stablehlo.convert %got : ({part}) -> {found}
+      %sum = stablehlo.add %a, %b : {found}
+      return %sum : {found} }} }}"""
+    operands = [flat, tf.cast(rank, tf.int64)]
+    shapes, dtypes = [[half]], [dtype]
+    return module_call(text, operands, shapes, dtypes, _PLATFORM, waits=True)[0]
+
+
 def _group(count: int, channel: int) -> str:
     # Without a channel, XLA takes each program for one of its own.
     ranks = ", ".join(map(str, range(count)))

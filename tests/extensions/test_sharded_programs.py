@@ -101,6 +101,59 @@ def test_collectives_of_a_step(traces, shard):
         assert found.count(("all-gather", 2)) == 2 * LAYERS - 1
 
 
+@pytest.mark.skipif(ON_GPU or MANY < 3, reason="takes CPU devices")
+@pytest.mark.parametrize("devices", [2, 3])
+def test_gradients_of_16_bits_are_added_up_in_float32(traces, devices):
+    """Two devices send each other 16 bits; more than two add up on the way."""
+    model = keras.Sequential(
+        [
+            layers.Input((66,)),
+            layers.Dense(66, use_bias=False, dtype="mixed_bfloat16"),
+        ]
+    )
+    kc.replicate(model, devices=devices, shard="weights")
+    model.compile("sgd", "mse", jit_compile=True)
+    x = np.ones([12, 66], "float32")
+    with pytest.raises(Traced):
+        model.fit(x, x, verbose=0)
+    program = compiled(traces[0], "hlo")
+    kinds = re.findall(r"= \(?(\w+)\[.* (all-gather|reduce-scatter)\(", program)
+    # The kernel is gathered for the forward pass.
+    summed = (
+        ("bf16", "all-gather") if devices == 2 else ("f32", "reduce-scatter")
+    )
+    assert kinds == [("bf16", "all-gather"), summed]
+
+
+@pytest.mark.skipif(ON_GPU, reason="runs on a CPU without the other device")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_two_devices_add_up_what_they_exchange(monkeypatch, rank, name):
+    rng = np.random.default_rng(0)
+    dtype = {"bf16": tf.bfloat16, "f16": tf.float16}[name]
+    mine, yours = (tf.cast(rng.normal(size=64), dtype) for _ in range(2))
+    call = tensorflow_xla.module_call
+
+    def of_both(text, operands, *others, **options):
+        """Takes what the collective would return."""
+        text = re.sub("%all = .*?(?=%got)", "", text, flags=re.DOTALL)
+        rank_and_all = f"%rank: tensor<i64>, %all: tensor<64x{name}>"
+        text = text.replace("%rank: tensor<i64>", rank_and_all)
+        sent = [mine[32:], yours[:32]] if rank == 0 else [yours[32:], mine[:32]]
+        return call(text, [*operands, tf.concat(sent, 0)], *others, **options)
+
+    monkeypatch.setattr(tensorflow_xla, "module_call", of_both)
+    monkeypatch.setattr(tensorflow_xla, "_PLATFORM", "CPU")
+
+    @tf.function(jit_compile=True, autograph=False)
+    def added_up(flat):
+        return tensorflow_xla.exchanged_sum(flat, tf.float32, rank, 1)
+
+    total = tf.cast(mine, tf.float32) + tf.cast(yours, tf.float32)
+    own = slice(32 * rank, 32 * (rank + 1))
+    np.testing.assert_array_equal(added_up(mine), total[own])
+
+
 @pytest.mark.long
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 def test_parts_take_few_more_operations_than_copies(traces, monkeypatch):

@@ -4,6 +4,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -72,10 +73,21 @@ class XlaNccl:
         """Whether it has collectives that move no more than parts."""
         return tensorflow_xla.has_module_calls()
 
-    def reduce_scatter(self, flat: tf.Tensor, call: int) -> tf.Tensor:
+    def reduce_scatter(
+        self,
+        flat: tf.Tensor,
+        dtype: tf.DType,
+        rank: Callable[[], Any],
+        call: int,
+    ) -> tf.Tensor:
         """Returns this replica's part of the sum of all replicas' tensors."""
         self._say_devices()
-        return tensorflow_xla.reduce_scatter(flat, self._size, _SCATTERS + call)
+        channel = _SCATTERS + call
+        # NCCL would add up in the dtype that travels.
+        if self._size == 2 and flat.dtype.size < dtype.size:
+            return tensorflow_xla.exchanged_sum(flat, dtype, rank(), channel)
+        flat = tf.cast(flat, dtype)
+        return tensorflow_xla.reduce_scatter(flat, self._size, channel)
 
     def all_gather(
         self,

@@ -160,19 +160,24 @@ class _Unit:
         """Sums the gradients of all replicas, in the dtype of the weights."""
         weight = gradients.has_samples(step) if step.may_be_empty else None
         flats = [
-            layout.flat(
-                dtypes.weighted(
-                    # Rows of one index are added up after the cast, as on one
-                    # device.
-                    tf.convert_to_tensor(tf.cast(g, part.dtype)),
-                    weight,
-                )
-            )
+            layout.flat(dtypes.weighted(_dense(g, part.dtype), weight))
             for g, part, layout in zip(
                 upstream, parts, self.layouts, strict=True
             )
         ]
-        return replica_collectives().scattered(flats)
+        wide = [part.dtype for part in parts]
+        return replica_collectives().scattered(flats, wide)
+
+
+def _dense(gradient: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns a gradient as a tensor.
+
+    Rows of one index are added up in the dtype of the weight, as on one device.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        rows: Any = gradient
+        gradient = tf.cast(rows, dtype)
+    return tf.convert_to_tensor(gradient)
 
 
 class GatheredWeights(Part):
