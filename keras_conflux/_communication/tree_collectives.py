@@ -4,6 +4,7 @@ All of them rest on the all-reduce of one tensor. What it moves is at most
 twice what a special op would, and there is one path to trust.
 """
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -138,21 +139,26 @@ class ReplicaCollectives:
         )
 
     def scattered(
-        self, flats: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+        self,
+        flats: Sequence[tf.Tensor],
+        sums_in: Sequence[tf.DType] | None = None,
     ) -> list[tf.Tensor]:
         """Returns the replica's parts of the sums of all replicas' tensors.
 
         Args:
             flats: Of one axis, which the number of replicas divides.
-            dtypes: In which each is added up.
+            sums_in: The dtype in which each is added up, by default its own.
         """
         self._assert_same_call("reduce-scatter", flats)
+        rank = functools.cache(self._rank_as_tensor)
+        if sums_in is None:
+            sums_in = [flat.dtype for flat in flats]
         # Those of the last layers are known first.
         parts = [
             self._communicator.reduce_scatter(
-                flat, dtype, self._index, self._rank_as_tensor, self._in_xla
+                flat, dtype, self._index, rank, self._in_xla
             )
-            for flat, dtype in zip(flats[::-1], dtypes[::-1], strict=True)
+            for flat, dtype in zip(flats[::-1], sums_in[::-1], strict=True)
         ]
         return parts[::-1]
 

@@ -99,6 +99,18 @@ def differentiating(step: Step) -> contextlib.AbstractContextManager[None]:
     return GatheredWeights.of(step).differentiating()
 
 
+_PRODUCTS = frozenset(
+    (
+        "BatchMatMulV2",
+        "Conv2DBackpropFilter",
+        "Conv3DBackpropFilterV2",
+        "Einsum",
+        "MatMul",
+    )
+)
+_SHAPES = frozenset(("Identity", "Reshape", "Transpose"))
+
+
 class _Unit:
     """Weights that are gathered together, in one dtype.
 
@@ -170,14 +182,23 @@ class _Unit:
 
 
 def _dense(gradient: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns a gradient as a tensor.
+    """Returns a gradient as a tensor, in the dtype of the weight.
 
-    Rows of one index are added up in the dtype of the weight, as on one device.
+    What a product has computed stays as it is. Of all else, XLA may leave out
+    that it had fewer bits in between: it adds up what a sum is made of in
+    float32, and rows of one index are added up after the cast.
     """
-    if isinstance(gradient, tf.IndexedSlices):
-        rows: Any = gradient
-        gradient = tf.cast(rows, dtype)
-    return tf.convert_to_tensor(gradient)
+    if isinstance(gradient, tf.Tensor) and _is_product(gradient):
+        return gradient
+    return tf.convert_to_tensor(tf.cast(gradient, dtype))
+
+
+def _is_product(tensor: tf.Tensor) -> bool:
+    """Whether a product or a convolution has computed a tensor's entries."""
+    operation = tensor.op
+    while operation.type in _SHAPES:
+        operation = operation.inputs[0].op
+    return operation.type in _PRODUCTS
 
 
 class GatheredWeights(Part):

@@ -300,7 +300,7 @@ def _in_parts(
             where.append(i)
             dense = tf.convert_to_tensor(g)
             flats.append(layout.flat(dtypes.weighted(dense, weight)))
-    parts = collectives.scattered(flats, [flat.dtype for flat in flats])
+    parts = collectives.scattered(flats)
     for i, part in zip(where, parts, strict=True):
         found[i] = part
     return found

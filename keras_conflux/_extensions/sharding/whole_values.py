@@ -76,7 +76,7 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
             if step is None:
                 return _passed(part, variable)
             flat = variable.layout.flat(tf.convert_to_tensor(upstream))
-            return replica_collectives().scattered([flat], [flat.dtype])[0]
+            return replica_collectives().scattered([flat])[0]
 
         return variable.layout.whole(flat), gradient
 
