@@ -162,18 +162,12 @@ def received(monkeypatch, flat, rank, halves):
     def without_the_other(text, operands, *others, **options):
         given = re.search("%flat: (tensor<64x[a-z0-9]+>)", text)[1]
         part = given.replace("64", "32")
+        joined = ""
         if halves is None:
-            twice = (
-                '%all = "stablehlo.concatenate"(%sent, %sent) <{dimension = 0'
-            )
-            text = re.sub(
-                "%all = .*?(?=%got)",
-                f"{twice} : i64}}> : ({part}, {part}) -> {given}\n",
-                text,
-                flags=re.DOTALL,
-            )
-        else:
-            text = re.sub("%all = .*?(?=%got)", "", text, flags=re.DOTALL)
+            joined = f"""%all = "stablehlo.concatenate"(%sent, %sent) <{{
+                dimension = 0 : i64}}> : ({part}, {part}) -> {given}\n"""
+        text = re.sub("%all = .*?(?=%got)", joined, text, flags=re.DOTALL)
+        if halves is not None:
             text = text.replace(
                 "%rank: tensor<i64>", f"%rank: tensor<i64>, %all: {given}", 1
             )

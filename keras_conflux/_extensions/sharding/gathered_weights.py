@@ -43,6 +43,17 @@ AHEAD = 1
 UNITS_AT_LEAST = 8
 """About how many units the weights of a small model make."""
 
+_PRODUCTS = frozenset(
+    (
+        "BatchMatMulV2",
+        "Conv2DBackpropFilter",
+        "Conv3DBackpropFilterV2",
+        "Einsum",
+        "MatMul",
+    )
+)
+"""Operations that write what they add up in the dtype of their result."""
+
 
 def value(original: Callable, variable: keras.Variable) -> Any:
     """Returns the value of a variable, gathered in the step of a replica.
@@ -97,18 +108,6 @@ def _forget_all() -> None:
 def differentiating(step: Step) -> contextlib.AbstractContextManager[None]:
     """Gathers weights again for what is traced here, the backward pass."""
     return GatheredWeights.of(step).differentiating()
-
-
-_PRODUCTS = frozenset(
-    (
-        "BatchMatMulV2",
-        "Conv2DBackpropFilter",
-        "Conv3DBackpropFilterV2",
-        "Einsum",
-        "MatMul",
-    )
-)
-_SHAPES = frozenset(("Identity", "Reshape", "Transpose"))
 
 
 class _Unit:
@@ -196,7 +195,7 @@ def _dense(gradient: Any, dtype: tf.DType) -> tf.Tensor:
 def _is_product(tensor: tf.Tensor) -> bool:
     """Whether a product or a convolution has computed a tensor's entries."""
     operation = tensor.op
-    while operation.type in _SHAPES:
+    while operation.type in order_of_tracing.SHAPES:
         operation = operation.inputs[0].op
     return operation.type in _PRODUCTS
 

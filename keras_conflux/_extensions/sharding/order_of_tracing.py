@@ -9,7 +9,9 @@ import tensorflow as tf
 from keras_conflux._compat import tensorflow_graphs
 
 _TELLING = (tf.float16, tf.bfloat16, tf.float32)
-_MOVES = ("Identity", "Reshape", "Transpose", "Cast", "ExpandDims", "Squeeze")
+SHAPES = ("Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze")
+"""Operations that keep entries as they are, in another shape."""
+_MOVES = (*SHAPES, "Cast")
 
 
 def may_tell(tensor: tf.Tensor) -> bool:
