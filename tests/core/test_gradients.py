@@ -40,16 +40,10 @@ def trained(optimizer, shard, replicated=True):
 def as_on_gpus(monkeypatch):
     """Sparse gradients become dense, and no rule knows some attention."""
 
-    def repeatable(grads):
-        return [
-            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
-            for g in grads
-        ]
-
     def global_values(grads, step):
         raise NotDerivable("attention in one kernel")
 
-    monkeypatch.setattr(gradients, "repeatable", repeatable)
+    monkeypatch.setattr(gradients, "repeatable", gradients.dense)
     monkeypatch.setattr(gradients, "global_values", global_values)
 
 
@@ -71,3 +65,11 @@ def test_postponed_gradients_of_embeddings(as_on_gpus, steps, shard, kind):
     )
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2)])
+def test_rows_that_occur_twice_are_added_up(shape):
+    rows = tf.reshape(tf.range(1.0, 1 + 4 * np.prod(shape)), [4, *shape])
+    sparse = tf.IndexedSlices(rows, tf.constant([4, 0, 4, 2]), [5, *shape])
+    (found,) = gradients.dense([sparse])
+    np.testing.assert_array_equal(found, tf.convert_to_tensor(sparse))

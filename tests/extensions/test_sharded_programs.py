@@ -190,7 +190,7 @@ def received(monkeypatch, flat, rank, halves):
 def test_parts_take_few_more_operations_than_copies(traces, monkeypatch):
     """A start is mostly tracing, whose time is that of its operations."""
     monkeypatch.setattr(cutting, "WHOLE_BELOW", 129)  # as many as if large
-    monkeypatch.setattr(gradients, "repeatable", on_gpus)
+    monkeypatch.setattr(gradients, "repeatable", gradients.dense)
     x = np.ones([4, 8])
     for shard in (None, "weights"):
         model = models.gpt(2, width=64, heads=2, length=8, vocabulary=96)
@@ -209,14 +209,6 @@ def operations(trace):
     return len(program.node) + sum(functions)
 
 
-def on_gpus(grads):
-    """GPUs make gradients dense, between the tape and the optimizer."""
-    return [
-        tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
-        for g in grads
-    ]
-
-
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")
 @pytest.mark.parametrize(
     ("shard", "options"),
@@ -226,7 +218,7 @@ def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
     def made_global(grads, *_):
         raise AssertionError("the optimizer took gradients for the user's")
 
-    monkeypatch.setattr(gradients, "repeatable", on_gpus)
+    monkeypatch.setattr(gradients, "repeatable", gradients.dense)
     monkeypatch.setattr(gradients, "_made_global", made_global)
     model = keras.Sequential([layers.Input((3,)), layers.Embedding(70, 70)])
     kc.replicate(model, devices=2, shard=shard)

@@ -324,12 +324,21 @@ def repeatable(grads: list[Any]) -> list[Any]:
     There, rows that occur twice are added up in any order, so that applying
     the same sparse gradient would give each replica other roundings.
     """
-    if not replica_collectives().on_gpu:
-        return grads
-    return [
-        tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g
-        for g in grads
-    ]
+    return dense(grads) if replica_collectives().on_gpu else grads
+
+
+def dense(grads: list[Any]) -> list[Any]:
+    """Makes sparse gradients dense."""
+    return [_dense(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+
+
+def _dense(sparse: tf.IndexedSlices) -> tf.Tensor:
+    # XLA would give a sum of two axes the layout of its indices, turned or not.
+    rows, shape = tf.expand_dims(sparse.values, 1), sparse.dense_shape
+    if shape is None:
+        return tf.convert_to_tensor(sparse)  # which says what is missing
+    sums = tf.math.unsorted_segment_sum(rows, sparse.indices, shape[0])
+    return tf.reshape(sums, shape)
 
 
 def is_overwritten(variable: Any) -> bool:
