@@ -25,6 +25,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import shared_trace
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import cutting
+from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.numerics import gradients
 
@@ -109,22 +110,45 @@ needs_module_calls = pytest.mark.skipif(
 
 @needs_module_calls
 @pytest.mark.skipif(ON_GPU or MANY < 3, reason="takes CPU devices")
-@pytest.mark.parametrize("devices", [2, 3])
-def test_two_devices_exchange_what_products_write_in_16_bits(traces, devices):
+@pytest.mark.parametrize(
+    ("shard", "devices"), [("optimizer", 2), ("weights", 2), ("weights", 3)]
+)
+def test_two_devices_exchange_what_products_write_in_16_bits(
+    traces, shard, devices
+):
     model = keras.Sequential(
         [layers.Input((8,)), layers.Dense(5000, dtype="mixed_bfloat16")]
     )
-    kc.replicate(model, devices=devices, shard="weights")
+    kc.replicate(model, devices=devices, shard=shard)
     model.compile("sgd", "mse", jit_compile=True)
     with pytest.raises(Traced):
         model.fit(np.ones([12, 8]), np.ones([12, 5000]), verbose=0)
     program = compiled(traces[0], "hlo")
     kinds = re.findall(r"= \(?(\w+)\[.* (all-gather|reduce-scatter)\(", program)
-    forward = [("bf16", "all-gather")] * 2
+    updated, read = [("f32", "all-gather")], [("bf16", "all-gather")] * 2
     exchanged, added_up = ("bf16", "all-gather"), ("f32", "reduce-scatter")
     # The gradient of the bias is a sum, which XLA may hand on in float32.
     bias, kernel = added_up, exchanged if devices == 2 else added_up
-    assert sorted(kinds) == sorted([*forward, bias, kernel])
+    gathered = updated if shard == "optimizer" else read
+    assert sorted(kinds) == sorted([*gathered, bias, kernel])
+
+
+def test_what_a_product_has_written_is_not_what_was_rounded_since():
+    @tf.function(input_signature=[tf.TensorSpec([2, 2])] * 2)
+    def run(x, y):
+        narrow = [tf.cast(each, tf.float16) for each in (x, y)]
+        wide = tf.cast(tf.matmul(*narrow), tf.float32)
+        rounded = tf.cast(tf.matmul(x, y), tf.float16)
+        return [
+            narrow_gradients.as_written(each, tf.float32)
+            for each in (wide, tf.reduce_sum(wide, 0), rounded)
+        ]
+
+    large = tf.fill([2, 2], 300.0)
+    product, added_up, rounded = run(large, large)
+    assert product.dtype == tf.float16
+    assert added_up.dtype == rounded.dtype == tf.float32
+    assert np.isinf(rounded).all()
 
 
 @needs_module_calls

@@ -24,6 +24,7 @@ from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding.layout import Layout
@@ -42,17 +43,6 @@ AHEAD = 1
 
 UNITS_AT_LEAST = 8
 """About how many units the weights of a small model make."""
-
-_PRODUCTS = frozenset(
-    (
-        "BatchMatMulV2",
-        "Conv2DBackpropFilter",
-        "Conv3DBackpropFilterV2",
-        "Einsum",
-        "MatMul",
-    )
-)
-"""Operations that write what they add up in the dtype of their result."""
 
 
 def value(original: Callable, variable: keras.Variable) -> Any:
@@ -171,33 +161,17 @@ class _Unit:
         """Sums the gradients of all replicas, in the dtype of the weights."""
         weight = gradients.has_samples(step) if step.may_be_empty else None
         flats = [
-            layout.flat(dtypes.weighted(_dense(g, part.dtype), weight))
+            layout.flat(
+                dtypes.weighted(
+                    narrow_gradients.as_written(g, part.dtype), weight
+                )
+            )
             for g, part, layout in zip(
                 upstream, parts, self.layouts, strict=True
             )
         ]
         wide = [part.dtype for part in parts]
         return replica_collectives().scattered(flats, wide)
-
-
-def _dense(gradient: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns a gradient as a tensor, in the dtype of the weight.
-
-    What a product has computed stays as it is. Of all else, XLA may leave out
-    that it had fewer bits in between: it adds up what a sum is made of in
-    float32, and rows of one index are added up after the cast.
-    """
-    if isinstance(gradient, tf.Tensor) and _is_product(gradient):
-        return gradient
-    return tf.convert_to_tensor(tf.cast(gradient, dtype))
-
-
-def _is_product(tensor: tf.Tensor) -> bool:
-    """Whether a product or a convolution has computed a tensor's entries."""
-    operation = tensor.op
-    while operation.type in order_of_tracing.SHAPES:
-        operation = operation.inputs[0].op
-    return operation.type in _PRODUCTS
 
 
 class GatheredWeights(Part):

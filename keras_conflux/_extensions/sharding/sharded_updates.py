@@ -20,6 +20,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.sharding import cutting
+from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import gradients
@@ -295,12 +296,14 @@ def _in_parts(
         found[i] = total
     where: list[int] = []
     flats: list[tf.Tensor] = []
+    wide: list[tf.DType] = []
     for i, (g, layout) in enumerate(zip(grads, layouts, strict=True)):
         if layout is not None and g is not None and not layout.is_part(g):
             where.append(i)
-            dense = tf.convert_to_tensor(g)
+            dense = narrow_gradients.as_written(g, g.dtype)
             flats.append(layout.flat(dtypes.weighted(dense, weight)))
-    parts = collectives.scattered(flats)
+            wide.append(g.dtype)
+    parts = collectives.scattered(flats, wide)
     for i, part in zip(where, parts, strict=True):
         found[i] = part
     return found

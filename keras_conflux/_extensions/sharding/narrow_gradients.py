@@ -1,0 +1,49 @@
+"""Gradients in the dtype in which a product has written them.
+
+Two devices send each other such gradients, which are fewer bytes, and add them
+up in the dtype of the weight.
+"""
+
+import tensorflow as tf
+
+from keras_conflux._extensions.sharding import order_of_tracing
+
+_PRODUCTS = frozenset(
+    (
+        "BatchMatMulV2",
+        "Conv2DBackpropFilter",
+        "Conv3DBackpropFilterV2",
+        "Einsum",
+        "MatMul",
+    )
+)
+"""Operations that write what they add up in the dtype of their result."""
+
+
+def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns a gradient as a product has written it, or else in a dtype.
+
+    Of all but products, XLA may leave out that a gradient had fewer bits in
+    between: it adds up what a sum is made of in float32, and rows of one index
+    are added up after the cast.
+
+    Args:
+        gradient: Of a weight, perhaps as a layer read it.
+        dtype: The dtype of the weight.
+    """
+    source = gradient
+    if tf.is_symbolic_tensor(gradient) and gradient.op.type == "Cast":
+        source = gradient.op.inputs[0]
+    if _is_product(source) and source.dtype.size <= gradient.dtype.size:
+        return source
+    return tf.convert_to_tensor(tf.cast(gradient, dtype))
+
+
+def _is_product(tensor: tf.Tensor) -> bool:
+    """Whether a product or a convolution has computed a tensor's entries."""
+    if not tf.is_symbolic_tensor(tensor):
+        return False
+    operation = tensor.op
+    while operation.type in order_of_tracing.SHAPES:
+        operation = operation.inputs[0].op
+    return operation.type in _PRODUCTS
