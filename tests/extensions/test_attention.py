@@ -446,6 +446,29 @@ def test_it_computes_what_keras_does(reference, options, keys, dtype):
     assert_close(found, expected)
 
 
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_cudnn_computes_what_keras_does(options, dtype):
+    strategy = kc.replicate(devices=1)
+    weights = random(B, T, N, H, seed=4, dtype=dtype)
+
+    def weighted(*arguments):
+        return attention(*arguments, **OPTIONS[options]) * weights
+
+    expected = with_gradients(weighted)(*inputs(dtype=dtype))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run(*given):
+        with strategy.scope(), in_a_program():
+            return with_gradients(weighted)(*given)
+
+    found = run(*inputs(dtype=dtype))
+    program = run.experimental_get_compiler_ir(*inputs(dtype=dtype))()
+    assert len(calls_in(program)) == 2
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("options", ["causal", "padded queries, too"])
 def test_it_computes_the_same_in_a_step_for_any_number(reference, options):
     mask = OPTIONS[options].get("mask")

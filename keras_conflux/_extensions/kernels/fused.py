@@ -97,13 +97,12 @@ class Fused:
         queries, keys, values = self._of_known_shapes(inputs)
         output, statistics = known
         upstream = tf.ensure_shape(upstream, output.shape)
-        if self.mask is None:
-            bias, shown = None, upstream
-        else:
+        bias = None
+        if self.mask is not None:
             bias = self.mask.bias(queries.dtype)
-            shown = self.mask.shown(upstream)
+            statistics = self.mask.without_hidden(statistics)
         found = self.kernel.backward(
-            queries, keys, values, bias, self.form, output, statistics, shown
+            queries, keys, values, bias, self.form, output, statistics, upstream
         )
         if self.mask is not None:
             found[2] += self.mask.gradient_of_means(upstream, values)

@@ -1,8 +1,11 @@
 """Masks as numbers that are added to scores, and rows that they hide wholly.
 
 Where no key is allowed to a query, Keras' scores are all the same, so that its
-output is the mean of the values. A fused kernel has no such case: the mask of
-such a row is left out there, and its output and gradients are put in place.
+output is the mean of the values, and its query and the keys get no gradients
+from it. In bfloat16 a fused kernel computes the mean, too, as no score counts
+next to what is added; in float16 the mean is put in place. The kernel's
+gradients of such a row are zeros where its statistic is huge. What the values
+get through the mean is added to theirs.
 """
 
 import dataclasses
@@ -14,6 +17,10 @@ import tensorflow as tf
 _LOW = {tf.bfloat16: -(2.0**41), tf.float16: -(2.0**15)}
 """What is added to scores that are not allowed. cuDNN's kernels subtract two of
 these, so it is not the lowest number; a power of two makes that exact."""
+_NO_SCORE_COUNTS = -(2.0**40)
+"""Next to this, or less, float32 keeps nothing of scores up to 2^15."""
+_HUGE = 2.0**41
+"""A statistic next to which each weight of a row is zero."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,36 +50,40 @@ class Mask:
 
     @functools.cached_property
     def hidden(self) -> tf.Tensor:
-        """The queries without a key, `(B or 1, T, N or 1, 1)`."""
-        found = tf.logical_not(tf.reduce_any(self.allowed, axis=-1))
-        return tf.expand_dims(tf.transpose(found, [0, 2, 1]), -1)
+        """The queries without a key, `(B or 1, N or 1, T)`."""
+        return tf.logical_not(tf.reduce_any(self.allowed, axis=-1))
+
+    @property
+    def _hidden_rows(self) -> tf.Tensor:
+        """The same, `(B or 1, T, N or 1, 1)`."""
+        return tf.expand_dims(tf.transpose(self.hidden, [0, 2, 1]), -1)
 
     def bias(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns what is added to the scores; hidden rows get nothing."""
-        hidden = tf.transpose(self.hidden, [0, 2, 1, 3])
-        allowed = tf.logical_or(self.allowed, hidden)
+        """Returns what is added to the scores."""
         low = tf.constant(_LOW[dtype], dtype)
-        return tf.where(allowed, tf.zeros([], dtype), low)
+        return tf.where(self.allowed, tf.zeros([], dtype), low)
 
     def with_means(self, output: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         """Returns an output whose hidden rows are means of the values."""
+        if _LOW[output.dtype] <= _NO_SCORE_COUNTS:
+            return output
         means = tf.reduce_mean(tf.cast(values, tf.float32), 1, keepdims=True)
         (_, _, heads, _), (_, _, key_heads, _) = _sizes(output), _sizes(values)
         means = tf.repeat(
             tf.cast(means, output.dtype), heads // key_heads, axis=2
         )
-        return tf.where(self.hidden, means, output)
+        return tf.where(self._hidden_rows, means, output)
 
-    def shown(self, upstream: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient of the rows that have keys; others get zeros."""
-        return tf.where(self.hidden, tf.zeros([], upstream.dtype), upstream)
+    def without_hidden(self, statistics: tf.Tensor) -> tf.Tensor:
+        """Returns statistics, `(B, N, T)`, by which hidden rows weigh zero."""
+        return tf.where(self.hidden, _HUGE, statistics)
 
     def gradient_of_means(
         self, upstream: tf.Tensor, values: tf.Tensor
     ) -> tf.Tensor:
         """Returns what the values get through the means of hidden rows."""
         batch, keys, heads, size = _sizes(values)
-        theirs = tf.where(self.hidden, tf.cast(upstream, tf.float32), 0.0)
+        theirs = tf.where(self._hidden_rows, tf.cast(upstream, tf.float32), 0.0)
         summed = tf.reduce_sum(theirs, axis=1, keepdims=True) / keys
         summed = tf.reshape(summed, [batch, 1, heads, -1, size])
         return tf.cast(tf.reduce_sum(summed, axis=3), values.dtype)
