@@ -2,14 +2,12 @@
 
 import logging
 import math
-import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._common import trees
 from keras_conflux._extensions.kernels import compat
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.cudnn import Cudnn
@@ -17,14 +15,12 @@ from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.kernel import Form
 from keras_conflux._extensions.kernels.kernel import Kernel
 from keras_conflux._extensions.kernels.limits import Request
-from keras_conflux._extensions.kernels.shapes import CompiledShapes
+from keras_conflux._extensions.kernels.shapes import compiled_shapes
 from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")
 _said: set[str] = set()
 
-_shapes: Any = weakref.WeakKeyDictionary()
-"""By the graphs of steps, the shapes for which XLA compiles them."""
 kernel: Kernel = Cudnn()
 """What computes fused attention."""
 
@@ -43,7 +39,7 @@ def fused(
         request: What is asked for.
         note: Called with what is computed, and from what.
     """
-    shape_of = _shape_of(step)
+    shape_of = compiled_shapes(step)
     obstacle = kernel.obstacle(step) or request.obstacle(shape_of)
     if obstacle is not None:
         _say(f"{step.name}: attention is not fused, because {obstacle}.")
@@ -81,17 +77,6 @@ def fused(
         note,
     )
     return attention(*inputs)
-
-
-def _shape_of(step: Step) -> Callable[[tf.Tensor], Any]:
-    """Returns what tells the shapes that tensors of a step will have."""
-    if step.compiled is None or step.compiled.shapes is None:
-        return lambda tensor: tensor.shape
-    leaves = trees.present(step.shard)
-    graph = leaves[0].graph
-    if graph not in _shapes:
-        _shapes[graph] = CompiledShapes(leaves, step.compiled.shapes)
-    return _shapes[graph].of
 
 
 def _say(message: str) -> None:

@@ -6,6 +6,8 @@ from keras_conflux._extensions.kernels import dense_products
 from keras_conflux._extensions.kernels import gelu
 from keras_conflux._extensions.kernels import pointwise
 from keras_conflux._extensions.kernels import private_names
+from keras_conflux._extensions.kernels import replacements
+from keras_conflux._fit.execution import replica_step
 
 PATCHES = (
     (private_names.ATTENTION, attention.dot_product_attention),
@@ -20,3 +22,4 @@ PATCHES = (
 def install() -> None:
     """Puts the replacements in place. Called once, at import."""
     patch_all(PATCHES)
+    replica_step.finish_by(replacements.replace)

@@ -7,15 +7,37 @@ beside the step's, in which the batch has the shape that XLA will see. That
 graph never runs.
 """
 
+import weakref
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._common import trees
+from keras_conflux._replication.steps import Step
 
 _MAX_ENTRIES = 32
 """How many entries a tensor may have that is taken for a shape."""
+_known: Any = weakref.WeakKeyDictionary()
+"""By the graphs of steps, the shapes for which XLA compiles them."""
+
+
+ShapeOf: TypeAlias = Callable[[tf.Tensor], Any]
+"""Returns the shape of a tensor, as far as it can be told."""
+
+
+def compiled_shapes(step: Step) -> ShapeOf:
+    """Returns what tells the shapes that tensors of a step will have."""
+    if step.compiled is None or step.compiled.shapes is None:
+        return lambda tensor: tensor.shape
+    leaves = trees.present(step.shard)
+    graph = leaves[0].graph
+    if graph not in _known:
+        _known[graph] = CompiledShapes(leaves, step.compiled.shapes)
+    return _known[graph].of
 
 
 class CompiledShapes:

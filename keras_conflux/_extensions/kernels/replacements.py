@@ -1,0 +1,47 @@
+"""Operations of a step that XLA compiles to slow programs, replaced by others.
+
+A gradient is asked for by a tensor that the program has, and follows what has
+been traced. So operations are replaced when the whole step has been traced.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._extensions.kernels import residual_sums
+from keras_conflux._extensions.kernels import sums_over_samples
+from keras_conflux._extensions.kernels.shapes import ShapeOf
+from keras_conflux._extensions.kernels.shapes import compiled_shapes
+from keras_conflux._replication.steps import Step
+
+_REPLACEMENTS: dict[
+    str, Callable[[tf.Operation, ShapeOf], tf.Tensor | None]
+] = {
+    "AddN": residual_sums.replacement,
+    "AddV2": residual_sums.replacement,
+    "Sum": sums_over_samples.replacement,
+}
+"""By the type of an operation, what returns another result, or `None`."""
+
+
+def replace(step: Step) -> None:
+    """Replaces operations of the graph of a step that XLA will compile."""
+    shape_of = compiled_shapes(step)
+    for operation in step.graph.get_operations():
+        replacement = _REPLACEMENTS.get(operation.type)
+        readers = operation.outputs[0].consumers() if replacement else []
+        if replacement is None or not readers:
+            continue
+        other = replacement(operation, shape_of)
+        if other is not None:
+            _let_read(readers, operation.outputs[0], other)
+
+
+def _let_read(
+    readers: list[tf.Operation], found: tf.Tensor, other: tf.Tensor
+) -> None:
+    for reader in readers:
+        for index, given in enumerate(reader.inputs):
+            if given is found:
+                tensorflow_graphs.replace_input(reader, other, index)

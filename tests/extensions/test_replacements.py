@@ -1,0 +1,205 @@
+"""What replaces operations of a step computes the same."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import keras_conflux as kc
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._extensions.kernels import replacements
+
+SAMPLES = LENGTH = 4  # a sum over positions has the shape of one over samples
+WIDTH = 6
+
+
+class Added(layers.Layer):
+    """Adds a weight of some shape, repeated as a program may do it."""
+
+    def __init__(self, shape, how, **options):
+        super().__init__(**options)
+        self.how = how
+        self.added = self.add_weight(shape=shape, initializer="ones")
+
+    def call(self, x):
+        weight = tf.convert_to_tensor(self.added)
+        return x + (weight if self.how is None else self.how(weight, x))
+
+
+def repeated(weight, x):
+    return keras.ops.broadcast_to(weight, keras.ops.shape(x))
+
+
+def added(shape, how=None):
+    def body(x, dtype):
+        return Added(shape, how, dtype=dtype)(
+            layers.Dense(WIDTH, dtype=dtype)(x)
+        )
+
+    return body
+
+
+def dense(use_bias=True, activation=None):
+    def body(x, dtype):
+        x = layers.Dense(WIDTH, dtype=dtype)(x)
+        inner = layers.Dense(WIDTH, activation, use_bias, dtype=dtype)(x)
+        return layers.LayerNormalization(dtype=dtype)(x + inner)
+
+    return body
+
+
+def attention(x, dtype):
+    x = layers.LayerNormalization(dtype=dtype)(layers.Dense(WIDTH)(x))
+    attended = layers.MultiHeadAttention(2, 3, dtype=dtype)(x, x)
+    return layers.LayerNormalization(dtype=dtype)(x + attended)
+
+
+def blocks(x, dtype):
+    x = layers.Dense(WIDTH, dtype=dtype)(x)
+    for _ in range(2):
+        h = layers.LayerNormalization(dtype=dtype)(x)
+        x = x + layers.MultiHeadAttention(2, 3, dtype=dtype)(h, h)
+        h = layers.LayerNormalization(dtype=dtype)(x)
+        x = x + layers.Dense(WIDTH, dtype=dtype)(h)
+    return x
+
+
+def convolution(x, dtype):
+    x = layers.Dense(WIDTH, dtype=dtype)(x)
+    return x + layers.Conv1D(WIDTH, 3, padding="same", dtype=dtype)(x)
+
+
+def turned(x, dtype):
+    rows = keras.ops.relu(keras.ops.reshape(x, [-1, WIDTH]))
+    x = layers.Dense(WIDTH, "tanh", dtype=dtype)(x)
+    return x + keras.ops.cast(
+        keras.ops.reshape(rows, [-1, LENGTH, WIDTH]), x.dtype
+    )
+
+
+BODIES = {
+    "positions": (added((LENGTH, WIDTH)), ["Sum"]),
+    "positions of one sample": (added((1, LENGTH, WIDTH)), ["Sum"]),
+    "repeated": (added((LENGTH, WIDTH), repeated), ["AddV2", "Sum"]),
+    "one vector": (added((WIDTH,)), []),
+    "one number a position": (added((LENGTH, 1)), []),
+    "one vector a sample": (added((SAMPLES, 1, WIDTH)), []),
+    "one number": (added(()), []),
+    "a product": (dense(), ["AddV2"]),
+    "a product without bias": (dense(use_bias=False), ["AddV2"]),
+    "not a product": (dense(activation="relu"), []),
+    "rows that are no product": (turned, []),
+    "attention": (attention, ["AddN", "AddV2"]),
+    "products one after another": (blocks, ["AddN"] * 2 + ["AddV2"] * 4),
+    "a convolution": (convolution, []),
+}
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """The types of the operations that others have replaced."""
+    found = {}
+    original = tensorflow_graphs.replace_input
+
+    def noted(reader, other, index=0):
+        operation = reader.inputs[index].op
+        found[operation.name] = operation.type
+        original(reader, other, index)
+
+    monkeypatch.setattr(tensorflow_graphs, "replace_input", noted)
+    return found
+
+
+def trained(body, dtype, **options):
+    keras.utils.set_random_seed(0)
+    given = layers.Input((LENGTH, WIDTH))
+    outputs = layers.Dense(1, dtype="float32")(body(given, dtype))
+    model = keras.Model(given, outputs)
+    kc.replicate(model, devices=1, **options)
+    model.compile(keras.optimizers.SGD(0.005), "mse", jit_compile=True)
+    x, y = np.random.default_rng(0).normal(size=(2, 3 * SAMPLES, LENGTH, WIDTH))
+    y = y[..., :1]
+    history = model.fit(x, y, batch_size=SAMPLES, shuffle=False, verbose=0)
+    return model.get_weights(), history.history
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", BODIES)
+def test_they_compute_the_same(monkeypatch, replaced, name, dtype):
+    body, types = BODIES[name]
+    with monkeypatch.context() as patched:
+        patched.setattr(replacements, "_REPLACEMENTS", {})
+        expected, losses = trained(body, dtype)
+    assert not replaced
+    found, found_losses = trained(body, dtype)
+    if dtype == "float32":
+        types = [each for each in types if each != "Sum"]
+    assert sorted(replaced.values()) == sorted(types)
+    tolerance = 1e-5 if dtype == "float32" else 5e-3
+    np.testing.assert_allclose(
+        found_losses["loss"], losses["loss"], rtol=tolerance
+    )
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["attention", "positions"])
+def test_steps_in_turns_compute_the_same(replaced, name):
+    body, types = BODIES[name]
+    expected, losses = trained(body, "mixed_bfloat16")
+    replaced.clear()
+    found, found_losses = trained(body, "mixed_bfloat16", microbatches=2)
+    assert sorted(replaced.values()) == sorted(types)
+    np.testing.assert_allclose(found_losses["loss"], losses["loss"], rtol=5e-3)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
+
+
+class Asking(keras.Model):
+    """Asks for gradients by hidden tensors, in three ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = [layers.Dense(WIDTH) for _ in range(3)]
+
+    def call(self, x):
+        x, first = self.inner[0](x), x[: tf.minimum(1, tf.shape(x)[0])]
+        self.hidden = x + self.inner[1](keras.ops.tanh(x))
+        return self.hidden + self.inner[2](first)
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+            root = tf.sqrt(tf.reduce_sum(tf.square(self.hidden)))
+        weights = self.trainable_variables
+        checked = tf.debugging.check_numerics(loss, "not finite")
+        with tf.control_dependencies([checked]):
+            grads = tape.gradient(loss, weights)
+        by_hidden = tape.gradient(root, self.hidden)
+        (traced,) = tf.gradients(loss, self.hidden)
+        self.optimizer.apply(grads, weights)
+        return {
+            "loss": loss,
+            "hidden": tf.reduce_sum(tf.abs(by_hidden)),
+            "traced": tf.reduce_sum(tf.abs(traced)),
+        }
+
+
+def test_steps_ask_for_gradients_by_what_is_replaced(monkeypatch, replaced):
+    def trained():
+        keras.utils.set_random_seed(0)
+        model = Asking()
+        kc.replicate(model, devices=1)
+        model.compile(keras.optimizers.SGD(0.1), jit_compile=True)
+        x, y = np.random.default_rng(0).normal(size=(2, 8, LENGTH, WIDTH))
+        return model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replacements, "_REPLACEMENTS", {})
+        expected = trained()
+    found = trained()
+    # A sample that is added to all is none of its rows.
+    assert list(replaced.values()) == ["AddV2"]
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5)
