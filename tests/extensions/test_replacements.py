@@ -203,3 +203,30 @@ def test_steps_ask_for_gradients_by_what_is_replaced(monkeypatch, replaced):
     assert list(replaced.values()) == ["AddV2"]
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize("labels", [[0, 1, 2, 5], [0, 6, 2, 5], [0, -1, 2, 5]])
+def test_losses_are_those_of_all_logits(monkeypatch, replaced, labels, dtype):
+    def losses():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [layers.Input((3,)), layers.Dense(6, dtype=dtype)]
+        )
+        kc.replicate(model, devices=1)
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, dtype="float32"
+        )
+        model.compile(keras.optimizers.SGD(1.0), loss, jit_compile=True)
+        x = np.random.default_rng(0).normal(size=(4, 3))
+        y = np.array(labels)
+        fitted = model.fit(x, y, epochs=3, batch_size=4, verbose=0)
+        return [*fitted.history["loss"], model.evaluate(x, y, verbose=0)]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replacements, "_REPLACEMENTS", {})
+        expected = losses()
+    found = losses()
+    assert set(replaced.values()) == {"SparseSoftmaxCrossEntropyWithLogits"}
+    np.testing.assert_array_equal(found, expected)
+    assert np.isnan(found).all() == (not 0 <= labels[1] < 6)

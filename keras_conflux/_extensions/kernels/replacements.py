@@ -9,6 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._extensions.kernels import cross_entropies
 from keras_conflux._extensions.kernels import residual_sums
 from keras_conflux._extensions.kernels import sums_over_samples
 from keras_conflux._extensions.kernels.shapes import ShapeOf
@@ -20,6 +21,7 @@ _REPLACEMENTS: dict[
 ] = {
     "AddN": residual_sums.replacement,
     "AddV2": residual_sums.replacement,
+    "SparseSoftmaxCrossEntropyWithLogits": cross_entropies.replacement,
     "Sum": sums_over_samples.replacement,
 }
 """By the type of an operation, what returns another result, or `None`."""
