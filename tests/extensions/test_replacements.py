@@ -124,6 +124,7 @@ def trained(body, dtype, **options):
     return model.get_weights(), history.history
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", BODIES)
 def test_they_compute_the_same(monkeypatch, replaced, name, dtype):
@@ -205,6 +206,7 @@ def test_steps_ask_for_gradients_by_what_is_replaced(monkeypatch, replaced):
         np.testing.assert_allclose(found[name], values, rtol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
 @pytest.mark.parametrize("labels", [[0, 1, 2, 5], [0, 6, 2, 5], [0, -1, 2, 5]])
 def test_losses_are_those_of_all_logits(monkeypatch, replaced, labels, dtype):
