@@ -111,6 +111,13 @@ def replaced(monkeypatch):
     return found
 
 
+def as_traced(monkeypatch, run):
+    """Returns what a function returns where nothing is replaced."""
+    with monkeypatch.context() as patched:
+        patched.setattr(replacements, "_REPLACEMENTS", {})
+        return run()
+
+
 def trained(body, dtype, **options):
     keras.utils.set_random_seed(0)
     given = layers.Input((LENGTH, WIDTH))
@@ -129,9 +136,7 @@ def trained(body, dtype, **options):
 @pytest.mark.parametrize("name", BODIES)
 def test_they_compute_the_same(monkeypatch, replaced, name, dtype):
     body, types = BODIES[name]
-    with monkeypatch.context() as patched:
-        patched.setattr(replacements, "_REPLACEMENTS", {})
-        expected, losses = trained(body, dtype)
+    expected, losses = as_traced(monkeypatch, lambda: trained(body, dtype))
     assert not replaced
     found, found_losses = trained(body, dtype)
     if dtype == "float32":
@@ -196,9 +201,7 @@ def test_steps_ask_for_gradients_by_what_is_replaced(monkeypatch, replaced):
         x, y = np.random.default_rng(0).normal(size=(2, 8, LENGTH, WIDTH))
         return model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
 
-    with monkeypatch.context() as patched:
-        patched.setattr(replacements, "_REPLACEMENTS", {})
-        expected = trained()
+    expected = as_traced(monkeypatch, trained)
     found = trained()
     # A sample that is added to all is none of its rows.
     assert list(replaced.values()) == ["AddV2"]
@@ -225,9 +228,7 @@ def test_losses_are_those_of_all_logits(monkeypatch, replaced, labels, dtype):
         fitted = model.fit(x, y, epochs=3, batch_size=4, verbose=0)
         return [*fitted.history["loss"], model.evaluate(x, y, verbose=0)]
 
-    with monkeypatch.context() as patched:
-        patched.setattr(replacements, "_REPLACEMENTS", {})
-        expected = losses()
+    expected = as_traced(monkeypatch, losses)
     found = losses()
     assert set(replaced.values()) == {"SparseSoftmaxCrossEntropyWithLogits"}
     np.testing.assert_array_equal(found, expected)

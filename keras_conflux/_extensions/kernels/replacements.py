@@ -31,18 +31,18 @@ def replace(step: Step) -> None:
     """Replaces operations of the graph of a step that XLA will compile."""
     shape_of = compiled_shapes(step)
     for operation in step.graph.get_operations():
-        replacement = _REPLACEMENTS.get(operation.type)
-        readers = operation.outputs[0].consumers() if replacement else []
-        if replacement is None or not readers:
-            continue
-        other = replacement(operation, shape_of)
-        if other is not None:
-            _let_read(readers, operation.outputs[0], other)
+        if operation.type in _REPLACEMENTS:
+            _replace(operation, shape_of)
 
 
-def _let_read(
-    readers: list[tf.Operation], found: tf.Tensor, other: tf.Tensor
-) -> None:
+def _replace(operation: tf.Operation, shape_of: ShapeOf) -> None:
+    found = operation.outputs[0]
+    readers = found.consumers()  # before the replacement reads it
+    if not readers:
+        return
+    other = _REPLACEMENTS[operation.type](operation, shape_of)
+    if other is None:
+        return
     for reader in readers:
         for index, given in enumerate(reader.inputs):
             if given is found:
