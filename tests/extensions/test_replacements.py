@@ -70,6 +70,11 @@ def convolution(x, dtype):
     return x + layers.Conv1D(WIDTH, 3, padding="same", dtype=dtype)(x)
 
 
+def pooled(x, dtype):
+    x = layers.MaxPooling1D(3, 2, "same")(layers.Dense(WIDTH, dtype=dtype)(x))
+    return layers.UpSampling1D(2)(x)
+
+
 def turned(x, dtype):
     rows = keras.ops.relu(keras.ops.reshape(x, [-1, WIDTH]))
     x = layers.Dense(WIDTH, "tanh", dtype=dtype)(x)
@@ -93,6 +98,7 @@ BODIES = {
     "attention": (attention, ["AddN", "AddV2"]),
     "products one after another": (blocks, ["AddN"] * 2 + ["AddV2"] * 4),
     "a convolution": (convolution, []),
+    "the largest of windows": (pooled, ["MaxPoolGrad"]),
 }
 
 

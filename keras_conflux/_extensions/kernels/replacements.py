@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._extensions.kernels import cross_entropies
+from keras_conflux._extensions.kernels import largest_of_windows
 from keras_conflux._extensions.kernels import residual_sums
 from keras_conflux._extensions.kernels import sums_over_samples
 from keras_conflux._extensions.kernels.shapes import ShapeOf
@@ -21,6 +22,7 @@ _REPLACEMENTS: dict[
 ] = {
     "AddN": residual_sums.replacement,
     "AddV2": residual_sums.replacement,
+    "MaxPoolGrad": largest_of_windows.replacement,
     "SparseSoftmaxCrossEntropyWithLogits": cross_entropies.replacement,
     "Sum": sums_over_samples.replacement,
 }
