@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict:
         InTurn(batches, options.steps),
         epochs=options.epochs + 2,
         verbose=0,  # pyright: ignore[reportArgumentType]
-        callbacks=[clock],
+        callbacks=[clock, _Forgetting(fused)],
     )
     devices = jax.local_devices()[: options.devices]
     known = [device.memory_stats() for device in devices]
@@ -143,6 +143,17 @@ def _on_devices(batch: Any) -> Any:
         )
         for each in batch
     )
+
+
+class _Forgetting(keras.callbacks.Callback):
+    """Drops what was counted before there is a step, as Keras builds a model."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        self.counts.clear()
 
 
 def _count_fused() -> dict[str, int]:

@@ -164,7 +164,7 @@ def table(data: dict, count: str) -> Iterator[str]:
 
     Args:
         data: What was measured.
-        count: Of devices. Those of this package on one device are shown, too.
+        count: Of devices. Those on one device are shown, too.
     """
     runs = report.shown(data)
     several = int(count) > 1
@@ -181,7 +181,7 @@ def table(data: dict, count: str) -> Iterator[str]:
         title = _title(panel)
         for run in sorted(panel, key=_order):
             devices = run["devices"]
-            if devices != int(count) and (devices > 1 or not _is_ours(run)):
+            if devices not in (1, int(count)):
                 continue
             own = [title, _package(run)]
             title = ""
