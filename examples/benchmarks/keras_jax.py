@@ -146,7 +146,7 @@ def _on_devices(batch: Any) -> Any:
 
 
 class _Forgetting(keras.callbacks.Callback):
-    """Drops what was counted before there is a step, as Keras builds a model."""
+    """Drops what was counted before a step, as Keras builds a model."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         super().__init__()

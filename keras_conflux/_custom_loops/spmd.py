@@ -340,9 +340,14 @@ class _Compiled:
 
 
 def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        output = fn(*args, **kwargs)
+        steps.finish()
+        return output
+
     def run(*args: Any, **kwargs: Any) -> Any:
         # A function for each replica: each is traced over its own variables.
-        return tf.function(fn, jit_compile=True)(*args, **kwargs)
+        return tf.function(step, jit_compile=True)(*args, **kwargs)
 
     return run
 

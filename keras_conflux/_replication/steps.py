@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -214,6 +215,24 @@ def current_fit_step() -> Step | None:
     if step is None or step.batch_fraction is None:
         return None
     return step
+
+
+_finishing: list[Callable[[Step], None]] = []
+
+
+def finish_by(function: Callable[[Step], None]) -> None:
+    """Has a function be called with each step for XLA that is traced."""
+    _finishing.append(function)
+
+
+@tf.autograph.experimental.do_not_convert
+def finish() -> None:
+    """Ends the trace of the current step, if it is for XLA."""
+    step = current()
+    if step is not None and step.in_xla:
+        step.graph = tf.compat.v1.get_default_graph()
+        for function in _finishing:
+            function(step)
 
 
 def refuse_in_turns(what: str, instead: str) -> None:

@@ -168,6 +168,35 @@ def test_steps_in_turns_compute_the_same(replaced, name):
         np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
 
 
+def test_loops_of_the_users_compute_the_same(monkeypatch, replaced):
+    body, types = BODIES["attention"]
+
+    def trained():
+        keras.utils.set_random_seed(0)
+        given = layers.Input((LENGTH, WIDTH))
+        outputs = layers.Dense(1, dtype="float32")(body(given, "bfloat16"))
+        model = kc.replicate(keras.Model(given, outputs), devices=1)
+        optimizer = kc.replicate(keras.optimizers.SGD(0.005), devices=1)
+
+        @kc.withdevices(devices=1, jit_compile=True)
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x) - y))
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            return loss
+
+        x, y = np.random.default_rng(0).normal(size=(2, SAMPLES, LENGTH, WIDTH))
+        batch = x.astype("float32"), y[..., :1].astype("float32")
+        return [float(step(*batch)[0]) for _ in range(3)]
+
+    expected = as_traced(monkeypatch, trained)
+    assert not replaced
+    found = trained()
+    assert sorted(replaced.values()) == sorted(types)
+    np.testing.assert_allclose(found, expected, rtol=5e-3)
+
+
 class Asking(keras.Model):
     """Asks for gradients by hidden tensors, in three ways."""
 

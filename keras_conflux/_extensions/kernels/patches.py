@@ -7,7 +7,7 @@ from keras_conflux._extensions.kernels import gelu
 from keras_conflux._extensions.kernels import pointwise
 from keras_conflux._extensions.kernels import private_names
 from keras_conflux._extensions.kernels import replacements
-from keras_conflux._fit.execution import replica_step
+from keras_conflux._replication import steps
 
 PATCHES = (
     (private_names.ATTENTION, attention.dot_product_attention),
@@ -22,4 +22,4 @@ PATCHES = (
 def install() -> None:
     """Puts the replacements in place. Called once, at import."""
     patch_all(PATCHES)
-    replica_step.finish_by(replacements.replace)
+    steps.finish_by(replacements.replace)

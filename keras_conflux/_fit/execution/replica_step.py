@@ -39,13 +39,6 @@ from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import Turns
 from keras_conflux._replication.strategy import replica_index
 
-_finishing: list[Callable[[Step], None]] = []
-
-
-def finish_by(function: Callable[[Step], None]) -> None:
-    """Has a function be called with each step for XLA that is traced."""
-    _finishing.append(function)
-
 
 class ReplicaStep(Protocol):
     """One step of all replicas."""
@@ -194,8 +187,7 @@ class _ModelStep:
             for each in self._exits(step):
                 output = each.end(output)
             warn_of_plain_variables(step)
-            for finish in _finishing if step.in_xla else ():
-                finish(step)
+            steps.finish()
         step.turns = None  # what is traced after steps runs once
         return output
 
