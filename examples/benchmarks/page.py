@@ -12,7 +12,6 @@ written.
 
 import argparse
 import json
-import math
 import re
 import statistics
 import textwrap
@@ -118,7 +117,9 @@ def _joined(runs: list[dict]) -> list[dict]:
     """Joins the processes that have trained the same: all epochs count."""
     joined: dict[tuple, dict] = {}
     for run in runs:
-        same = tuple(run.get(key) for key in (*report.KIND, "tuning"))
+        same = tuple(
+            run.get(key) for key in (*report.KIND, "tuning", "execution")
+        )
         if same not in joined:
             joined[same] = run | {"starts_s": [run["start_s"]]}
             continue
@@ -242,24 +243,28 @@ def gain(data: dict) -> Iterator[str]:
 
 
 def headline(data: dict) -> Iterator[str]:
-    """Says how fast ResNet-50 is on two devices."""
+    """Says how fast ResNet-50 is on two devices, as far as it was measured."""
     panel = [
         run
         for run in report.shown(data)
         if run["model"] == "resnet" and not report.is_of_other_form(run)
     ]
     of_two = {run["how"]: run for run in panel if run["devices"] == 2}
-    ours, peer = of_two["conflux"], of_two["torch"]
-    share = 100 * (plot.scaling(ours, panel) or math.nan)
+    ours, peer = of_two["conflux"], of_two.get("torch")
+    share = plot.scaling(ours, panel)
     gpu = (ours["gpu"] or "device").split()[1]
     text = (
         f"**{_rounded(report.throughput(ours)):,} images per second** is the "
-        f"speed of ResNet-50 on two {gpu}s, {share:.0f} % of twice the speed "
-        "on one of them. PyTorch's `DistributedDataParallel` with "
-        f"`torch.compile` reached {_rounded(report.throughput(peer)):,} on "
-        f"the same host ({data['date']})."
+        f"speed of ResNet-50 on two {gpu}s"
     )
-    yield textwrap.fill(text, _WIDTH)
+    if share is not None:
+        text += f", {100 * share:.0f} % of twice the speed on one of them"
+    if peer is not None:
+        text += (
+            ". PyTorch's `DistributedDataParallel` with `torch.compile` "
+            f"reached {_rounded(report.throughput(peer)):,} on the same host"
+        )
+    yield textwrap.fill(f"{text} ({data['date']}).", _WIDTH)
 
 
 def breakdown(data: dict) -> Iterator[str]:
@@ -316,6 +321,8 @@ def _package(run: dict) -> str:
     if _is_ours(run):
         return f"**{name}**"
     words = run.get("tuning", "")
+    if run.get("execution", 1) > 1:
+        words = f"{words} {run['execution']} steps an execution".strip()
     return f"{name} ({words})" if words else name
 
 
