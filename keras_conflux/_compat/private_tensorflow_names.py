@@ -299,6 +299,10 @@ READ = (
         "input, group_assignment, reduce_op, mode, name",
     ),
     PrivateName(
+        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_optimization_barrier",
+        "input, name",
+    ),
+    PrivateName(
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_call_module",
         "args, version, module, Sout, Tout, dim_args_spec, platforms, "
         "function_list, has_token_input_output, disabled_checks, "

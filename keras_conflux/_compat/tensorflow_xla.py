@@ -31,6 +31,12 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     return reduced
 
 
+def barrier(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor of which XLA does not know what it has been made of."""
+    passed: Any = gen_xla_ops.xla_optimization_barrier([tensor])
+    return passed[0]
+
+
 def has_module_calls() -> bool:
     """Whether XLA programs can have parts that are written in StableHLO."""
     return version_numbers(tf.__version__) >= MODULE_CALLS

@@ -1,23 +1,32 @@
 """Cross entropies that read the logit of a label, and not all logits again.
 
 XLA adds up a row of products with zeros and a one. In a language model that is
-a pass over the largest tensor of a step, for one number of each row.
+a pass over the largest tensor of a step, for one number of each row. And it
+may keep the exponentials of all logits for the gradient, in float32.
 """
 
 import tensorflow as tf
 
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.kernels.shapes import ShapeOf
 
 
-def replacement(operation: tf.Operation, _: ShapeOf) -> tf.Tensor | None:
-    """Returns the same losses; the gradient has all logits to read anyway."""
+def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
+    """Returns the same losses and gradients."""
     logits, labels = operation.inputs
     if logits.dtype != tf.float32:
         return None  # XLA would round otherwise
-    # As XLA computes these for the gradient, so they are computed once.
-    shifted = logits - tf.reduce_max(logits, 1, keepdims=True)
-    total = tf.math.log(tf.reduce_sum(tf.exp(shifted), 1))
-    classes = tf.shape(logits, labels.dtype)[1]
-    losses = total - tf.gather(shifted, labels, batch_dims=1)
-    is_class = (labels >= 0) & (labels < classes)
-    return tf.where(is_class, losses, float("nan"))
+    largest = tf.reduce_max(logits, 1, keepdims=True)
+    shifted = logits - largest
+    total = tf.reduce_sum(tf.exp(shifted), 1, keepdims=True)
+    losses = tf.math.log(total[:, 0]) - tf.gather(shifted, labels, batch_dims=1)
+    # To XLA, the exponentials of the gradient are others.
+    shifted = logits - tensorflow_xla.barrier(largest)
+    classes = tf.range(tf.shape(logits, labels.dtype)[1])
+    is_label = tf.equal(labels[:, None], classes)
+    gradients = tf.exp(shifted) / total - tf.cast(is_label, logits.dtype)
+    is_class = (labels >= 0) & (labels < tf.size(classes, labels.dtype))
+    return [
+        tf.where(is_class, losses, float("nan")),
+        tf.where(is_class[:, None], gradients, float("nan")),
+    ]

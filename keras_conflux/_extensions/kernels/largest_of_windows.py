@@ -43,7 +43,7 @@ class _Windows(NamedTuple):
         return max(covered, self.count + self.shifts - 1)
 
 
-def replacement(operation: tf.Operation, _: ShapeOf) -> tf.Tensor | None:
+def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
     """Returns the gradient, which the first of equal entries has."""
     inputs, upstream = operation.inputs[0], operation.inputs[2]
     windows = _windows(operation)
@@ -62,7 +62,7 @@ def replacement(operation: tf.Operation, _: ShapeOf) -> tf.Tensor | None:
     lengths = [each.strides * each.stride for each in windows]
     total = tf.reshape(tf.add_n(parts), [-1, *lengths, inputs.shape[3]])
     found = total[:, : rows.length, : columns.length]
-    return tf.ensure_shape(found, operation.outputs[0].shape)
+    return [tf.ensure_shape(found, operation.outputs[0].shape)]
 
 
 def _windows(operation: tf.Operation) -> tuple[_Windows, ...] | None:

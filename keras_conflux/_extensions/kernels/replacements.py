@@ -5,6 +5,7 @@ been traced. So operations are replaced when the whole step has been traced.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -18,7 +19,7 @@ from keras_conflux._extensions.kernels.shapes import compiled_shapes
 from keras_conflux._replication.steps import Step
 
 _REPLACEMENTS: dict[
-    str, Callable[[tf.Operation, ShapeOf], tf.Tensor | None]
+    str, Callable[[tf.Operation, ShapeOf], Sequence[tf.Tensor] | None]
 ] = {
     "AddN": residual_sums.replacement,
     "AddV2": residual_sums.replacement,
@@ -26,7 +27,7 @@ _REPLACEMENTS: dict[
     "SparseSoftmaxCrossEntropyWithLogits": cross_entropies.replacement,
     "Sum": sums_over_samples.replacement,
 }
-"""By the type of an operation, what returns another result, or `None`."""
+"""By the type of an operation, what returns other outputs, or `None`."""
 
 
 def replace(step: Step) -> None:
@@ -38,14 +39,17 @@ def replace(step: Step) -> None:
 
 
 def _replace(operation: tf.Operation, shape_of: ShapeOf) -> None:
-    found = operation.outputs[0]
-    readers = found.consumers()  # before the replacement reads it
-    if not readers:
+    # Before the replacement reads them.
+    readers = [found.consumers() for found in operation.outputs]
+    if not any(readers):
         return
-    other = _REPLACEMENTS[operation.type](operation, shape_of)
-    if other is None:
+    others = _REPLACEMENTS[operation.type](operation, shape_of)
+    if others is None:
         return
-    for reader in readers:
-        for index, given in enumerate(reader.inputs):
-            if given is found:
-                tensorflow_graphs.replace_input(reader, other, index)
+    for found, reading, other in zip(
+        operation.outputs, readers, others, strict=True
+    ):
+        for reader in reading:
+            for index, given in enumerate(reader.inputs):
+                if given is found:
+                    tensorflow_graphs.replace_input(reader, other, index)

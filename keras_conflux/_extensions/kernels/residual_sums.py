@@ -11,7 +11,9 @@ import tensorflow as tf
 from keras_conflux._extensions.kernels.shapes import ShapeOf
 
 
-def replacement(operation: tf.Operation, shape_of: ShapeOf) -> tf.Tensor | None:
+def replacement(
+    operation: tf.Operation, shape_of: ShapeOf
+) -> list[tf.Tensor] | None:
     """Returns the sum of products and tensors of more axes, as a matrix."""
     shape = operation.outputs[0].shape
     if (
@@ -37,7 +39,7 @@ def replacement(operation: tf.Operation, shape_of: ShapeOf) -> tf.Tensor | None:
         total = _rows(products.pop())
     for each in products:
         total = _rows(each) + total  # XLA lets the first of two products add
-    return tf.reshape(total, [shape[0] or -1, *shape[1:]])
+    return [tf.reshape(total, [shape[0] or -1, *shape[1:]])]
 
 
 def _is_broadcast(operation: tf.Operation, shape_of: ShapeOf) -> bool:

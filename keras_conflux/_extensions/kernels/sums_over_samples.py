@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_conflux._extensions.kernels.shapes import ShapeOf
 
 
-def replacement(operation: tf.Operation, _: ShapeOf) -> tf.Tensor | None:
+def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
     """Returns the product in place of a sum of numbers of 16 bits.
 
     In float32, a product on GPUs might round to TF32.
@@ -32,7 +32,7 @@ def replacement(operation: tf.Operation, _: ShapeOf) -> tf.Tensor | None:
     # Of a sum, XLA may hand on what has not been rounded to 16 bits.
     wide = tf.raw_ops.BatchMatMulV3(x=ones, y=samples, Tout=tf.float32)
     total = operation.outputs[0]
-    return tf.cast(tf.reshape(wide, tf.shape(total)), total.dtype)
+    return [tf.cast(tf.reshape(wide, tf.shape(total)), total.dtype)]
 
 
 def _are_of_samples(axes: tf.Tensor, shape: tf.TensorShape) -> bool:
