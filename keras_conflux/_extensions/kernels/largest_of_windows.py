@@ -68,7 +68,7 @@ def replacement(operation: tf.Operation, _: ShapeOf) -> tf.Tensor | None:
 def _windows(operation: tf.Operation) -> tuple[_Windows, ...] | None:
     """Returns those of rows and columns, where this program can replace."""
     shapes: list[Any] = [each.shape for each in operation.inputs]
-    inputs, outputs, _ = shapes
+    inputs, outputs = shapes[:2]
     sizes, strides = (operation.get_attr(name) for name in ("ksize", "strides"))
     if (
         operation.get_attr("data_format") != b"NHWC"
