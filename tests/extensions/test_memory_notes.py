@@ -37,6 +37,23 @@ def test_nothing_is_advised_that_several_processes_refuse(monkeypatch):
     assert "keras.RematScope" in said
 
 
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_a_model_that_keras_distributes_is_not_told_to_be_replicated():
+    distribution = keras.distribution.DataParallel()
+    try:
+        keras.distribution.set_distribution(distribution)
+        model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
+        said = said_of(model)
+        with pytest.raises(kc.StrategyError, match="on it first"):
+            kc.replicate(model, shard="weights")
+    finally:
+        keras.distribution.set_distribution(None)
+    assert "shard=" not in said
+    assert "keras.distribution.ModelParallel" in said
+    assert "saves at most" in said
+    assert "microbatches=2" in said
+
+
 def test_turns_are_not_advised_to_layers_that_refuse_them():
     given = layers.Input((3, 4), batch_size=2)
     output = layers.Dense(1)(layers.LSTM(8, stateful=True)(given))

@@ -16,6 +16,7 @@ from keras_conflux._extensions.memory.model_memory import memory
 from keras_conflux._replication import combinations
 from keras_conflux._replication import model_options
 from keras_conflux._replication import state
+from keras_conflux._replication.strategy import distribution_strategy
 
 _Row = tuple[str, str]
 """What saves memory, and how much, or how."""
@@ -104,14 +105,16 @@ def _shards(model: Any, found: Memory) -> Iterator[_Row]:
     """Yields a row for each choice of `shard` that saves something."""
     turns = model_options.microbatches_of(model)
     owners = [*state.stateful_objects(model)]
+    is_distributed = distribution_strategy() is not None
     for shard in SHARDS:
         saved = found.variables - found.with_shard(shard).variables
-        if saved > 0 and not combinations.refusal(shard, turns, owners):
-            yield (
-                f'replicate(..., shard="{shard}")',
-                f"saves {table.readable(saved)} of the variables on each "
-                "device",
-            )
+        if saved <= 0 or combinations.refusal(shard, turns, owners):
+            continue
+        saves = f"{table.readable(saved)} of the variables on each device"
+        if not is_distributed:
+            yield f'replicate(..., shard="{shard}")', f"saves {saves}"
+        elif shard == "weights":  # what is distributed is replicated already
+            yield "keras.distribution.ModelParallel", f"saves at most {saves}"
 
 
 def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
