@@ -269,7 +269,7 @@ def test_compiled_tells_memory(monkeypatch):
     # 225 weights, 193 of them trained with momentum, and two counters.
     assert found.values["variables_bytes"] == 4 * (225 + 193) + 12
     step = found.values["step_bytes"]
-    assert step > 4 * 193  # at least the gradients
+    assert step > 4 * (193 + 16 * 9)  # gradients, and a batch
     assert f"({step / 1e3:.1f} kB beside 1.7 kB of variables)" in found.text
 
 
