@@ -1,5 +1,8 @@
 """`kc.memory` tells what a model takes on each device, before it takes it."""
 
+import functools
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -235,41 +238,132 @@ def test_steps_that_are_not_known():
 class Huge(layers.Layer):
     """Gets no memory in a step that is told so."""
 
-    fails = False
+    says = ""
 
     def call(self, x):
-        if self.fails:
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        if self.says:
+            raise tf.errors.ResourceExhaustedError(None, None, self.says)
         return x
 
 
-def huge():
+GIVEN = np.ones([4, 32], "float32")
+
+
+def huge(**options):
     given = layers.Input((32,))
     hidden = layers.Dense(32)(layers.Dense(200)(given))
     model = keras.Model(given, Huge(name="huge")(hidden))
+    kc.replicate(model, 2, **options)
     model.compile("adam", "mse")
     return model
 
 
-@several
-@pytest.mark.parametrize("shard", SHARDS)
-def test_an_error_says_what_would_need_less(shard):
-    model = kc.replicate(huge(), 2, shard=shard)
-    x = np.ones([4, 32], "float32")
-    model.get_layer("huge").fails = True
+def said_of(model, says="OOM", call="train_on_batch"):
+    """Returns the note of an error, without the ends of its lines."""
+    model.get_layer("huge").says = says
+    data = (GIVEN,) if "predict" in call else (GIVEN, GIVEN)
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
-        model.train_on_batch(x, x)
+        getattr(model, call)(*data)
     (note,) = raised.value.__notes__
-    said = " ".join(note.split())
+    return " ".join(note.split())
+
+
+@functools.cache
+def assert_accepted(options, advised):
+    """Types what is advised, with what the model has in place of the dots."""
+    given = dict(options) | eval(f"dict({advised})")
+    huge(**given).train_on_batch(GIVEN, GIVEN)
+
+
+@several
+@pytest.mark.parametrize("microbatches", [1, 2, "auto"])
+@pytest.mark.parametrize("shard", SHARDS)
+def test_an_error_says_what_would_need_less(shard, microbatches):
+    options = {"shard": shard, "microbatches": microbatches}
+    if shard and microbatches != 1:
+        with pytest.raises(NotImplementedError, match="do not work together"):
+            huge(**options).train_on_batch(GIVEN, GIVEN)
+        return
+    model = huge(**options)
+    said = said_of(model)
     found = kc.memory(model)
-    assert f"Variables take {found.variables / 1e3:.3g} kB on each of 2" in said
+    taken = f"{found.variables / 1e3:.3g} kB"  # on GPUs, of how much
+    assert re.search(rf"Variables take {taken}( of \S+ GB)? on each of 2", said)
     for other in ("optimizer", "weights"):
         saved = found.variables - found.with_shard(other).variables
-        row = f'replicate(model, shard="{other}")'
-        assert (row in said) == (saved > 0)
-        assert saved <= 0 or f"{row} saves {saved / 1e3:.3g} kB" in said
-    for way in ("microbatches=2", "keras.RematScope", "a smaller batch"):
+        row = f'replicate(..., shard="{other}")'
+        assert (row in said) == (saved > 0 and microbatches == 1)
+        assert row not in said or f"{row} saves {saved / 1e3:.3g} kB" in said
+    for way in ("memory(model, batch)", "keras.RematScope", "half of the"):
         assert way in said
+    assert "saves at most" not in said
+    lines = re.findall(r"replicate\(\.\.\., (.*?)\)", said)
+    turns = f"microbatches={2 * microbatches}"
+    assert (turns in lines) == (not shard and microbatches != "auto")
+    for line in lines:
+        assert_accepted(tuple(options.items()), line)
+
+
+XLA_SAYS = """Out of memory while trying to allocate 24576 bytes.
+BufferAssignment OOM Debugging.
+BufferAssignment stats:
+             parameter allocation:  172.00KiB
+              constant allocation:         0B
+        maybe_live_out allocation:         0B
+     preallocated temp allocation:  {}
+                 total allocation:    3.00MiB
+"""
+
+
+@several
+def test_what_xla_says_of_a_step_tells_how_much_is_saved_at_most():
+    """Turns save half of it, of which sums of gradients take their part."""
+    model = huge()
+    gradients = 4 * model.count_params()  # 53 kB
+    said = said_of(model, XLA_SAYS.format("2.00MiB"))
+    saved = (2**20 - gradients) / 1e3
+    assert "a step needs 2.1 MB besides, says XLA" in said
+    assert f"microbatches=2) saves at most {saved:.3g} kB" in said
+    assert "RematScope saves at most 2.1 MB" in said
+    assert "half of the batch saves at most 1.05 MB" in said
+    said = said_of(model, XLA_SAYS.format("51.00KiB"))
+    assert "a step needs 52.2 kB besides" in said
+    assert "microbatches" not in said  # the sums would take more
+    assert "shard=" in said
+    several_turns = huge(microbatches=2)
+    saved = (2**21 - gradients) / 2e6
+    said = said_of(several_turns, XLA_SAYS.format("2.00MiB"))
+    assert f"microbatches=4) saves at most {saved:.3g} MB" in said
+
+
+@several
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_keeps_no_activations_is_not_told_to_save_them(eager):
+    model = huge()
+    model.compile("adam", "mse", run_eagerly=eager)
+    call = "train_on_batch" if eager else "predict_on_batch"
+    said = said_of(model, call=call)
+    assert "shard=" in said
+    assert "half of the batch" in said
+    assert "microbatches" not in said
+    assert "RematScope" not in said
+
+
+@several
+def test_optimizers_that_cannot_update_parts_are_not_told_to():
+    class Own(keras.optimizers.Adam):
+        def update_step(self, *args):
+            super().update_step(*args)
+
+    model = huge()
+    model.compile(Own(), "mse")
+    said = said_of(model)
+    assert "shard=" not in said
+    assert "microbatches=2" in said
+    parts = huge(shard="optimizer")
+    parts.compile(Own(), "mse")
+    with pytest.raises(NotImplementedError, match="conflux_elementwise"):
+        parts.train_on_batch(GIVEN, GIVEN)
 
 
 def test_an_error_of_a_function_of_the_users():
@@ -280,12 +374,14 @@ def test_an_error_of_a_function_of_the_users():
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
         run(1.0)
     note = raised.value.__notes__[0]
-    assert "`keras_conflux.memory(model)` tells" in note
+    assert "`keras_conflux.memory(model, batch)` tells" in note
     assert "keras.RematScope" in note
+    assert "microbatches" not in note
 
 
+@several
 def test_other_errors_have_no_note():
-    model = kc.replicate(huge(), 1)
+    model = huge()
     with pytest.raises(ValueError, match="incompatible") as raised:
         model.fit(np.ones([4, 3]), np.ones([4, 3]), verbose=0)
     notes = getattr(raised.value, "__notes__", [])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-AddNote = Callable[[BaseException, Any], None]
+AddNote = Callable[[BaseException, Any, bool], None]
 _adding: list[AddNote] = []
 
 
@@ -13,28 +13,32 @@ def add_by(add: AddNote) -> None:
     """Has a function add notes from now on.
 
     Args:
-        add: Takes an error, and the model whose step has raised it, `None` for
-            a function of the user's own.
+        add: Takes what `add_to` takes.
     """
     _adding.append(add)
 
 
-def add_to(error: BaseException, model: Any = None) -> None:
+def add_to(
+    error: BaseException, model: Any = None, keeps_activations: bool = True
+) -> None:
     """Has notes added to an error.
 
     Args:
         error: What is about to be raised.
-        model: The model whose step has raised it, if it is that of one.
+        model: The model whose step has raised it, `None` for a function of the
+            user's own.
+        keeps_activations: Whether it is a step of a graph that may have
+            gradients.
     """
     for add in _adding:
-        add(error, model)
+        add(error, model, keeps_activations)
 
 
 @contextlib.contextmanager
-def added(model: Any) -> Iterator[None]:
+def added(model: Any, keeps_activations: bool = True) -> Iterator[None]:
     """Adds notes to what is raised while a model's step is made or runs."""
     try:
         yield
     except Exception as error:
-        add_to(error, model)
+        add_to(error, model, keeps_activations)
         raise

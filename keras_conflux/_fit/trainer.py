@@ -27,6 +27,7 @@ from keras_conflux._fit.input.epoch_observer import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
+from keras_conflux._replication import combinations
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
@@ -272,19 +273,7 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
 
 def _refuse_stateful(model: keras.Model, received: str) -> None:
     """Raises for layers that go on, in each batch, where the last one ended."""
-    names = [
-        layer.name
-        for layer in keras_models.all_layers(model)
-        if isinstance(layer, keras.layers.RNN) and layer.stateful
-    ]
-    if names:
-        raise StrategyError(
-            f"{model.name}: the layer {names[0]!r} has `stateful=True` and "
-            "keeps a state for each row of a batch, of which each replica, and "
-            f"each turn, has other rows. Received: {received}. A "
-            "`batch_shape` of one replica's rows would not help, as all copies "
-            "of a weight are equal. Give the layer its `initial_state` as an "
-            "input of the model, and take the next one from "
-            "`return_state=True`, or train on one device and whole batches, "
-            "with `keras_conflux.unreplicate(model)`."
-        )
+    layers = keras_models.all_layers(model)
+    refused = combinations.refusal_of_states(layers, received)
+    if refused:
+        raise StrategyError(f"{model.name}: {refused}")

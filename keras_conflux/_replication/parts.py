@@ -27,6 +27,10 @@ class Cutting(Protocol):
         """Returns how many entries each of so many devices has, if a part."""
         ...
 
+    def refusal(self, optimizer: Any, shard: str) -> str | None:
+        """Returns why an optimizer cannot update parts, `None` if it can."""
+        ...
+
 
 _cutting: list[Cutting] = []
 
@@ -61,4 +65,11 @@ def part_size(variable: Any, count: int) -> int | None:
     """
     for cutting in _cutting:
         return cutting.part_size(variable, count)
+    return None
+
+
+def refusal(optimizer: Any, shard: str) -> str | None:
+    """Returns why an optimizer cannot update parts, `None` if it can."""
+    for cutting in _cutting:
+        return cutting.refusal(optimizer, shard)
     return None

@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.initialization import initialize_from_environment
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
@@ -30,7 +29,7 @@ from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
-from keras_conflux._replication import parts
+from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
@@ -277,18 +276,9 @@ def _check_shard(shard: Any) -> None:
             'optimizer\'s state, or "weights", if also a part of the weights. '
             f"Received: shard={shard!r}."
         )
-    if shard is not None and not parts.can_be_cut():
-        raise NotImplementedError(
-            f"`shard={shard!r}` is an extension, and `CONFLUX_EXTENSIONS=0` "
-            "has left all of them out. Unset that variable of the environment, "
-            "or leave `shard` out."
-        )
-    if shard is not None and process_count() > 1:
-        raise NotImplementedError(
-            f"`shard={shard!r}` works in one process, on the devices of one "
-            f"host, in this version. There are {process_count()} processes. "
-            "Start one process, or leave `shard` out."
-        )
+    refused = combinations.refusal(shard)
+    if refused:
+        raise NotImplementedError(refused)
 
 
 def check_microbatches(microbatches: Any) -> Microbatches:

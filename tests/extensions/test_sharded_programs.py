@@ -8,6 +8,7 @@ import collections
 import contextlib
 import functools
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -25,6 +26,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import shared_trace
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import cutting
+from keras_conflux._extensions.sharding import gathered_weights
 from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.numerics import gradients
@@ -248,6 +250,29 @@ def test_gradients_of_embeddings_are_known_again(shard, options, monkeypatch):
     kc.replicate(model, devices=2, shard=shard)
     model.compile(keras.optimizers.SGD(**options), "mse")
     model.fit(np.ones([4, 3]), np.ones([4, 3, 70]), verbose=0)
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+@pytest.mark.parametrize(
+    ("jit_compile", "cure"),
+    [(False, "`jit_compile=True`"), (True, "`drop_remainder=True`"), (0, None)],
+)
+def test_weights_that_stay_whole_are_warned_of(jit_compile, cure, monkeypatch):
+    """As between GPUs in a graph, and if they are large."""
+    monkeypatch.setattr(Communicator, "supports_xla", False)
+    monkeypatch.setattr(Communicator, "can_gather_again", lambda *_: False)
+    if cure:
+        monkeypatch.setattr(gathered_weights, "WORTH_A_WARNING", 0)
+    model = keras.Sequential([layers.Input((70,)), layers.Dense(70)])
+    kc.replicate(model, devices=2, shard="weights")
+    model.compile("sgd", "mse", jit_compile=bool(jit_compile))
+    x = np.ones([5, 70], "float32")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.fit(x, x, batch_size=4, epochs=2, verbose=0)
+    found = [each for each in found if each.category is kc.ConfluxWarning]
+    assert [each.filename for each in found] == [__file__] * bool(cure)
+    assert not cure or cure in str(found[0].message)
 
 
 @pytest.mark.long

@@ -39,6 +39,7 @@ from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.checks import ports
 from keras_conflux.tools.checks import processes
 from keras_conflux.tools.checks import resume
+from keras_conflux.tools.checks import trainings
 from keras_conflux.tools.checks import versions
 from keras_conflux.tools.checks.__main__ import parse
 from keras_conflux.tools.checks.table import CHECKS
@@ -259,6 +260,17 @@ def test_compiled(wrong, monkeypatch):
 
     monkeypatch.setattr(XlaProgram, "__call__", fails)
     assert re.search("XLA has no device.*jit_compile=False", wrong(compiled))
+
+
+def test_compiled_tells_memory(monkeypatch):
+    """That of the model which it trains."""
+    monkeypatch.setattr(trainings, "trained", lambda *_, **__: [np.ones(3)])
+    found = compiled.check(given())
+    # 225 weights, 193 of them trained with momentum, and two counters.
+    assert found.values["variables_bytes"] == 4 * (225 + 193) + 12
+    step = found.values["step_bytes"]
+    assert step > 4 * (193 + 16 * 9)  # gradients, and a batch
+    assert f"({step / 1e3:.1f} kB beside 1.7 kB of variables)" in found.text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Losses without a trace, and what XLA says of what it has compiled."""
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -10,6 +11,28 @@ from typing import Any
 import keras
 import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
+
+_TEMPORARY = re.compile(
+    r"preallocated temp allocation: +([\d.]+)((?:[KMGTP]i)?)B\b"
+)
+"""In what XLA says of a program that gets no memory: what it needs beside its
+arguments and results."""
+
+
+def bytes_of_failed_program(error: BaseException) -> int | None:
+    """Returns what XLA says that a program needs, which gets no memory.
+
+    Args:
+        error: What the program has raised.
+
+    Returns:
+        Bytes, `None` where the error does not say it, as that of a graph.
+    """
+    said = _TEMPORARY.search(str(error))
+    if said is None:
+        return None
+    number, unit = said.groups()
+    return int(float(number) * 1024 ** " KMGTP".index(unit[:1] or " ")) or None
 
 
 def bytes_of_program(

@@ -1,15 +1,25 @@
 """What an error says when memory runs out: what takes it, what saves it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._common import error_notes
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import table
+from keras_conflux._extensions.memory import variables
 from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import memory
+from keras_conflux._replication import combinations
 from keras_conflux._replication import model_options
+from keras_conflux._replication import state
+from keras_conflux._replication.strategy import distribution_strategy
+
+_Row = tuple[str, str]
+"""What saves memory, and how much, or how."""
 
 
 def install() -> None:
@@ -17,78 +27,122 @@ def install() -> None:
     error_notes.add_by(explain)
 
 
-def explain(error: BaseException, model: Any) -> None:
+def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
     """Adds a note to an error if it is one of memory.
 
     Args:
         error: What a step has raised.
         model: Whose step it is, `None` for a function of the user's own.
+        keeps_activations: Whether it is a step of a graph that may have
+            gradients.
     """
     if not isinstance(error, tf.errors.ResourceExhaustedError):
         return
     found = None if model is None else _known(model)
-    rows = [*_shards(found), *_WAYS]
-    if model is not None and model_options.microbatches_of(model) == "auto":
-        rows = [row for row in rows if "microbatches" not in row[0]]
+    step = compat.bytes_of_failed_program(error)
+    rows: list[_Row] = []
+    if found is not None:
+        rows += _shards(model, found)
+        if keeps_activations:
+            rows += _turns(model, found, step)
+    if keeps_activations:
+        rows.append(
+            (
+                "keras.RematScope",
+                f"{_at_most(step)}computes activations again, which a training "
+                "keeps otherwise",
+            )
+        )
+    half = None if step is None else step // 2
+    rows.append(
+        (
+            "half of the batch",
+            f"{_at_most(half)}in a training, `gradient_accumulation_steps` of "
+            "the optimizer keeps the updates of the whole one",
+        )
+    )
     width = max(len(name) for name, _ in rows)
     error.add_note(
         "\n".join(
             [
-                _taken(model, found),
+                _taken(model, found, step),
                 *(f"  {name:<{width}}  {does}" for name, does in rows),
             ]
         )
     )
 
 
-_WAYS = (
-    (
-        "replicate(model, microbatches=2)",
-        "runs a batch in parts, one after another, with the same result",
-    ),
-    (
-        "keras.RematScope",
-        "computes activations again, which a training keeps otherwise",
-    ),
-    (
-        "a smaller batch",
-        "has fewer activations; with `gradient_accumulation_steps` of the "
-        "optimizer the updates stay those of the larger one",
-    ),
-)
-"""What saves memory, and how. What it saves is not known."""
-
-
-def _taken(model: Any, found: Memory | None) -> str:
+def _taken(model: Any, found: Memory | None, step: int | None) -> str:
     if found is None:
         return (
             "A device had no memory for what runs on it. "
-            "`keras_conflux.memory(model)` tells what a model's variables "
-            "take there. What needs less:"
+            "`keras_conflux.memory(model, batch)` tells what a model takes "
+            "there, before it runs. What needs less:"
         )
+    limit = _limit(model)
+    there = f" of {table.readable(limit)}" if limit else ""
+    besides = "the rest is what a step needs"
+    if step is not None:
+        besides = f"a step needs {table.readable(step)} besides, says XLA"
     return (
         f"{model.name}: a device had no memory for what runs on it. Variables "
-        f"take {table.readable(found.variables)} on each of {found.devices}, "
-        "the rest is what a step needs, which "
-        "`keras_conflux.memory(model, batch)` tells. What needs less:"
+        f"take {table.readable(found.variables)}{there} on each of "
+        f"{found.devices}, {besides}. `keras_conflux.memory(model, batch)` "
+        "tells both before training. What needs less, where `...` is what "
+        "`replicate` is given now:"
     )
 
 
-def _shards(found: Memory | None) -> list[tuple[str, str]]:
-    """Returns a row for each choice of `shard` that saves something."""
-    if found is None:
-        return []
-    rows = []
+def _limit(model: Any) -> int:
+    """Returns what TensorFlow may take of a GPU, 0 where it is not on one."""
+    strategy = state.replicated_by(state.variables_of(model))
+    if strategy is None or not strategy.communicator.on_gpu:
+        return 0
+    return min(map(tensorflow_internals.memory_of, strategy.devices))
+
+
+def _shards(model: Any, found: Memory) -> Iterator[_Row]:
+    """Yields a row for each choice of `shard` that saves something."""
+    turns = model_options.microbatches_of(model)
+    owners = [*state.stateful_objects(model)]
+    is_distributed = distribution_strategy() is not None
     for shard in SHARDS:
         saved = found.variables - found.with_shard(shard).variables
-        if saved > 0:
-            rows.append(
-                (
-                    f'replicate(model, shard="{shard}")',
-                    f"saves {table.readable(saved)} of them on each device",
-                )
-            )
-    return rows
+        if saved <= 0 or combinations.refusal(shard, turns, owners):
+            continue
+        saves = f"{table.readable(saved)} of the variables on each device"
+        if not is_distributed:
+            yield f'replicate(..., shard="{shard}")', f"saves {saves}"
+        elif shard == "weights":  # what is distributed is replicated already
+            yield "keras.distribution.ModelParallel", f"saves at most {saves}"
+
+
+def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
+    """Yields a row for twice as many turns, if they may save something."""
+    turns = model_options.microbatches_of(model)
+    if turns == "auto":
+        return  # these are as many as help
+    owners = [*state.stateful_objects(model)]
+    if combinations.refusal(found.shard, 2 * turns, owners):
+        return
+    saved = None
+    if step is not None:
+        # Half of the activations. Sums of gradients come with the first turns,
+        # and are no activations later.
+        gradients = sum(map(variables.size_of, model.trainable_variables))
+        saved = step // 2 - gradients
+        if turns > 1:
+            saved = (step - gradients) // 2
+    if saved is None or saved > 0:
+        yield (
+            f"replicate(..., microbatches={2 * turns})",
+            f"{_at_most(saved)}runs a batch in parts, one after another, with "
+            "the same result",
+        )
+
+
+def _at_most(saved: int | None) -> str:
+    return "" if saved is None else f"saves at most {table.readable(saved)}: "
 
 
 def _known(model: Any) -> Memory | None:

@@ -35,7 +35,7 @@ class Held:
         if strategy is not None:
             here = strategy.shard, strategy.communicator.size
             if here == (shard, devices):
-                return _bytes(state.copies(self.variable)[0])
+                return size_of(state.copies(self.variable)[0])
         is_cut = shard == "weights" or (
             shard == "optimizer"
             and self.of_optimizer
@@ -45,11 +45,12 @@ class Held:
         if is_cut and state.is_mirrored(self.variable):
             entries = parts.part_size(self.variable, devices)
         if entries is None:
-            return _bytes(self.variable)
+            return size_of(self.variable)
         return entries * tf.as_dtype(self.variable.dtype).size
 
 
-def _bytes(variable: Any) -> int:
+def size_of(variable: Any) -> int:
+    """Returns the bytes of a whole variable."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 

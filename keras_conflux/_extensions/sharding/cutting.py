@@ -63,6 +63,28 @@ def _layout_over(variable: Any, count: int) -> Layout | None:
     return Layout(shape, count)
 
 
+def updates_parts(optimizer: Any) -> bool:
+    """Whether an optimizer may be given parts in place of variables."""
+    return keras_optimizers.updates_each_entry(optimizer) or getattr(
+        optimizer, "conflux_elementwise", False
+    )
+
+
+def refusal(optimizer: Any, shard: str) -> str | None:
+    """Returns why an optimizer cannot update parts, `None` if it can."""
+    if updates_parts(optimizer) or keras_optimizers.updates_whole_tensors(
+        optimizer
+    ):
+        return None
+    return (
+        f"Nobody knows whether {type(optimizer).__name__} updates each entry "
+        f"of a weight by itself, so it cannot train with `shard={shard!r}`. "
+        "Replicate with `shard=None`, or, if it does, write "
+        "`conflux_elementwise = True` in its class, read and write variables "
+        "by `self.assign` and its kin, and use no shapes in `update_step`."
+    )
+
+
 def waiting(
     owners: Iterable[Any], strategy: ReplicatedStrategy
 ) -> list[keras.Variable]:

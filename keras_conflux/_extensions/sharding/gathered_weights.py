@@ -24,6 +24,7 @@ from keras_conflux._communication.tree_collectives import GATHERED_TOGETHER
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
@@ -40,6 +41,9 @@ from keras_conflux._replication.strategy import replica_collectives
 
 AHEAD = 1
 """How many units earlier than they are read weights may be gathered."""
+
+WORTH_A_WARNING = 1 / 32
+"""What fraction of a device's memory whole weights take that are warned of."""
 
 UNITS_AT_LEAST = 8
 """About how many units the weights of a small model make."""
@@ -244,13 +248,40 @@ class GatheredWeights(Part):
         yield
         collectives = replica_collectives()
         is_inside = tf.compat.v1.get_default_graph() is graph
-        if self._units and is_inside and collectives.can_gather_again:
+        if not self._units or not is_inside:
+            return
+        if not collectives.can_gather_again:
+            self._warn_of_whole_weights()
+        else:
             before = len(graph.get_operations())
             with graph.as_default():
                 self._gather_again(begin)
             # They are traced last, and run early.
             if steps.in_xla():
                 order_of_tracing.run_independently(graph, before)
+
+    def _warn_of_whole_weights(self) -> None:
+        """Warns of weights that stay whole until the backward pass is over."""
+        strategy: Any = tf.distribute.get_strategy()
+        limit = tensorflow_internals.memory_of(strategy.devices[0])
+        whole = sum(map(_bytes, self._whole.values()))
+        if whole < WORTH_A_WARNING * limit:
+            return
+        if steps.in_xla():
+            cure = "Install TensorFlow 2.21, whose XLA can gather them again."
+        elif self.step.model.jit_compile:
+            cure = (
+                "XLA compiles batches of one size that the devices divide "
+                "evenly. Leave others out, as by `drop_remainder=True`."
+            )
+        else:
+            cure = "Compile the model with `jit_compile=True`."
+        self.step.warn_once(
+            "whole weights",
+            "weights in parts are gathered once a step here, so a device "
+            f"holds {whole / 1e9:.2g} GB of whole weights until the backward "
+            f"pass is over. {cure}",
+        )
 
     def _gather_again(self, begin: int) -> None:
         """Lets what was traced since read weights that are gathered there."""
@@ -292,6 +323,10 @@ def _upstream(
         if index != first.index and order_of_tracing.may_tell(tensor)
     ]
     return max(others, key=lambda x: order[x.op], default=None)
+
+
+def _bytes(whole: tf.Tensor) -> int:
+    return whole.shape.num_elements() * whole.dtype.size
 
 
 def _layout(variable: keras.Variable) -> Layout:

@@ -69,7 +69,7 @@ class ShardedUpdates(Part):
     @property
     def by_parts(self) -> bool:
         """Whether replicas update parts, and not wholes of which they keep."""
-        return updates_parts(self._optimizer)
+        return cutting.updates_parts(self._optimizer)
 
     def to_parts(self, grads: list[Any]) -> list[Any]:
         """Cuts gradients that are whole, and those of all samples."""
@@ -209,27 +209,12 @@ class ShardedUpdates(Part):
             keras_variables.backing(variable).assign(value)
 
 
-def updates_parts(optimizer: Any) -> bool:
-    """Whether an optimizer may be given parts in place of variables."""
-    return keras_optimizers.updates_each_entry(optimizer) or getattr(
-        optimizer, "conflux_elementwise", False
-    )
-
-
 def _assert_known(optimizer: Any) -> None:
     """Raises for an optimizer that may not be able to update tensors."""
-    if updates_parts(optimizer) or keras_optimizers.updates_whole_tensors(
-        optimizer
-    ):
-        return
-    shard = tf.distribute.get_strategy().shard
-    raise NotImplementedError(
-        f"Nobody knows whether {type(optimizer).__name__} updates each entry "
-        f"of a weight by itself, so it cannot train with `shard={shard!r}`. "
-        "Replicate with `shard=None`, or, if it does, write "
-        "`conflux_elementwise = True` in its class, read and write variables "
-        "by `self.assign` and its kin, and use no shapes in `update_step`."
-    )
+    strategy: Any = tf.distribute.get_strategy()
+    refused = cutting.refusal(optimizer, strategy.shard)
+    if refused:
+        raise NotImplementedError(refused)
 
 
 def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:
@@ -321,7 +306,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
     if (
         step is not None
         and is_sharding()
-        and updates_parts(inner)
+        and cutting.updates_parts(inner)
         and not inner.gradient_accumulation_steps
     ):
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import SUM
@@ -25,6 +24,7 @@ from keras_conflux._fit.execution.graph_in_turns import Cut
 from keras_conflux._fit.execution.graph_in_turns import TracedTurn
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
@@ -227,18 +227,9 @@ class StepInTurns:
 
 def refuse_others(name: str, strategy: Any) -> None:
     """Raises if a strategy does what does not work with turns."""
-    shard = getattr(strategy, "shard", None)
-    if shard is not None:
-        raise NotImplementedError(
-            f"{name}: `microbatches=` and `shard={shard!r}` do not work "
-            "together in this version. Leave one of both out."
-        )
-    if process_count() > 1:
-        raise NotImplementedError(
-            f"{name}: `microbatches=` works in one process, on the devices of "
-            f"one host, in this version. There are {process_count()} "
-            "processes. Start one process, or leave `microbatches` out."
-        )
+    refused = combinations.refusal(getattr(strategy, "shard", None), "auto")
+    if refused:
+        raise NotImplementedError(f"{name}: {refused}")
 
 
 def _refusal(name: str, error: CannotRunInTurns) -> NotImplementedError:

@@ -73,8 +73,9 @@ class StepExecutor:
 
     def __call__(self, group: StepGroup) -> Tree:
         name = self._name
+        keeps = self._step.runs_in_turns and not self._is_eager
         with (
-            error_notes.added(self._model),
+            error_notes.added(self._model, keeps),
             not_the_end(name, of_a_step=True),
             errors_reported_to_all(name),
         ):

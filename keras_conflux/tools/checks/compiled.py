@@ -44,4 +44,12 @@ def check(options: argparse.Namespace) -> Passed:
             "what `keras-conflux env` prints",
         )
     where = "all devices" if on_gpu else "one CPU device; several have none"
-    return Passed(f"XLA compiles a step on {where}")
+    doing("what kc.memory tells of it")
+    needs = trainings.memory_of(devices)
+    if needs.step is None:
+        return Passed(f"XLA compiles a step on {where}")
+    return Passed(
+        f"XLA compiles a step ({needs.step / 1e3:.1f} kB beside "
+        f"{needs.variables / 1e3:.1f} kB of variables) on {where}",
+        {"variables_bytes": needs.variables, "step_bytes": needs.step},
+    )

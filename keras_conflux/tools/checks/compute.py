@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from typing import Any
 
 from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.checks.progress import doing
@@ -57,8 +58,21 @@ def check(options: argparse.Namespace) -> Passed:
     return _with_memory(text, count, options.memory if options.gpus else [])
 
 
-_COPIES = 16
-"""Bytes a parameter takes with Adam in float32: weight, two slots, gradient."""
+def _bytes_per_parameter(count: int, shard: Any) -> float:
+    """Returns what Adam needs on each of so many GPUs, in float32.
+
+    That is what `kc.memory` tells of a large layer, and its gradient.
+    """
+    import keras
+
+    import keras_conflux as kc
+
+    layer = keras.layers.Dense(1024, use_bias=False)
+    model: Any = keras.Sequential([keras.Input((1024,)), layer])
+    model.compile("adam", "mse")
+    found = kc.memory(model, devices=count).with_shard(shard)
+    gradient = found.weights  # of a whole weight, or of a part
+    return (found.variables + gradient) / model.count_params()
 
 
 def _with_memory(text: str, count: int, memory: list[list[str]]) -> Passed:
@@ -76,10 +90,12 @@ def _with_memory(text: str, count: int, memory: list[list[str]]) -> Passed:
     if not sizes:
         return Passed(text)
     free, total = (size * 2**20 for size in min(sizes))
-    most = free / _COPIES
-    fits = f"Adam trains {_billions(most)} parameters at most"
+    fits = "Adam trains "
+    fits += f"{_billions(free / _bytes_per_parameter(count, None))} parameters "
+    fits += "at most"
     if count > 1:
-        fits += f', {_billions(count * most)} with shard="weights"'
+        most = free / _bytes_per_parameter(count, "weights")
+        fits += f', {_billions(most)} with shard="weights"'
     return Passed(
         f"{text}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free: {fits}, "
         "activations left out",

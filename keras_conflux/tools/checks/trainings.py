@@ -8,10 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_conflux._extensions.memory.model_memory import Memory
+from keras_conflux._extensions.memory.model_memory import memory
 from keras_conflux._replication.replication import replicate
 from keras_conflux._replication.synchronization import assert_in_sync
 
 _SAMPLES = 59
+_BATCH = 16
 
 
 def trained(
@@ -27,6 +30,26 @@ def trained(
     Returns:
         All that it has learned.
     """
+    model = _model(devices, jit_compile)
+    fit = {"batch_size": _BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(*_data(), callbacks=[*callbacks], **fit)
+    losses = history.history["loss"]
+    if devices is not None:
+        assert_in_sync(model)
+    return [np.array(losses), *model.get_weights()]
+
+
+def memory_of(devices: Any) -> Memory:
+    """Returns what the training on some devices needs, as XLA compiles it.
+
+    Args:
+        devices: Where it runs.
+    """
+    batch = [array[:_BATCH] for array in _data()]
+    return memory(_model(devices, jit_compile=True), tuple(batch))
+
+
+def _model(devices: Any, jit_compile: bool) -> Any:
     keras.utils.set_random_seed(1)
     model: Any = keras.Sequential(
         [
@@ -41,14 +64,12 @@ def trained(
     model.compile(optimizer, "mse", jit_compile=jit_compile)
     if devices is not None:
         replicate(model, devices)
+    return model
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(0).normal(size=(_SAMPLES, 8)).astype("float32")
-    y = x[:, :1] * 2 + np.sin(x[:, 1:2])
-    fit = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
-    history = model.fit(x, y, callbacks=[*callbacks], **fit)
-    losses = history.history["loss"]
-    if devices is not None:
-        assert_in_sync(model)
-    return [np.array(losses), *model.get_weights()]
+    return x, x[:, :1] * 2 + np.sin(x[:, 1:2])
 
 
 class Kill(keras.callbacks.Callback):

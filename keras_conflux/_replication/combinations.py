@@ -1,0 +1,98 @@
+"""Which options of `replicate` work: together, and with what.
+
+Whoever refuses options raises what this file says, and whoever advises some
+asks it first. So nothing is advised that is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._replication import parts
+
+
+def refusal(
+    shard: str | None, microbatches: int | str = 1, owners: Sequence[Any] = ()
+) -> str | None:
+    """Returns why options of `replicate` are refused, `None` if they work.
+
+    What a step does may be refused as well, once it is traced.
+
+    Args:
+        shard: See `replicate`.
+        microbatches: See `replicate`.
+        owners: The layers and optimizers of a model that is to have them, by
+            default any.
+    """
+    found = None
+    if shard is not None:
+        found = _refusal_of_shard(shard, owners)
+    if found is None and microbatches != 1:
+        found = _refusal_of_turns(shard, microbatches, owners)
+    return found
+
+
+def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
+    if not parts.can_be_cut():
+        return (
+            f"`shard={shard!r}` is an extension, and `CONFLUX_EXTENSIONS=0` "
+            "has left all of them out. Unset that variable of the environment, "
+            "or leave `shard` out."
+        )
+    if process_count() > 1:
+        return (
+            f"`shard={shard!r}` works in one process, on the devices of one "
+            f"host, in this version. There are {process_count()} processes. "
+            "Start one process, or leave `shard` out."
+        )
+    for each in owners:
+        if isinstance(each, keras.optimizers.Optimizer) and not hasattr(
+            each, "inner_optimizer"
+        ):
+            refused = parts.refusal(each, shard)
+            if refused:
+                return refused
+    return None
+
+
+def _refusal_of_turns(
+    shard: str | None, microbatches: int | str, owners: Sequence[Any]
+) -> str | None:
+    if shard is not None:
+        return (
+            f"`microbatches=` and `shard={shard!r}` do not work together in "
+            "this version. Leave one of both out."
+        )
+    if process_count() > 1:
+        return (
+            "`microbatches=` works in one process, on the devices of one "
+            f"host, in this version. There are {process_count()} processes. "
+            "Start one process, or leave `microbatches` out."
+        )
+    return refusal_of_states(owners, f"{microbatches=!r}")
+
+
+def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:
+    """Returns why layers cannot run on parts of a batch, `None` if they can.
+
+    One may go on, in each batch, where the last one ended.
+
+    Args:
+        layers: Those of a model.
+        received: What would divide its batches.
+    """
+    for layer in layers:
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            return (
+                f"the layer {layer.name!r} has `stateful=True` and "
+                "keeps a state for each row of a batch, of which each replica, "
+                f"and each turn, has other rows. Received: {received}. A "
+                "`batch_shape` of one replica's rows would not help, as all "
+                "copies of a weight are equal. Give the layer its "
+                "`initial_state` as an input of the model, and take the next "
+                "one from `return_state=True`, or train on one device and "
+                "whole batches, with `keras_conflux.unreplicate(model)`."
+            )
+    return None

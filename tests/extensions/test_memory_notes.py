@@ -1,0 +1,65 @@
+"""What an error of memory advises where the rest of a program refuses it."""
+
+import keras
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from keras import layers
+
+import keras_conflux as kc
+from keras_conflux._extensions.memory import notes
+from keras_conflux._fit.execution.microbatches import refuse_others
+from keras_conflux._replication import combinations
+
+
+def said_of(model):
+    error = tf.errors.ResourceExhaustedError(None, None, "OOM")
+    notes.explain(error, model, keeps_activations=True)
+    return error.__notes__[0]
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_nothing_is_advised_that_several_processes_refuse(monkeypatch):
+    model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
+    kc.replicate(model, 2)
+    model.compile("adam", "mse")
+    said = said_of(model)
+    assert "shard=" in said
+    assert "microbatches=" in said
+    monkeypatch.setattr(combinations, "process_count", lambda: 2)
+    with pytest.raises(NotImplementedError, match="There are 2 processes"):
+        kc.replicate(model, 2, shard="weights")
+    with pytest.raises(NotImplementedError, match="There are 2 processes"):
+        refuse_others("model", kc.replicate(devices=2))
+    said = said_of(model)
+    assert "shard=" not in said
+    assert "microbatches=" not in said
+    assert "keras.RematScope" in said
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_a_model_that_keras_distributes_is_not_told_to_be_replicated():
+    distribution = keras.distribution.DataParallel()
+    try:
+        keras.distribution.set_distribution(distribution)
+        model = keras.Sequential([layers.Input((64,)), layers.Dense(128)])
+        said = said_of(model)
+        with pytest.raises(kc.StrategyError, match="on it first"):
+            kc.replicate(model, shard="weights")
+    finally:
+        keras.distribution.set_distribution(None)
+    assert "shard=" not in said
+    assert "keras.distribution.ModelParallel" in said
+    assert "saves at most" in said
+    assert "microbatches=2" in said
+
+
+def test_turns_are_not_advised_to_layers_that_refuse_them():
+    given = layers.Input((3, 4), batch_size=2)
+    output = layers.Dense(1)(layers.LSTM(8, stateful=True)(given))
+    model = kc.replicate(keras.Model(given, output), 1)
+    model.compile("adam", "mse")
+    assert "microbatches=" not in said_of(model)
+    kc.replicate(model, microbatches=2)
+    with pytest.raises(kc.StrategyError, match="has `stateful=True`"):
+        model.fit(tf.ones([2, 3, 4]), tf.ones([2, 1]), verbose=0)
