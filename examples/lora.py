@@ -41,8 +41,7 @@ def build_model(width: int, depth: int) -> keras.Model:
         h = layers.Dense(4 * width, activation="gelu")(h)
         x = x + layers.Dense(width)(h)
     x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
-    kind = layers.Dense(2, dtype="float32", name="kind")(x)
-    model = keras.Model(tokens, kind)
+    model = keras.Model(tokens, layers.Dense(2, name="kind")(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-2), loss)
     return model
@@ -127,7 +126,6 @@ def main() -> None:
     if tf.config.list_physical_devices("GPU"):
         devices = kc.devices(options.devices)
         memory = memory_of_gpus(options.gigabytes)
-        keras.config.set_dtype_policy("mixed_bfloat16")
     else:
         devices = kc.devices(options.devices or 4)
         memory = (options.gigabytes or 0.0005) * 1e9

@@ -85,7 +85,9 @@ def test_lora_has_no_memory_for_copies(tmp_path):
     given = "--gigabytes", "2", "--out", tmp_path / "lora.npz"
     copy, _, part = weights_told(fine_tuned(*given))
     assert copy > 2 > part  # GB
-    with pytest.raises(AssertionError, match=r"OOM|Dst tensor is not init"):
+    with pytest.raises(
+        AssertionError, match=r"OOM|[Oo]ut of memory|Dst tensor"
+    ):
         fine_tuned(*given, "--shard", "none")
 
 
