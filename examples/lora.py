@@ -43,7 +43,7 @@ def build_model(width: int, depth: int) -> keras.Model:
     x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
     model = keras.Model(tokens, layers.Dense(2, name="kind")(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2), loss)
+    model.compile(keras.optimizers.Adam(0.08 / math.sqrt(width)), loss)
     return model
 
 
