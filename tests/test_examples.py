@@ -5,8 +5,13 @@ import pathlib
 import re
 
 import forked
+import keras
+import numpy as np
 import pytest
+from conftest import MANY
 from conftest import ON_GPU
+
+from examples import lora
 
 ROOT = pathlib.Path(__file__).parent.parent
 COUNT = "2" if ON_GPU else "3"
@@ -50,6 +55,50 @@ def test_halves_find_each_other_as_on_one_device():
     (gap,) = re.findall(r"points differ by at most (\S+)", printed)
     assert float(many) > 10  # by guessing, 5
     assert ON_GPU or (many == one and float(gap) < 1e-4)
+
+
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes several CPU devices")
+def test_lora_trains_beside_parts_as_on_one_device(tmp_path):
+    out = tmp_path / "lora.npz"
+    printed = fine_tuned("--gigabytes", "0.00023", "--out", out)
+    copy, _, part = weights_told(printed)
+    assert copy > 230 > part  # kB
+    assert re.search(r"shard='weights', variables take [67]\d%", printed)
+    (size,) = re.findall(r"depth (\d+) and width (\d+)", printed)
+    depth, width = map(int, size)
+    keras.utils.set_random_seed(0)
+    one = lora.build_model(width, depth)
+    lora.enable_lora(one)
+    losses = one.fit(*lora.build_data(), batch_size=32, verbose=0)
+    (loss,) = re.findall(r"loss: ([\d.]+)", printed)
+    assert float(loss) == pytest.approx(losses.history["loss"][0], abs=1e-3)
+    trained = one.trainable_variables
+    assert len(trained) == 8 * depth + 2
+    values = [each.numpy() for each in trained]
+    lora.load(one, out)
+    for found, wanted in zip(trained, values, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+@pytest.mark.skipif(not ON_GPU or MANY < 2, reason="takes several GPUs")
+def test_lora_has_no_memory_for_copies(tmp_path):
+    given = "--gigabytes", "2", "--out", tmp_path / "lora.npz"
+    copy, _, part = weights_told(fine_tuned(*given))
+    assert copy > 2 > part  # GB
+    with pytest.raises(
+        AssertionError, match=r"OOM|[Oo]ut of memory|Dst tensor"
+    ):
+        fine_tuned(*given, "--shard", "none")
+
+
+def fine_tuned(*options):
+    return printed_by("examples/lora.py", "--devices", "2", *options)
+
+
+def weights_told(printed):
+    """Returns what weights take: copies, parts of the optimizer, and parts."""
+    told = re.findall(r"^shard=\S+ +([\d.]+)", printed, re.MULTILINE)
+    return map(float, told)
 
 
 @pytest.mark.long

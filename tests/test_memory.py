@@ -1,15 +1,20 @@
 """`kc.memory` tells what a model takes on each device, before it takes it."""
 
 import functools
+import gc
 import re
+import types
 
 import keras
 import numpy as np
 import pytest
 import sharded_cases as cases
+import step_memory
 import tensorflow as tf
 from conftest import COUNTS
+from conftest import DEVICES
 from conftest import MANY
+from conftest import ON_GPU
 from conftest import RUN_LONG_TESTS
 from keras import layers
 from keras import optimizers
@@ -193,6 +198,58 @@ def test_a_step_is_that_which_one_device_compiles(steps):
 def test_a_step_that_recomputes(steps):
     plain, again = steps
     assert again < 0.6 * plain
+
+
+@several
+@pytest.mark.skipif(not ON_GPU, reason="CPU devices do not count memory")
+def test_gpus_need_in_a_step_what_was_told():
+    width = 2048
+    told = step_memory.told(width)
+    x = np.ones([2 * step_memory.samples(width), width], "float32")
+
+    peaks = [
+        peak_of_step(functools.partial(on_two, width, *way), x)
+        for way in step_memory.WAYS
+    ]
+    step_memory.assert_as_told(peaks, told)
+
+
+def on_two(width, shard, mode):
+    model = step_memory.blocks(width, mode)
+    return kc.replicate(model, devices=2, shard=shard)
+
+
+def peak_of_step(make, x):
+    """Returns the most that a model takes of a GPU in a step, and before it."""
+    gc.collect()
+    before = tf.config.experimental.get_memory_info(DEVICES[0])["current"]
+    model = make()
+    for _ in range(2):  # XLA tunes the first step, which takes memory as well
+        tf.config.experimental.reset_memory_stats(DEVICES[0])
+        model.fit(x, x, batch_size=len(x), verbose=0)
+    peak = tf.config.experimental.get_memory_info(DEVICES[0])["peak"]
+    return peak - before
+
+
+def test_the_peak_of_a_step_is_not_that_of_its_tuning(monkeypatch):
+    memory = {"current": 5, "peak": 100}
+    takes = iter([900, 30])
+
+    def fits(*data, **options):
+        peak = memory["current"] + next(takes)
+        memory["peak"] = max(memory["peak"], peak)
+
+    def make():
+        memory["current"] += 20
+        return types.SimpleNamespace(fit=fits)
+
+    def reset(device):
+        memory["peak"] = memory["current"]
+
+    experimental = tf.config.experimental
+    monkeypatch.setattr(experimental, "get_memory_info", lambda _: {**memory})
+    monkeypatch.setattr(experimental, "reset_memory_stats", reset)
+    assert peak_of_step(make, [1]) == 50
 
 
 @several

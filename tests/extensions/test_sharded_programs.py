@@ -13,6 +13,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import step_memory
 import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
@@ -59,10 +60,12 @@ def traces(monkeypatch):
     return found
 
 
-def compiled(trace, stage):
-    """Returns what XLA makes of a program, of four samples."""
+def compiled(trace, stage, samples=4):
+    """Returns what XLA makes of a program, of some samples."""
     specs = [
-        tf.TensorSpec([4 if x is None else x for x in each.shape], each.dtype)
+        tf.TensorSpec(
+            [samples if x is None else x for x in each.shape], each.dtype
+        )
         for each in trace._concrete.inputs
         if each.dtype != tf.resource
     ]
@@ -291,19 +294,39 @@ def test_recomputation_does_not_keep_all_weights_whole(traces):
         x = np.ones([8, 64], "float32")
         with pytest.raises(Traced):
             model.fit(x, x, verbose=0)
-    plain, again = [
-        hlo_pb2.HloProto.FromString(
-            compiled(trace, "optimized_hlo_proto_serialized")
-        )
-        for trace in traces
-    ]
+    plain, again = map(temporary, traces)
     kernels = 4 * 12 * 64 * 64
-    assert temporary(again) < temporary(plain) + kernels
+    assert again < plain + kernels
 
 
-def temporary(program):
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+def test_a_step_takes_the_memory_that_was_told(traces):
+    """By XLA's assignment of buffers. GPUs are measured in `test_memory.py`."""
+    width = 128
+    samples = step_memory.samples(width)
+    told = step_memory.told(width)
+    x = np.ones([2 * samples, width], "float32")
+    for shard, mode in step_memory.WAYS:
+        model = step_memory.blocks(width, mode)
+        kc.replicate(model, devices=2, shard=shard)
+        with pytest.raises(Traced):
+            model.fit(x, x, batch_size=len(x), verbose=0)
+    found = [temporary(trace, samples) for trace in traces]
+    weights = told[0].weights
+    assert found[1] < found[0] + 0.5 * weights
+    held = [
+        told[0].with_shard(shard).variables for shard, _ in step_memory.WAYS
+    ]
+    step_memory.assert_as_told([*map(sum, zip(held, found, strict=True))], told)
+
+
+def temporary(trace, samples=4):
+    """Returns the bytes of what a program has beside its arguments."""
+    program = compiled(trace, "optimized_hlo_proto_serialized", samples)
+    found = hlo_pb2.HloProto.FromString(program).buffer_assignment
     return sum(
         each.size
-        for each in program.buffer_assignment.buffer_allocations
+        for each in found.buffer_allocations
         if not each.is_entry_computation_parameter
     )
