@@ -148,8 +148,9 @@ def layerwise() -> list:
     ]
 
 
-def slow_body_fast_head() -> optimizers.Optimizer:
-    slow, fast = optimizers.Adam(1e-4), optimizers.SGD(1e-2, momentum=0.9)
+def slow_body_fast_head(**options) -> optimizers.Optimizer:
+    slow = optimizers.Adam(1e-4, **options)
+    fast = optimizers.SGD(1e-2, momentum=0.9)
     return optimizers.MultiOptimizer(
         lambda variable: fast if "head" in variable.path else slow
     )
@@ -157,6 +158,11 @@ def slow_body_fast_head() -> optimizers.Optimizer:
 
 if hasattr(optimizers, "MultiOptimizer"):
     case("learning rates by layer", layerwise, optimizer=slow_body_fast_head)
+    case(
+        "accumulation in one of several optimizers",
+        layerwise,
+        optimizer=lambda: slow_body_fast_head(gradient_accumulation_steps=5),
+    )
 
 for name, make in OPTIMIZERS.items():
     case(

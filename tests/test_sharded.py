@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import zipfile
 
 import hypothesis
 import hypothesis.strategies as st
@@ -31,6 +32,7 @@ from sharded_cases import assert_equal
 from sharded_cases import bytes_on_devices
 from sharded_cases import close
 from sharded_cases import model
+from sharded_cases import that_update
 from sharded_cases import trained
 
 import keras_conflux as kc
@@ -118,6 +120,32 @@ class Adversaries(After):
         return {"loss": loss}
 
 
+class Groups(OfTwo):
+    """Two optimizers in a step, for two groups of weights."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.second = optimizers.Adam(0.01)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        groups = self.trainable_variables[:2], self.trainable_variables[2:]
+        first, second = tape.gradient(loss, groups)
+        self.optimizer.apply(first, groups[0])
+        self.second.apply(second, groups[1])
+        return {"loss": loss}
+
+
+def two_optimizers():
+    keras.utils.set_random_seed(1)
+    given = layers.Input((WIDTH,))
+    hidden = layers.Dense(67, activation="tanh")(given)
+    hidden = layers.Dense(67, activation="tanh")(hidden)
+    return Groups(inputs=given, outputs=layers.Dense(3)(hidden))
+
+
 def two_tapes():
     one = own_step()
     return Adversaries(one.inputs, one.outputs)
@@ -190,6 +218,18 @@ class Branching(layers.Layer):
         return self.in_function(keras.ops.tanh(x))
 
 
+def spectral():
+    """A layer that writes its kernel when it is called."""
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            layers.Input((WIDTH,)),
+            layers.SpectralNormalization(layers.Dense(70), power_iterations=2),
+            layers.Dense(3),
+        ]
+    )
+
+
 def branching():
     keras.utils.set_random_seed(1)
     return keras.Sequential(
@@ -210,9 +250,11 @@ MODELS = {
     "own step": (own_step, 5e-5),
     "two tapes in a step": (two_tapes, 5e-5),
     "two updates in a step": (two_updates, 5e-5),
+    "two optimizers in a step": (two_optimizers, 5e-5),
     "tied and frozen": (tied_and_frozen, 5e-5),
     "nested, recurrent": (nested, 5e-5),
     "branching": (branching, 5e-5),
+    "spectral normalization": (spectral, 5e-5),
     "mixed precision": (mixed, 3e-2),
 }
 
@@ -340,6 +382,15 @@ def test_an_embedding_of_an_odd_size(shard, count):
 
 def is_whole(variable):
     return variable.shape.num_elements() < 4096
+
+
+def test_a_batch_of_fewer_samples_than_devices_says_so(capsys):
+    one = keras.Sequential([layers.Input((WIDTH,)), layers.Dense(65)])
+    kc.replicate(one, devices=MANY, shard="weights")
+    one.compile("sgd", "mse")
+    one.fit(X[:1], X[:1], verbose=0)
+    sizes = f"batches of 1 = 1 x 1 + {MANY - 1} x 0\n"
+    assert capsys.readouterr().err.endswith(sizes)
 
 
 @pytest.mark.sampled(2)
@@ -500,6 +551,35 @@ def test_nothing_else_has_to_know(shard, tmp_path):
             close(a, b, 0)
         kc.unreplicate(one)
     assert kc.in_sync(one)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("shard", SHARDS)
+def test_files_have_the_bytes_of_one_device(shard, tmp_path):
+    def saved(one):
+        one.save_weights(tmp_path / "a.weights.h5")
+        one.save(tmp_path / "a.keras")
+        with zipfile.ZipFile(tmp_path / "a.keras") as archive:
+            return (
+                (tmp_path / "a.weights.h5").read_bytes(),
+                archive.read("model.weights.h5"),
+            )
+
+    keras.backend.clear_session()
+    one, _ = trained(optimizers.Adam(0.01))
+    expected = saved(one)
+    kc.replicate(one, devices=MANY, shard=shard)
+    assert saved(one) == expected
+    # What one device has left is read where each device has a part only.
+    keras.backend.clear_session()
+    with kc.replicate(devices=MANY, shard=shard).scope():
+        other = model()
+        other.compile(optimizers.Adam(0.01), "mse")
+    other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "a.weights.h5")
+    for a, b in zip(other.weights, one.weights, strict=True):
+        close(a, b, 0)
+    assert saved(other) == expected
 
 
 @pytest.mark.sampled(2)
@@ -678,40 +758,82 @@ CLIPPING = (
     {"clipnorm": 0.02},
     {"global_clipnorm": 0.05},
 )
-KINDS = (optimizers.SGD, optimizers.AdamW, optimizers.Lion, optimizers.Muon)
+WAYS = (".weights.h5", ".keras", "kc.Resume", "in place")
+ON_DEVICES = [*itertools.product(SEVERAL, SHARDS)]
 
 
-@hypothesis.settings(max_examples=12 if RUN_LONG_TESTS else 1)
+def drawn_examples():
+    if not hypothesis.settings.default.derandomize:
+        return hypothesis.settings.default.max_examples
+    return 16 if RUN_LONG_TESTS else 1
+
+
+@hypothesis.settings(max_examples=drawn_examples())
 @hypothesis.given(
-    kind=st.sampled_from(KINDS),
+    name=st.sampled_from(sorted(OPTIMIZERS)),
     clipping=st.sampled_from(CLIPPING),
     accumulated=st.sampled_from((None, 2, 3)),
-    before=st.sampled_from([(None, None), *itertools.product(SEVERAL, SHARDS)]),
-    after=st.sampled_from([*itertools.product(SEVERAL, SHARDS)]),
+    way=st.sampled_from(WAYS),
+    before=st.sampled_from([*ON_DEVICES, (None, None)]),
+    after=st.sampled_from(ON_DEVICES[::-1]),
 )
 def test_drawn_trainings_go_on_elsewhere(
-    kind, clipping, accumulated, before, after
+    tmp_path_factory, name, clipping, accumulated, way, before, after
 ):
-    """What has been trained in one way is trained on in another, in place."""
+    """What has been trained in one way is trained on in another.
 
-    def train(*ways):
+    It goes on in place, from a file, or by `kc.Resume`.
+    """
+
+    def made():
+        optimizer = OPTIMIZERS[name]()
+        for each in that_update(optimizer):
+            for option, limit in clipping.items():
+                setattr(each, option, limit)
+            if accumulated:
+                each.gradient_accumulation_steps = accumulated
         one = model()
-        rate = 1e-3 if kind is optimizers.Lion else 0.01
-        optimizer = kind(rate, gradient_accumulation_steps=accumulated)
-        for name, limit in clipping.items():
-            setattr(optimizer, name, limit)
         one.compile(optimizer, "mse")
-        for count, shard in ways:
-            if count:
-                kc.replicate(one, devices=count, shard=shard)
-            one.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
-            kc.unreplicate(one)
+        optimizer.build(one.trainable_variables)
         return one
 
+    def fit(one, **options):
+        one.fit(X, Y, batch_size=10, shuffle=False, verbose=0, **options)
+
+    def train(*ways):
+        folder, one = tmp_path_factory.mktemp("way"), made()
+        for epochs, (count, shard) in enumerate(ways, 1):
+            if count:
+                kc.replicate(one, devices=count, shard=shard)
+            if way == "kc.Resume":
+                fit(one, epochs=epochs, callbacks=[kc.Resume(folder)])
+            else:
+                if epochs > 1 and way == ".weights.h5":
+                    one.load_weights(folder / "a.weights.h5")
+                fit(one)
+            if epochs < len(ways):
+                one = next_one(one, folder)
+        return one
+
+    def next_one(one, folder):
+        if way == "in place":
+            return kc.unreplicate(one)
+        if way == ".keras":
+            one.save(folder / "a.keras")
+            return keras.saving.load_model(folder / "a.keras")
+        if way == ".weights.h5":
+            one.save_weights(folder / "a.weights.h5")
+        return made()
+
     found = train(before, after)
-    expected = train((None, None), (None, None))
+    if way == "kc.Resume":
+        expected = made()
+        fit(expected, epochs=2)
+    else:
+        expected = train((None, None), (None, None))
     for a, b in zip(found.weights, expected.weights, strict=True):
         close(a, b, TOLERANCE)
+    assert kc.in_sync(found)
 
 
 @pytest.mark.long

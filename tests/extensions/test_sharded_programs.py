@@ -7,6 +7,7 @@ damages memory, as it was to update variables in place. So nothing is run.
 import collections
 import contextlib
 import functools
+import itertools
 import re
 import warnings
 
@@ -60,6 +61,22 @@ def traces(monkeypatch):
     return found
 
 
+def traced(traces, shard):
+    """Returns the program of a step of some layers."""
+    model = keras.Sequential(
+        [layers.Input((64,))]
+        + [layers.Dense(64, activation="tanh") for _ in range(LAYERS)]
+    )
+    kc.replicate(model, devices=2, shard=shard)
+    model.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
+    x = np.ones([8, 64], "float32")
+    with pytest.raises(Traced):
+        model.fit(x, x, verbose=0)
+    (trace,) = traces
+    assert trace.serves_others()
+    return compiled(trace, "optimized_hlo")
+
+
 def compiled(trace, stage, samples=4):
     """Returns what XLA makes of a program, of some samples."""
     specs = [
@@ -73,29 +90,42 @@ def compiled(trace, stage, samples=4):
     return made(stage, "/device:CPU:0")
 
 
-def collectives(trace):
+def collectives(program):
     """Returns the names of the collectives of a program, with operands."""
-    program = compiled(trace, "optimized_hlo")
     kind = r" (all-gather|all-reduce|reduce-scatter)\(([^)]*)\)"
     return [(x[1], len(x[2].split(","))) for x in re.finditer(kind, program)]
+
+
+def known_before_gatherings(program):
+    """Returns what gatherings wait for, in the order of tracing.
+
+    For each there are two numbers: of products of a layer that have to be
+    computed before, activations or gradients by these, and of reductions.
+    """
+    line = r"(%\S+) = (.*?) ([a-z][\w-]*)\((.*)"
+    before, gatherings = {}, []
+    for name, shape, kind, others in re.findall(line, program):
+        counts = kind == "reduce-scatter" or (kind, shape[:9]) == (
+            "dot",
+            "f32[4,64]",
+        )
+        given = [before.get(x, {}) for x in re.findall(r"%[\w.-]+", others)]
+        before[name] = dict.fromkeys(
+            itertools.chain([(kind, name)] * counts, *given)
+        )
+        if kind == "all-gather":
+            channel = int(re.search(r"channel_id=(\d+)", others)[1])
+            found = collections.Counter(each for each, _ in before[name])
+            gatherings.append((channel, found["dot"], found["reduce-scatter"]))
+    return [tuple(known) for _, *known in sorted(gatherings)]
 
 
 @pytest.mark.long
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 @pytest.mark.parametrize("shard", ["optimizer", "weights"])
 def test_collectives_of_a_step(traces, shard):
-    model = keras.Sequential(
-        [layers.Input((64,))]
-        + [layers.Dense(64, activation="tanh") for _ in range(LAYERS)]
-    )
-    kc.replicate(model, devices=2, shard=shard)
-    model.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
-    x = np.ones([8, 64], "float32")
-    with pytest.raises(Traced):
-        model.fit(x, x, verbose=0)
-    (trace,) = traces
-    assert trace.serves_others()
-    found = collectives(trace)
+    program = traced(traces, shard)
+    found = collectives(program)
     kinds = collections.Counter(kind for kind, _ in found)
     assert kinds["reduce-scatter"] == LAYERS
     if shard == "optimizer":
@@ -106,6 +136,28 @@ def test_collectives_of_a_step(traces, shard):
         assert kinds["all-gather"] == 2 * LAYERS - 1
         # An activation or a gradient travels along.
         assert found.count(("all-gather", 2)) == 2 * LAYERS - 1
+        # While a layer is computed, the kernel of the next one travels.
+        forward = [(max(0, n - 1), 0) for n in range(LAYERS)]
+        # So it is again once all layers are known, and few gradients wait to
+        # be reduced.
+        backward = [
+            (LAYERS + max(0, n - 1), max(0, n - 2)) for n in range(LAYERS - 1)
+        ]
+        assert known_before_gatherings(program) == forward + backward
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+def test_nothing_but_data_orders_gatherings(traces, monkeypatch):
+    """Without what travels along, all weights may be whole at once."""
+    joined = gathered_weights._Unit.joined
+
+    def unordered(unit, after, again=False):
+        return joined(unit, [], again)
+
+    monkeypatch.setattr(gathered_weights._Unit, "joined", unordered)
+    known = known_before_gatherings(traced(traces, "weights"))
+    assert known == [(0, 0)] * (2 * LAYERS - 1)
 
 
 needs_module_calls = pytest.mark.skipif(

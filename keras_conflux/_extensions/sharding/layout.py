@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common.parts import length
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -46,7 +48,13 @@ class Layout:
             rank: Which part: a number, or a scalar tensor.
         """
         begin = rank * self.part_size
-        return tf.slice(self.flat(tensor), [begin], [self.part_size])
+        if not isinstance(rank, int):
+            return tf.slice(self.flat(tensor), [begin], [self.part_size])
+        # No copy of the whole: only what is missing in this part is filled up.
+        flat = tf.reshape(tensor, [self.size])
+        part = flat[begin : begin + self.part_size]
+        missing = self.part_size - length(part)
+        return tf.pad(part, [[0, missing]]) if missing else part
 
     def parts(self, tensor: Any) -> list[tf.Tensor]:
         """Returns all parts of a whole tensor."""

@@ -111,11 +111,12 @@ class Gradients(Exit):
         Args:
             accumulates: See `are_accumulated`.
         """
+        before = self._is_applying, self._accumulates
         self._is_applying, self._accumulates = True, accumulates
         try:
             yield
         finally:
-            self._is_applying = self._accumulates = False
+            self._is_applying, self._accumulates = before
 
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]
@@ -163,9 +164,16 @@ class Gradients(Exit):
             )
         if not _are_global(grads, self.step):
             grads = _made_global(shaped(grads, trained), trained, self.step)
-        if accumulates:  # the copies of accumulators are added up
-            return _weighted(grads, trained, self.step.device_fraction)
-        return grads
+        return self.as_summands(grads, trained) if accumulates else grads
+
+    def as_summands(
+        self, grads: list[Any], trained: list[Any] | None
+    ) -> list[Any]:
+        """Returns a replica's share of what is global already.
+
+        The copies of accumulators are added up.
+        """
+        return _weighted(grads, trained, self.step.device_fraction)
 
     def warn_if_local(self, grads: list[Any]) -> None:
         """Warns of gradients that the user is to reduce, and has not."""

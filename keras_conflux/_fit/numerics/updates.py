@@ -70,9 +70,9 @@ def apply(
     if not in_replica():
         return _outside(original, optimizer, grads, trainable_variables)
     step = steps.current()
-    if step is not None and Gradients.of(step).are_applied:
-        return original(optimizer, grads, trainable_variables)
     given = None if trainable_variables is None else list(trainable_variables)
+    if step is not None and Gradients.of(step).are_applied:
+        return _inside(original, optimizer, list(grads), given, step)
     _check_replicated(optimizer, given)
     _build(optimizer, given)
     _refuse_overwriting(optimizer, given, step)
@@ -93,6 +93,25 @@ def apply(
         Gradients.of(step).warn_if_local(grads)
     with _applying(accumulating):
         return original(optimizer, grads, given)
+
+
+def _inside(
+    original: Callable,
+    optimizer: Any,
+    grads: list[Any],
+    trained: list[Any] | None,
+    step: Step,
+) -> Any:
+    """Applies what an optimizer that holds others hands on to one of them."""
+    known = Gradients.of(step)
+    in_fit = step.batch_fraction is not None
+    if not in_fit or known.are_accumulated or not _accumulates(optimizer):
+        return original(optimizer, grads, trained)
+    # The outer one, such as `MultiOptimizer`, has got those of the batch.
+    _refuse_overwriting(optimizer, trained, step)
+    summands = known.as_summands(grads, trained)
+    with known.applying(accumulates=True):
+        return original(optimizer, summands, trained)
 
 
 @contextlib.contextmanager
