@@ -30,6 +30,7 @@ from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import cutting
 from keras_conflux._extensions.sharding import gathered_weights
 from keras_conflux._extensions.sharding import narrow_gradients
+from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.numerics import gradients
 
@@ -150,12 +151,12 @@ def test_collectives_of_a_step(traces, shard):
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 def test_nothing_but_data_orders_gatherings(traces, monkeypatch):
     """Without what travels along, all weights may be whole at once."""
-    joined = gathered_weights._Unit.joined
+    joined = gathered_weights._Unit._joined
 
-    def unordered(unit, after, again=False):
-        return joined(unit, [], again)
+    def unordered(unit, parts, after, again=False):
+        return joined(unit, parts, [], again)
 
-    monkeypatch.setattr(gathered_weights._Unit, "joined", unordered)
+    monkeypatch.setattr(gathered_weights._Unit, "_joined", unordered)
     known = known_before_gatherings(traced(traces, "weights"))
     assert known == [(0, 0)] * (2 * LAYERS - 1)
 
@@ -371,6 +372,23 @@ def test_a_step_takes_the_memory_that_was_told(traces):
         told[0].with_shard(shard).variables for shard, _ in step_memory.WAYS
     ]
     step_memory.assert_as_told([*map(sum, zip(held, found, strict=True))], told)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+def test_parts_in_16_bits_are_not_kept(traces, monkeypatch):
+    x = np.ones([64, 128], "float32")
+    for _ in range(2):
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        model = step_memory.blocks(128)
+        keras.config.set_dtype_policy(before)
+        kc.replicate(model, devices=2, shard="weights")
+        with pytest.raises(Traced):
+            model.fit(x, x, batch_size=64, verbose=0)
+        monkeypatch.setattr(order_of_tracing, "once_known", lambda x, _: x)
+    found, kept = (temporary(trace, 32) for trace in traces)
+    assert found < kept - 0.1 * kc.memory(model).weights
 
 
 def temporary(trace, samples=4):

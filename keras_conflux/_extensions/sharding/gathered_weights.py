@@ -134,8 +134,7 @@ class _Unit:
 
         @tf.custom_gradient
         def gathered(*parts: tf.Tensor) -> Any:
-            self.parts = [tf.cast(part, self.dtype) for part in parts]
-            found = self.joined(after)
+            found = self._joined(self._cast(parts), after)
 
             def gradient(*upstream: Any) -> list[tf.Tensor]:
                 self.reduced = self._scattered(upstream, parts, step)
@@ -143,17 +142,35 @@ class _Unit:
 
             return found, gradient
 
-        parts = [state.own_copy(each).value() for each in self.variables]
-        found = gathered(*parts)
+        self.parts = [state.own_copy(each).value() for each in self.variables]
+        found = gathered(*self.parts)
         # A list of one comes back as its element.
         self.whole = list(found) if isinstance(found, list | tuple) else [found]
         step.kinds.mark_equal(self.whole)
 
-    def joined(
-        self, after: Sequence[tf.Tensor], again: bool = False
+    def gather_again(self, after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gathers them a second time, once some tensors are known."""
+        parts = self.parts
+        if after and steps.in_xla():
+            # XLA would keep what it has cast for the first gathering.
+            parts = [
+                part
+                if part.dtype == self.dtype
+                else order_of_tracing.once_known(part, after[0])
+                for part in parts
+            ]
+        return self._joined(self._cast(parts), after, again=True)
+
+    def _cast(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [tf.cast(part, self.dtype) for part in parts]
+
+    def _joined(
+        self,
+        parts: list[tf.Tensor],
+        after: Sequence[tf.Tensor],
+        again: bool = False,
     ) -> list[tf.Tensor]:
-        """Returns the whole weights, of parts that have been cast."""
-        flats = replica_collectives().gathered(self.parts, after, again)
+        flats = replica_collectives().gathered(parts, after, again)
         return [
             layout.whole(flat)
             for layout, flat in zip(self.layouts, flats, strict=True)
@@ -306,7 +323,7 @@ class GatheredWeights(Part):
             for _, earlier, _ in found[: max(0, n - AHEAD - 1)][-2:]:
                 after += earlier.reduced
             known = [x for x in after if x is not None and order[x.op] < first]
-            whole = unit.joined(known, again=True)
+            whole = unit.gather_again(known)
             self.step.kinds.mark_equal(whole)
             for reader in readers:
                 reader.read(whole[reader.position])

@@ -33,6 +33,18 @@ def latest_float(graph: Any) -> tf.Tensor | None:
     return None
 
 
+def once_known(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that XLA reads, or casts, when another is known.
+
+    Args:
+        tensor: Numbers.
+        other: Of floats, which may be of any value.
+    """
+    entry = tf.reshape(other, [-1])[0]
+    always = tf.equal(entry, entry) | tf.not_equal(entry, entry)
+    return tf.where(always, tensor, tf.zeros([], tensor.dtype))
+
+
 def positions(graph: Any) -> dict[tf.Operation, int]:
     """Returns the place of each operation in the order of tracing."""
     return {each: place for place, each in enumerate(graph.get_operations())}
