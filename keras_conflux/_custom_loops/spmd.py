@@ -340,6 +340,7 @@ class _Compiled:
 
 
 def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
         output = fn(*args, **kwargs)
         steps.finish()

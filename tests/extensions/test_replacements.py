@@ -266,5 +266,51 @@ def test_losses_are_those_of_all_logits(monkeypatch, replaced, labels, dtype):
     expected = as_traced(monkeypatch, losses)
     found = losses()
     assert set(replaced.values()) == {"SparseSoftmaxCrossEntropyWithLogits"}
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert np.isnan(found).all() == (not 0 <= labels[1] < 6)
+
+
+def differentiated(logits, labels, chosen=lambda rows: rows):
+    """Returns losses, and their gradients."""
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            chosen(labels), chosen(logits)
+        )
+    return losses, tape.gradient(losses, logits)
+
+
+def test_rows_are_chosen_when_the_step_runs(replaced):
+    logits = tf.random.stateless_normal((6, 10), (0, 1))
+    kept = tf.constant([True, False, True] * 2)
+    given = logits, tf.range(6), lambda rows: tf.boolean_mask(rows, kept)
+    step = kc.withdevices(differentiated, devices=1, jit_compile=True)
+    found, expected = step(*given)[0], differentiated(*given)
+    assert "SparseSoftmaxCrossEntropyWithLogits" in replaced.values()
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_steps_are_differentiated_once_more(replaced):
+    weight = tf.Variable(tf.random.stateless_normal((3, 4), (0, 1)))
+
+    def twice(step):
+        with tf.GradientTape() as tape:
+            _, gradient = step(weight * 2.0, tf.range(3))
+            root = tf.reduce_sum(gradient**2)
+        return tape.gradient(root, weight)
+
+    step = kc.withdevices(differentiated, devices=1, jit_compile=True)
+    found = twice(lambda *given: step(*given)[0])
+    assert "SparseSoftmaxCrossEntropyWithLogits" in replaced.values()
+    np.testing.assert_allclose(found, twice(differentiated), rtol=1e-5)
+
+
+def test_functions_for_xla_keep_their_parameters():
+    @kc.withdevices(devices=1, jit_compile=True)
+    def product(x, args_0=None):
+        return x * args_0
+
+    assert product(2.0, args_0=tf.constant(3.0))[0] == 6.0
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="x"):
+        product(tf.ones([2, 3]), args_0=tf.ones([3, 2]))

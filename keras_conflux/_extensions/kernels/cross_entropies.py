@@ -11,20 +11,24 @@ from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.kernels.shapes import ShapeOf
 
 
-def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
-    """Returns the same losses and gradients."""
+def replacement(
+    operation: tf.Operation, shape_of: ShapeOf
+) -> list[tf.Tensor] | None:
+    """Returns the same losses, but for roundings, and the same gradients."""
     logits, labels = operation.inputs
     if logits.dtype != tf.float32:
         return None  # XLA would round otherwise
-    largest = tf.reduce_max(logits, 1, keepdims=True)
+    # Whoever differentiates this gets the derivatives of the losses.
+    largest = tf.stop_gradient(tf.reduce_max(logits, 1, keepdims=True))
     shifted = logits - largest
     total = tf.reduce_sum(tf.exp(shifted), 1, keepdims=True)
     losses = tf.math.log(total[:, 0]) - tf.gather(shifted, labels, batch_dims=1)
-    # To XLA, the exponentials of the gradient are others.
-    shifted = logits - tensorflow_xla.barrier(largest)
+    if shape_of(logits).is_fully_defined():
+        # To XLA, the exponentials of the gradient are others.
+        largest = tf.stop_gradient(tensorflow_xla.barrier(largest))
     classes = tf.range(tf.shape(logits, labels.dtype)[1])
-    is_label = tf.equal(labels[:, None], classes)
-    gradients = tf.exp(shifted) / total - tf.cast(is_label, logits.dtype)
+    is_label = tf.cast(tf.equal(labels[:, None], classes), logits.dtype)
+    gradients = tf.exp(logits - largest) / total - is_label
     is_class = (labels >= 0) & (labels < tf.size(classes, labels.dtype))
     return [
         tf.where(is_class, losses, float("nan")),

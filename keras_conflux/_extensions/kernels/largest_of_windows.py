@@ -71,11 +71,12 @@ def _windows(operation: tf.Operation) -> tuple[_Windows, ...] | None:
     inputs, outputs = shapes[:2]
     sizes, strides = (operation.get_attr(name) for name in ("ksize", "strides"))
     if (
-        operation.get_attr("data_format") != b"NHWC"
+        not operation.inputs[0].dtype.is_floating
+        or operation.get_attr("data_format") != b"NHWC"
         or operation.get_attr("padding") == b"EXPLICIT"
         or not inputs[1:].is_fully_defined()
         or not outputs[1:].is_fully_defined()
-        or sizes[3] != 1
+        or not sizes[0] == sizes[3] == strides[0] == strides[3] == 1
         or sizes[1] * sizes[2] > _MOST
     ):
         return None
