@@ -118,12 +118,15 @@ def rows_by_trial(
     return Kind(Role.ROWS, entries=functools.reduce(_both, known))
 
 
-def statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
+def statistic_by_trial(
+    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
+) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one.
 
     Args:
         output: Traced.
         kinds: Those of the step's tensors.
+        given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
         `None` if it is neither.
@@ -133,7 +136,7 @@ def statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
     """
     for is_deep in (False, True):
         try:
-            program = TrialProgram(output, kinds, (), is_deep)
+            program = TrialProgram(output, kinds, given, is_deep)
             results = _results(program)
         except NotDerivable:
             if is_deep:
