@@ -256,7 +256,8 @@ class _Trials:
             found = trial.statistic_by_trial(total, self._kinds, self._given)
             return found != TOTAL
         slope = _moved(slope, kind.axis, 0)
-        return trial.rows_by_trial(slope, self._kinds, self._given) is None
+        found = trial.rows_by_trial(slope, self._kinds, self._given, False)
+        return found is None
 
 
 def _moved(tensor: tf.Tensor, source: int, target: int) -> tf.Tensor:
