@@ -8,6 +8,7 @@ are on random rows.
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,6 +18,7 @@ from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import rows
@@ -33,7 +35,7 @@ class OwnGradients:
 
     def __init__(self, kinds: KindInference) -> None:
         self._kinds = kinds
-        self._outputs: set[int] = set()
+        self._outputs: dict[int, tf.Tensor] = {}
         self._known: set[int] = set()
 
     def between(
@@ -47,12 +49,24 @@ class OwnGradients:
         """
         ends = {id(tensor) for tensor in given}
         for output in outputs:
-            self._outputs.add(id(output))
+            self._outputs[id(output)] = output
             for operation in _operations(output, ends, self._kinds):
-                is_new = id(operation) not in self._known
-                if is_new and traced_graphs.defines_gradient(operation):
-                    self._known.add(id(operation))
-                    yield operation
+                for defining in self._new_in(operation):
+                    self._known.add(id(defining))
+                    yield defining
+
+    def _new_in(self, operation: tf.Operation) -> Iterator[tf.Operation]:
+        """Yields itself, or those of graphs that it runs, if not known."""
+        if not traced_graphs.has_own_gradient(operation):
+            return
+        bodies = traced_graphs.graphs_of(operation)
+        if not bodies and id(operation) not in self._known:
+            yield operation
+        for body in bodies:
+            if body is not None:
+                _note_arguments(operation, body, self._kinds)
+                for inner in body.get_operations():
+                    yield from self._new_in(inner)
 
     def trust(self, operation: tf.Operation) -> None:
         """Says that a gradient, as the package's own, does not mix samples."""
@@ -66,15 +80,11 @@ class OwnGradients:
         """
         found: set[int] = set()
         leading = list(_operations(loss, self._outputs, self._kinds))
-        if not any(map(traced_graphs.defines_gradient, leading)):
+        if not any(map(traced_graphs.has_own_gradient, leading)):
             return found
         for operation in traced_graphs.in_order(leading, loss.graph):
-            if any(id(each) in found for each in operation.inputs) or (
-                id(operation) not in self._known
-                and traced_graphs.defines_gradient(operation)
-                and (
-                    _reduces(operation, self._kinds) or self._may_mix(operation)
-                )
+            if any(id(each) in found for each in operation.inputs) or any(
+                self._may_mix(each) for each in self._new_in(operation)
             ):
                 found.update(map(id, operation.outputs))
         return found
@@ -82,35 +92,43 @@ class OwnGradients:
     def _may_mix(self, operation: tf.Operation) -> bool:
         """Whether a gradient mixes samples, or cannot be tried out."""
         try:
-            return self.mixes(operation)
+            return self.mixes(operation, self._outputs.values())
         except NotDerivable:
             return True
 
-    def mixes(self, operation: tf.Operation) -> bool:
+    def mixes(
+        self, operation: tf.Operation, given: Iterable[tf.Tensor]
+    ) -> bool:
         """Whether the gradient of an operation depends on the batch as a whole.
 
         The derivatives by rows have to be those of each row, and derivatives by
         what all replicas share have to be sums.
 
+        Args:
+            operation: Has a gradient that a program defines.
+            given: Tensors of which its inputs are computed, such as the inputs
+                of a layer.
+
         Raises:
             NotDerivable: If it cannot be tried out.
         """
-        kinds = self._kinds
-        graph = tf.__internal__.FuncGraph("gradient", capture_by_value=False)
+        trials = _Trials(self._kinds, [*given])
         tensors = [*operation.outputs, *operation.inputs]
-        if any(_kind(each, kinds) is None for each in tensors):
-            raise NotDerivable(operation.name)
+        known = {id(each): trials.kind(each) for each in tensors}
+        graph = tf.__internal__.FuncGraph("gradient", capture_by_value=False)
         with graph.as_default():
-            upstream = [_upstream(each, kinds) for each in operation.outputs]
+            upstream = [
+                trials.upstream(each, known[id(each)])
+                for each in operation.outputs
+            ]
             found = traced_graphs.own_gradient(operation, upstream) or []
-            for source, slope in zip(operation.inputs, found, strict=False):
-                if slope is not None and _is_mixed(slope, source, kinds):
-                    return True
-        return False
-
-
-def _reduces(operation: tf.Operation, kinds: KindInference) -> bool:
-    return any(kinds.of(each).role not in _KNOWN for each in operation.outputs)
+            is_mixed = any(
+                slope is not None and trials.is_mixed(slope, known[id(source)])
+                for source, slope in zip(operation.inputs, found, strict=False)
+            )
+        if is_mixed and trials.are_of_guesses:
+            raise NotDerivable(operation.name)
+        return is_mixed
 
 
 def _operations(
@@ -133,40 +151,119 @@ def _operations(
         waiting.extend(operation.inputs)
 
 
-def _kind(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
-    """Returns ROWS or EQUAL, if a tensor is one of these.
+def _note_arguments(
+    operation: tf.Operation, body: Any, kinds: KindInference
+) -> None:
+    """Says what a function, a branch or a loop is given, once it is traced.
 
-    What a graph inside of the step's is given is not known yet.
+    Of what goes around in a loop, rows are rows in each turn. All else may be
+    another thing in the next one.
     """
-    kind = kinds.of(tensor)
-    if kind == EQUAL:
-        return kind
-    if kind.role is Role.ROWS and not kind.is_out_of_order and kind.axis == 0:
-        return kind
-    is_inner = tensor.graph is not kinds.graph
-    if kind.role is Role.OPAQUE and is_inner and tensor.shape.rank:
-        return rows(0)
-    return None
+    is_loop = operation.type in traced_graphs.LOOPS
+    given = list(operation.inputs)[-len(body.inputs) :]  # after a condition
+    for outside, inside in zip(given, body.inputs, strict=False):
+        kind = kinds.of(outside)
+        if inside.dtype == tf.resource or kinds.marked(inside) is not None:
+            continue
+        if kind.role is Role.ROWS or (kind == EQUAL and not is_loop):
+            kinds.mark(inside, kind)
 
 
-def _upstream(output: tf.Tensor, kinds: KindInference) -> tf.Tensor:
-    """Returns derivatives by an output, of which each sample adds its own."""
-    shape = output.shape.as_list()
-    if _kind(output, kinds) == EQUAL:
-        made = tf.compat.v1.placeholder(output.dtype, [None, *shape])
-        kinds.mark(made, rows(0))
-        return tf.reduce_sum(made, 0)
-    made = tf.compat.v1.placeholder(output.dtype, [None, *shape[1:]])
-    kinds.mark(made, rows(0))
-    return made
+class _Trials:
+    """Runs a gradient on random derivatives.
+
+    Args:
+        kinds: Those of the step's tensors.
+        given: Tensors for which any rows may stand.
+    """
+
+    def __init__(self, kinds: KindInference, given: list[tf.Tensor]) -> None:
+        self._kinds = kinds
+        self._given = given
+        self.are_of_guesses = False
+        """Whether rows may be something else, as what a turn of a loop has."""
+
+    def kind(self, tensor: tf.Tensor) -> Kind:
+        """Returns ROWS or EQUAL, if a tensor is one of these.
+
+        What is not known in a loop or a function is taken for rows. If no
+        entry touches another one, no sample does.
+
+        Raises:
+            NotDerivable: If it is neither.
+        """
+        kind = self._kinds.of(tensor)
+        if kind == EQUAL:
+            return kind
+        if kind.role is Role.ROWS and not kind.is_out_of_order:
+            return kind
+        if kind.role in (Role.OPAQUE, Role.DERIVED) and tensor.shape.rank:
+            if tensor.graph is not self._kinds.graph:
+                self._given.append(tensor)
+                self.are_of_guesses = True
+                return rows(0)
+            found = trial.rows_by_trial(tensor, self._kinds, self._given)
+            if found is not None:
+                return found
+        raise NotDerivable(tensor.name)
+
+    def upstream(self, output: tf.Tensor, kind: Kind) -> tf.Tensor:
+        """Returns derivatives by an output, of which each sample has its own.
+
+        Raises:
+            NotDerivable: If nobody knows which entries are of which sample.
+        """
+        shape = output.shape.as_list()
+        if kind == EQUAL:
+            return tf.reduce_sum(self._drawn(output.dtype, [None, *shape]), 0)
+        shape[kind.axis] = None
+        if kind.entries is Entries.ONE and shape.count(None) == 1:
+            return self._drawn(output.dtype, shape, kind.axis)
+        if not kind.regular:
+            raise NotDerivable(output.name)
+        found = self._as_many_as(_moved(output, kind.axis, 0))
+        return _moved(found, 0, kind.axis)
+
+    def _as_many_as(self, output: tf.Tensor) -> tf.Tensor:
+        """Returns what has the shape of rows of which each sample has some."""
+        factors = self._drawn(output.dtype, [None, 1])
+        of_each = tf.size(output) // tf.size(factors)
+        numbers = tf.cast(tf.range(of_each), tf.float32)
+        slopes = factors * tf.cast(tf.cos(numbers), output.dtype)
+        return tf.reshape(slopes, tf.shape(output))
+
+    def _drawn(
+        self, dtype: tf.DType, shape: list[int | None], axis: int = 0
+    ) -> tf.Tensor:
+        made = tf.compat.v1.placeholder(dtype, shape)
+        self._kinds.mark(made, rows(axis))
+        return made
+
+    def is_mixed(self, slope: tf.Tensor, kind: Kind) -> bool:
+        """Whether derivatives by rows, or what all share, are not such.
+
+        Args:
+            slope: The derivatives.
+            kind: What they are derivatives by.
+
+        Raises:
+            NotDerivable: If they cannot be run.
+        """
+        if kind == EQUAL:
+            count = tf.cast(tf.size(slope), slope.dtype)
+            weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
+            total = tf.reduce_sum(slope * weights)
+            found = trial.statistic_by_trial(total, self._kinds, self._given)
+            return found != TOTAL
+        slope = _moved(slope, kind.axis, 0)
+        found = trial.rows_by_trial(slope, self._kinds, self._given, False)
+        return found is None
 
 
-def _is_mixed(
-    slope: tf.Tensor, source: tf.Tensor, kinds: KindInference
-) -> bool:
-    if _kind(source, kinds) != EQUAL:
-        return trial.rows_by_trial(slope, kinds) is None
-    count = tf.cast(tf.size(slope), slope.dtype)
-    weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
-    total = tf.reduce_sum(slope * weights)
-    return trial.statistic_by_trial(total, kinds) != TOTAL
+def _moved(tensor: tf.Tensor, source: int, target: int) -> tf.Tensor:
+    """Returns a tensor of which an axis has another place."""
+    if source == target:
+        return tensor
+    order = [axis for axis in range(tensor.shape.rank) if axis != source]
+    order.insert(target, source)
+    return tf.transpose(tensor, order)

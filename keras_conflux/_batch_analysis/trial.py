@@ -95,7 +95,10 @@ def _rows_if_shown(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
 
 
 def rows_by_trial(
-    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
+    output: tf.Tensor,
+    kinds: KindInference,
+    given: Iterable[tf.Tensor] = (),
+    is_deep: bool = True,
 ) -> Kind | None:
     """Returns the kind of rows that a tensor is found to be.
 
@@ -103,6 +106,8 @@ def rows_by_trial(
         output: Traced, with the samples along its first axis.
         kinds: Those of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
+        is_deep: Whether it is computed from there, and not from any rows that
+            stand for what is known to be rows.
 
     Returns:
         `None` if samples touch each other.
@@ -110,7 +115,7 @@ def rows_by_trial(
     Raises:
         NotDerivable: If it cannot be run.
     """
-    program = TrialProgram(output, kinds, given)
+    program = TrialProgram(output, kinds, given, is_deep)
     found = [_entries(result) for result in _results(program)]
     known = [entries for entries in found if entries is not None]
     if len(known) < len(found):
@@ -118,12 +123,15 @@ def rows_by_trial(
     return Kind(Role.ROWS, entries=functools.reduce(_both, known))
 
 
-def statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
+def statistic_by_trial(
+    output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
+) -> Kind | None:
     """Returns MEAN or TOTAL for a scalar that is found to be one.
 
     Args:
         output: Traced.
         kinds: Those of the step's tensors.
+        given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
         `None` if it is neither.
@@ -133,7 +141,7 @@ def statistic_by_trial(output: tf.Tensor, kinds: KindInference) -> Kind | None:
     """
     for is_deep in (False, True):
         try:
-            program = TrialProgram(output, kinds, (), is_deep)
+            program = TrialProgram(output, kinds, given, is_deep)
             results = _results(program)
         except NotDerivable:
             if is_deep:

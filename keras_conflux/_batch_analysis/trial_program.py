@@ -22,7 +22,8 @@ _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _NOT_TRIED = (*_READS, "XlaCallModule")
 """What a trial cannot run, or need not."""
-_Feed = dict[str, Any]
+_Feed = dict[int, Any]
+"""Values by the ids of the tensors that they are of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +69,15 @@ class TrialProgram:
             for leaf in kinds.composites
             for part in parts_of_samples(leaf)
         }
-        self._sources: dict[str, tuple[tf.Tensor, Kind]] = {}
-        self._operations: dict[str, tf.Operation] = {}
-        self._names: dict[str, str] = {}
-        self._handed_on: dict[str, tf.Tensor] = {}
+        self._sources: dict[int, tuple[tf.Tensor, Kind]] = {}
+        self._operations: dict[tf.Operation, str] = {}
+        self._names: dict[int, str] = {}
+        self._handed_on: dict[int, tf.Tensor] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
         self._follow(output, kinds)
         self._graph = tf.Graph()
         with self._graph.as_default():
-            definition = self._definition(output.graph)
+            definition = self._definition()
             self._output = _imported(definition, self._name(output))
             self._assignments = {
                 name: self._assignment(name, shape, dtype)
@@ -87,25 +88,24 @@ class TrialProgram:
         waiting = [output]
         while waiting:
             tensor = waiting.pop()
-            if tensor.name in self._sources:
+            if id(tensor) in self._sources or id(tensor) in self._handed_on:
                 continue
             kind = self._kind(tensor, kinds)
             may_be_source = tensor is not output or tensor.op.type in _READS
             if may_be_source and self._is_source(tensor, kind, kinds):
-                self._sources[tensor.name] = tensor, kind
+                self._sources[id(tensor)] = tensor, kind
                 continue
-            operation = tensor.op
-            if operation.type == "IdentityN":  # needs one of its inputs alone
-                given = operation.inputs[tensor.value_index]
-                self._handed_on[tensor.name] = given
+            if (given := _handed_on(tensor)) is not None:
+                self._handed_on[id(tensor)] = given
                 waiting.append(given)
                 continue
-            if operation.name in self._operations:
+            operation = tensor.op
+            if operation in self._operations:
                 continue
             is_known = traced_graphs.only_reads(operation)
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
-            self._operations[operation.name] = operation
+            self._operations[operation] = f"operation_{len(self._operations)}"
             if len(self._operations) > _MAX_OPERATIONS:
                 raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
@@ -119,7 +119,7 @@ class TrialProgram:
         kind = kinds.of(tensor)
         if (
             id(tensor) in self._given
-            and kind.role is Role.OPAQUE
+            and kind.role in (Role.OPAQUE, Role.DERIVED)
             and tensor.graph is not kinds.graph
             and tensor.shape.rank
         ):
@@ -142,35 +142,43 @@ class TrialProgram:
             return not kind.is_out_of_order and kind.entries is Entries.ONE
         return kind.role is Role.EQUAL and is_first
 
-    def _definition(self, graph: Any) -> tf.compat.v1.GraphDef:
-        """Returns the program, whose sources are placeholders."""
+    def _definition(self) -> tf.compat.v1.GraphDef:
+        """Returns the program, whose sources are placeholders.
+
+        It is of one or several graphs, which use the same names.
+        """
         definition = tf.compat.v1.GraphDef()
         for number, (tensor, _) in enumerate(self._sources.values()):
             node = definition.node.add()
-            node.name = self._names[tensor.name] = f"source_{number}"
+            node.name = self._names[id(tensor)] = f"source_{number}"
             if tensor.dtype == tf.resource:
                 self._add_variable(node, tensor)
                 continue
             node.op = "Placeholder"
             node.attr["dtype"].type = tensor.dtype.as_datatype_enum
-        for operation in self._operations.values():
+        for operation, name in self._operations.items():
             node = definition.node.add()
             node.CopyFrom(operation.node_def)
+            node.name = name
             node.device = ""
             node.attr.pop("_class", None)
             del node.input[:]
             node.input.extend(map(self._name, operation.inputs))
-        if any(map(traced_graphs.graphs_of, self._operations.values())):
-            library = graph.as_graph_def().library
-            definition.library.CopyFrom(library)
+        for graph in {
+            operation.graph
+            for operation in self._operations
+            if traced_graphs.graphs_of(operation)
+        }:
+            definition.library.MergeFrom(graph.as_graph_def().library)
         return definition
 
     def _name(self, tensor: tf.Tensor) -> str:
         """Returns the name that a tensor has in the program."""
-        while tensor.name in self._handed_on:
-            tensor = self._handed_on[tensor.name]
-        source = self._names.get(tensor.name)
-        return tensor.name if source is None else f"{source}:0"
+        while id(tensor) in self._handed_on:
+            tensor = self._handed_on[id(tensor)]
+        if id(tensor) in self._names:
+            return f"{self._names[id(tensor)]}:0"
+        return f"{self._operations[tensor.op]}:{tensor.value_index}"
 
     def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
         """Makes a node a variable like the one that a handle is of."""
@@ -213,10 +221,7 @@ class TrialProgram:
         whole = samples.drawn(values, sum(sizes))
         given = [
             whole,
-            *(
-                {name: nudged(x, i) for name, x in whole.items()}
-                for i in (1, 2)
-            ),
+            *({key: nudged(x, i) for key, x in whole.items()} for i in (1, 2)),
             samples.taken(whole, 0, sizes[0]),
             samples.taken(whole, *sizes),
         ]
@@ -236,20 +241,20 @@ class TrialProgram:
         handle = self._graph.get_tensor_by_name(f"{name}:0")
         return value, tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
-    def _fed(self, values: _Feed) -> _Feed:
+    def _fed(self, values: _Feed) -> dict[str, Any]:
         return {
-            f"{self._names[name]}:0": value
-            for name, value in values.items()
-            if name in self._names
+            f"{self._names[key]}:0": value
+            for key, value in values.items()
+            if key in self._names
         }
 
 
 class _Samples:
-    """Values for the sources of a program, by the names of the sources."""
+    """Values for the sources of a program."""
 
     def __init__(
         self,
-        sources: dict[str, tuple[tf.Tensor, Kind]],
+        sources: dict[int, tuple[tf.Tensor, Kind]],
         composites: dict[int, Any],
     ) -> None:
         self._sources = sources
@@ -263,31 +268,41 @@ class _Samples:
     def drawn(self, values: RandomValues, count: int) -> _Feed:
         found = {}
         for leaf in self._leaves.values():
-            parts = parts_of_samples(leaf)
+            parts = map(id, parts_of_samples(leaf))
             drawn = values.composite(leaf, count)
-            found.update(zip([x.name for x in parts], drawn, strict=True))
-        for name, (tensor, kind) in self._sources.items():
-            if id(tensor) in self._parts or tensor.dtype == tf.resource:
+            found.update(zip(parts, drawn, strict=True))
+        for key, (tensor, kind) in self._sources.items():
+            if key in self._parts or tensor.dtype == tf.resource:
                 continue
             if kind.role is Role.ROWS:
-                found[name] = values.rows(tensor, kind.axis, count)
+                found[key] = values.rows(tensor, kind.axis, count)
             else:
                 sizes = _sizes(tensor.shape, tensor.name)
-                found[name] = values.shared(sizes, tensor.dtype)
+                found[key] = values.shared(sizes, tensor.dtype)
         return found
 
     def taken(self, whole: _Feed, begin: int, size: int) -> _Feed:
         """Returns the values for a range of the samples."""
         found = dict(whole)
         for leaf in self._leaves.values():
-            names = [x.name for x in parts_of_samples(leaf)]
-            parts = cut(leaf, [whole[name] for name in names], begin, size)
-            found.update(zip(names, parts, strict=True))
-        for name, (tensor, kind) in self._sources.items():
-            if kind.role is Role.ROWS and id(tensor) not in self._parts:
+            keys = [id(x) for x in parts_of_samples(leaf)]
+            parts = cut(leaf, [whole[key] for key in keys], begin, size)
+            found.update(zip(keys, parts, strict=True))
+        for key, (_, kind) in self._sources.items():
+            if kind.role is Role.ROWS and key not in self._parts:
                 places = range(begin, begin + size)
-                found[name] = np.take(whole[name], places, kind.axis)
+                found[key] = np.take(whole[key], places, kind.axis)
         return found
+
+
+def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns what a tensor is elsewhere, if it is no more than that."""
+    if tensor.op.type == "IdentityN":  # needs one of its inputs alone
+        return tensor.op.inputs[tensor.value_index]
+    if tensor.op.type != "Placeholder":
+        return None
+    outside = traced_graphs.captures(tensor.graph).get(id(tensor))
+    return None if traced_graphs.is_eager(outside) else outside
 
 
 def _sizes(shape: tf.TensorShape, name: str) -> list[int]:

@@ -317,7 +317,7 @@ def _does_gradient_mix(function, of_weights=False):
         output = x @ function(KERNEL) if of_weights else function(x)
         gradients = OwnGradients(kinds)
         (found,) = gradients.between([output], [x])
-        return gradients.mixes(found)
+        return gradients.mixes(found, [x])
 
 
 @pytest.mark.parametrize("name", GRADIENTS_THAT_MIX)
@@ -332,6 +332,78 @@ def test_a_gradient_that_treats_samples_apart_is_found(name):
 
 def test_the_gradient_of_silu_does_not_mix():
     assert not _does_gradient_mix(tf.nn.silu)
+
+
+PLACES = {
+    "product of matrices": lambda f, x: f(
+        tf.tensordot(tf.reshape(x, [-1, 2, 4]), SMALL, 1)
+    ),
+    "several rows of each": lambda f, x: tf.reshape(
+        f(tf.reshape(x, [-1, 4]) @ SMALL), [-1, 8]
+    ),
+    "another axis": lambda f, x: tf.transpose(f(tf.transpose(x))),
+    "several along another axis": lambda f, x: tf.reshape(
+        tf.transpose(f(tf.transpose(tf.reshape(x, [-1, 4])))), [-1, 8]
+    ),
+    "open axes": lambda f, x: f(x[:, None] * x[:, : tf.size(x[0]) // 2, None]),
+    "unknown operation": lambda f, x: f(tf.map_fn(tf.tanh, x)),
+    "function": lambda f, x: tf.function(f)(x),
+    "branch": lambda f, x: tf.cond(
+        tf.reduce_sum(KERNEL) > 0, lambda: f(x), lambda: x
+    ),
+    "branch in a function": lambda f, x: tf.function(
+        lambda x: PLACES["branch"](f, x * 2.0)
+    )(x),
+    "loop": lambda f, x: tf.while_loop(
+        lambda i, h: i < 3, lambda i, h: (i + 1, f(h @ KERNEL)), (0, x)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_gradient_is_tried_out_wherever_it_is(place):
+    def does_mix(function):
+        return _does_gradient_mix(lambda x: PLACES[place](function, x))
+
+    @tf.custom_gradient
+    def centered(x):
+        mean = tf.reduce_mean(x)
+        return tf.identity(x), lambda d: d * mean
+
+    assert not does_mix(tf.nn.silu)
+    assert not does_mix(_with_gradient(GRADIENTS_APART["of a step"]))
+    assert does_mix(_with_gradient(GRADIENTS_THAT_MIX["normalized"]))
+    assert does_mix(centered)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_gradient_in_a_loss_is_found_wherever_it_is(place):
+    def does_mix(gradient):
+        function = _with_gradient(gradient)
+        graph = tf.__internal__.FuncGraph("loss")
+        with graph.as_default():
+            x = tf.compat.v1.placeholder("float32", [None, 8])
+            kinds = KindInference([x], [], [])
+            loss = tf.reduce_mean(PLACES[place](function, x))
+            return id(loss) in OwnGradients(kinds).depending_on_mixed(loss)
+
+    assert not does_mix(GRADIENTS_APART["clipped"])
+    assert does_mix(GRADIENTS_THAT_MIX["normalized"])
+
+
+def test_a_gradient_in_a_loop_over_samples():
+    def does_mix(gradient):
+        function = _with_gradient(gradient)
+        return _does_gradient_mix(lambda x: tf.map_fn(function, x))
+
+    assert not does_mix(GRADIENTS_APART["of a sigmoid"])
+    with pytest.raises(NotDerivable):  # as it could be one of a batch
+        does_mix(GRADIENTS_THAT_MIX["normalized"])
+
+
+def test_a_gradient_of_rows_of_which_samples_have_some():
+    with pytest.raises(NotDerivable):
+        _does_gradient_mix(lambda x: tf.nn.silu(tf.boolean_mask(x, x > 0)))
 
 
 @pytest.mark.parametrize("name", GRADIENTS_OF_WEIGHTS_THAT_MIX)

@@ -29,19 +29,24 @@ def _no_distribution():
 
 
 def layout_map(shape):
-    """The keys of a decoder's layout map, as they are written for JAX."""
+    """Its keys are those of `LlamaBackbone.get_layout_map` of keras-hub 0.32.0.
+
+    A dot there stands for a slash as well.
+    """
     names = NAMES[: shape[0] * shape[1]]
     mesh = distribution.DeviceMesh(shape, ["batch", "model"], names)
     found = distribution.LayoutMap(mesh)
+    block, attention = "transformer_layer.*", "self_attention.*"
     found["token_embedding/embeddings"] = ("model", "batch")
-    found["block.*attention.*(query|key|value)/kernel"] = (
+    found[f"{block}{attention}(query|key|value).kernel"] = (
         "model",
         "batch",
         None,
     )
-    found["block.*attention/attention_output/kernel"] = ("model", None, "batch")
-    found["block.*up/kernel"] = ("batch", "model")
-    found["block.*down/kernel"] = ("model", "batch")
+    found[f"{block}attention_output.kernel"] = ("model", None, "batch")
+    found[f"{block}feedforward_intermediate_dense.kernel"] = ("batch", "model")
+    found[f"{block}feedforward_gate_dense.kernel"] = ("batch", "model")
+    found[f"{block}feedforward_output_dense.kernel"] = ("model", "batch")
     return found
 
 
@@ -53,13 +58,40 @@ def parallel(shape):
 
 IN_PARTS = {
     "token_embedding/embeddings",
-    "block_attention/query/kernel",
-    "block_attention/key/kernel",
-    "block_attention/value/kernel",
-    "block_attention/attention_output/kernel",
-    "block_up/kernel",
-    "block_down/kernel",
+    "transformer_layer_0/self_attention/query/kernel",
+    "transformer_layer_0/self_attention/key/kernel",
+    "transformer_layer_0/self_attention/value/kernel",
+    "transformer_layer_0/self_attention/attention_output/kernel",
+    "transformer_layer_0/feedforward_intermediate_dense/kernel",
+    "transformer_layer_0/feedforward_gate_dense/kernel",
+    "transformer_layer_0/feedforward_output_dense/kernel",
 }
+
+
+@keras.saving.register_keras_serializable("tests")
+class TransformerLayer(layers.Layer):
+    """Has the paths of the variables of keras-hub's Llama."""
+
+    def build(self, shape):
+        self.attention = layers.MultiHeadAttention(
+            HEADS, 33, use_bias=False, name="self_attention"
+        )
+        self.attention.build(shape, shape)
+        inner = (*shape[:-1], 130)
+        self.gate = self._dense(130, "gate", shape)
+        self.intermediate = self._dense(130, "intermediate", shape)
+        self.output_dense = self._dense(WIDTH, "output", inner)
+
+    def _dense(self, units, name, shape):
+        name = f"feedforward_{name}_dense"
+        made = layers.Dense(units, use_bias=False, name=name)
+        made.build(shape)
+        return made
+
+    def call(self, x):
+        x += self.attention(x, x, use_causal_mask=True)
+        gate = keras.ops.silu(self.gate(x))
+        return x + self.output_dense(self.intermediate(x) * gate)
 
 
 def decoder():
@@ -67,10 +99,7 @@ def decoder():
     keras.utils.set_random_seed(1)
     tokens = keras.Input((6,), dtype="int32")
     x = layers.Embedding(WORDS, WIDTH, name="token_embedding")(tokens)
-    attention = layers.MultiHeadAttention(HEADS, 33, name="block_attention")
-    x += attention(x, x, use_causal_mask=True)
-    up = layers.Dense(130, activation="gelu", name="block_up")
-    x += layers.Dense(WIDTH, name="block_down")(up(x))
+    x = TransformerLayer(name="transformer_layer_0")(x)
     x = layers.LayerNormalization()(x)
     return keras.Model(tokens, layers.Dense(WORDS, name="head")(x))
 
@@ -160,8 +189,8 @@ def test_what_is_not_split_is_said_once(capfd):
 
 def test_outputs_of_layers_have_no_layout():
     layouts = layout_map((1, 2))
-    layouts["block_up/output"] = ("batch", None, None)  # as it is
-    layouts["block_down/output"] = (None, None, "model")
+    layouts["token_embedding/output"] = ("batch", None, None)  # as it is
+    layouts["transformer_layer_0/output"] = (None, None, "model")
     one = distribution.ModelParallel(layout_map=layouts)
     with (
         one.scope(),
@@ -177,7 +206,7 @@ def test_layouts_that_do_not_fit(monkeypatch):
     with one.scope(), pytest.raises(ValueError, match="has 2 axes, and"):
         decoder()
     layouts = layout_map((1, 2))
-    layouts[".*up/kernel"] = (None, "model")
+    layouts[".*gate_dense/kernel"] = (None, "model")
     one = distribution.ModelParallel(layout_map=layouts)
     with one.scope(), pytest.raises(ValueError, match="matches multiple"):
         decoder()

@@ -97,7 +97,7 @@ class Layers(Part):
             if not _is_of_users(layer):
                 continue
             try:
-                if self.own_gradients.mixes(operation):
+                if self.own_gradients.mixes(operation, inputs):
                     _warn_of_gradient(layer, operation, self.step)
             except NotDerivable:
                 _warn_of_untried_gradient(layer, operation, self.step)
