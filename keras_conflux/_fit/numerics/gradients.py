@@ -171,9 +171,13 @@ class Gradients(Exit):
     ) -> list[Any]:
         """Returns a replica's share of what is global already.
 
-        The copies of accumulators are added up.
+        The copies of accumulators are added up. In a loop of the user's, the
+        first replica has all.
         """
-        return _weighted(grads, trained, self.step.device_fraction)
+        share = self.step.device_fraction
+        if share is None:
+            share = tf.where(tf.equal(rank_as_tensor(), 0), 1.0, 0.0)
+        return _weighted(grads, trained, share)
 
     def warn_if_local(self, grads: list[Any]) -> None:
         """Warns of gradients that the user is to reduce, and has not."""

@@ -77,11 +77,7 @@ def apply(
     _build(optimizer, given)
     _refuse_overwriting(optimizer, given, step)
     grads = gradients.repeatable(list(grads))
-    accumulating = False
-    if step is None:
-        grads = gradients.shaped(grads, given)
-        grads = replica_collectives().all_reduce("sum", grads)
-    elif step.batch_fraction is not None:
+    if step is not None and step.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
         Choices.of(step).note_update(optimizer)
         Writes.of(step).make_global_before_update(given or [])
@@ -89,10 +85,32 @@ def apply(
         if accumulating and given is None:
             trained = keras_optimizers.trained_by(optimizer)
         grads = Gradients.of(step).to_apply(grads, trained, accumulating)
+        with _applying(accumulating):
+            return original(optimizer, grads, given)
+    if step is None:
+        grads = gradients.shaped(grads, given)
+        grads = replica_collectives().all_reduce("sum", grads)
     else:
         Gradients.of(step).warn_if_local(grads)
-    with _applying(accumulating):
-        return original(optimizer, grads, given)
+    return _apply_equal(original, optimizer, grads, given)
+
+
+def _apply_equal(
+    original: Callable,
+    optimizer: Any,
+    grads: list[Any],
+    trained: list[Any] | None,
+) -> Any:
+    """Applies gradients that all replicas have, in a replica.
+
+    Copies of accumulators are added up, also when the optimizer updates.
+    """
+    accumulating = _accumulates(optimizer)
+    with _applying(accumulating) as known:
+        if accumulating:
+            known_to = trained or keras_optimizers.trained_by(optimizer)
+            grads = known.as_summands(grads, known_to)
+        return original(optimizer, grads, trained)
 
 
 def _inside(
@@ -104,8 +122,7 @@ def _inside(
 ) -> Any:
     """Applies what an optimizer that holds others hands on to one of them."""
     known = Gradients.of(step)
-    in_fit = step.batch_fraction is not None
-    if not in_fit or known.are_accumulated or not _accumulates(optimizer):
+    if known.are_accumulated or not _accumulates(optimizer):
         return original(optimizer, grads, trained)
     # The outer one, such as `MultiOptimizer`, has got those of the batch.
     _refuse_overwriting(optimizer, trained, step)
@@ -115,7 +132,7 @@ def _inside(
 
 
 @contextlib.contextmanager
-def _applying(accumulates: bool = False) -> Iterator[None]:
+def _applying(accumulates: bool = False) -> Iterator[Gradients]:
     """Says that an optimizer applies gradients in this replica."""
     step = steps.current() or Step("strategy.run")
     with (
@@ -123,7 +140,7 @@ def _applying(accumulates: bool = False) -> Iterator[None]:
         step.after_turns(),
         Gradients.of(step).applying(accumulates),
     ):
-        yield
+        yield Gradients.of(step)
 
 
 def _refuse_overwriting(
@@ -290,7 +307,7 @@ def _outside(
     if tf.distribute.has_strategy():
         is_replicated_here = state.replicated_by(optimizer.variables[:1])
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if is_replicated_here and scales:
+        if is_replicated_here and (scales or _accumulates(optimizer)):
             return _in_replicas(original, optimizer, list(grads), given)
         return original(optimizer, grads, given)
     strategy = promotion.promote_beside(optimizer, given or [])
@@ -305,8 +322,7 @@ def _outside(
         weakly = weakref.ref(optimizer)  # which `functions` lives as long as
 
         def everywhere(grads: list[Any]) -> None:
-            with _applying():
-                original(weakly(), grads, given)
+            _apply_equal(original, weakly(), grads, given)
 
         runner = _runners[-1]
         functions[key] = runner(
@@ -325,8 +341,7 @@ def _in_replicas(
             optimizer.build(given)
 
     def everywhere(grads: list[Any]) -> None:
-        with _applying():
-            original(optimizer, grads, given)
+        _apply_equal(original, optimizer, grads, given)
 
     tf.distribute.get_strategy().run(
         tf.autograph.experimental.do_not_convert(everywhere), args=(grads,)
