@@ -373,10 +373,9 @@ def copy_to_other(
                 outside = _constant_if_known(known[id(each)])
                 given[each.name] = here.capture(outside)
     begin = len(here.get_operations())
-    with tf.device(None):
-        found = tf.graph_util.import_graph_def(
-            copies, given, [each.name for each in operations], name=""
-        )
+    found = tf.graph_util.import_graph_def(
+        copies, given, [each.name for each in operations], name=""
+    )
     # By this order TensorFlow knows what is read before it is written.
     if found != here.get_operations()[begin:]:
         raise AssertionError("TensorFlow imports operations in another order")

@@ -1,6 +1,7 @@
 """How TensorFlow traces functions, and where in a trace the caller is."""
 
 import contextlib
+import enum
 import functools
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
@@ -133,8 +135,25 @@ def is_of_rank(name: str) -> bool:
     return f"{_OF_RANK}/" in name or f"{_OF_RANK}_" in name
 
 
+class Grappler(enum.Enum):
+    """What TensorFlow's optimizer of graphs leaves out, before the first run.
+
+    It multiplies and adds in another order where that is cheaper. Whether it is
+    depends on devices, and on what else uses a number, and so on the replica.
+    """
+
+    NOTHING = ()
+    OTHER_ORDERS = (
+        ("arithmetic_optimization", RewriterConfig.OFF),
+        ("constant_folding", RewriterConfig.OFF),
+    )
+    ALL = (("disable_meta_optimizer", True),)
+
+
 def concrete_function(
-    function: Callable, signature: Any, optimized: bool = True
+    function: Callable,
+    signature: Any,
+    leaves_out: Grappler = Grappler.NOTHING,
 ) -> Callable:
     """Returns `function` as a graph, with its control flow as it is.
 
@@ -143,8 +162,8 @@ def concrete_function(
     Args:
         function: What is traced.
         signature: What it takes.
-        optimized: Whether Grappler optimizes the graph before its first run.
-            For what XLA compiles, that takes long and gains nothing.
+        leaves_out: What Grappler does not do. For what XLA compiles, all of it
+            takes long and gains nothing.
     """
     traced = without_retracing_warning(
         tf.function(function, input_signature=signature, autograph=False)
@@ -158,9 +177,7 @@ def concrete_function(
     def call(*arguments: Any) -> Any:
         if tf.config.functions_run_eagerly():
             return traced(*arguments)
-        if optimized:
-            return concrete(*arguments)
-        with _without_grappler():
+        with _leaving_out(leaves_out):
             return concrete(*arguments)
 
     call.graph = concrete.graph
@@ -168,12 +185,17 @@ def concrete_function(
 
 
 @contextlib.contextmanager
-def _without_grappler() -> Iterator[None]:
-    """Runs functions of this thread as graphs that nothing optimizes."""
+def _leaving_out(leaves_out: Grappler) -> Iterator[None]:
+    """Has Grappler leave something out of what this thread runs."""
+    if leaves_out is Grappler.NOTHING:
+        yield
+        return
     here: Any = context.context()
     before = here.function_call_options
     config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    rewrites = config.graph_options.rewrite_options
+    for option, value in leaves_out.value:
+        setattr(rewrites, option, value)
     here.function_call_options = context.FunctionCallOptions(
         before.executor_type, config
     )

@@ -25,6 +25,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import replicated_extended
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import outside_of_strategies
@@ -371,7 +372,7 @@ def _summing(
     handles = [tf.TensorSpec([], tf.resource)] * len(specs)
     return outside_of_strategies(
         lambda: tensorflow_tracing.concrete_function(
-            sums, [handles], optimized=False
+            sums, [handles], Grappler.ALL
         )
     )
 

@@ -254,6 +254,38 @@ def test_only_what_xla_does_not_compile_is_optimized(jit_compile, monkeypatch):
     assert set(seen) == {not jit_compile}
 
 
+class OnFirstDevice(keras.Model):
+    """Multiplies its gradients on one device, whichever replica it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(6)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        factor = 1 / (1 + tf.linalg.global_norm(gradients))
+        with tf.device("CPU:0"):
+            gradients = [each * factor for each in gradients]
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss}
+
+
+@needs_two
+def test_copies_are_equal_wherever_a_step_multiplies():
+    """Grappler would multiply in another order where all is on one device."""
+    model = OnFirstDevice()
+    model(X[:1])
+    model.compile(keras.optimizers.SGD(0.3), jit_compile=False)
+    kc.replicate(model, MANY).fit(X[:48], Y[:48], 8, verbose=0)
+    kc.assert_in_sync(model)
+
+
 def test_an_endless_generator():
     def generate():
         for begin in range(0, 10**9, 8):

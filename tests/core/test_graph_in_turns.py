@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import DEVICES
 
 from keras_conflux._communication.transports.ops import MAX
 from keras_conflux._communication.transports.ops import SUM
@@ -15,7 +16,7 @@ X = np.arange(24, dtype="float32").reshape(6, 4) / 24
 OPS = {"sum": SUM, "max": MAX}
 
 
-def run_in_turns(step, count=3, compiled=False):
+def run_in_turns(step, count=3, compiled=False, device=None):
     """Runs `step(x, cut)` in turns, and returns its outputs and the graph."""
     rows = len(X) // count
 
@@ -35,17 +36,18 @@ def run_in_turns(step, count=3, compiled=False):
             tf.TensorSpec([rows, 4])
         )
         graph = traced.graph
-        found, _ = graph_in_turns.run(
-            TracedTurn(graph, graph.inputs[:1], cuts, graph.outputs),
-            count,
-            lambda number: (
-                [x[number * rows : (number + 1) * rows]]
-                if not compiled
-                else [tf.reshape(x, [count, rows, 4])[number]]
-            ),
-            lambda _, tensors: tensors,
-            compiled,
-        )
+        with tf.device(device):
+            found, _ = graph_in_turns.run(
+                TracedTurn(graph, graph.inputs[:1], cuts, graph.outputs),
+                count,
+                lambda number: (
+                    [x[number * rows : (number + 1) * rows]]
+                    if not compiled
+                    else [tf.reshape(x, [count, rows, 4])[number]]
+                ),
+                lambda _, tensors: tensors,
+                compiled,
+            )
         return found
 
     found = [each.numpy() for each in program(X)]
@@ -200,3 +202,18 @@ def test_inputs_that_were_replaced():
 
     (found,), _ = run_in_turns(step)
     np.testing.assert_allclose(found, X.sum(), rtol=1e-5)
+
+
+def test_all_runs_on_the_device_of_the_replica():
+    """But for what the step itself puts elsewhere."""
+    device = DEVICES[-1]
+
+    def step(x, cut):
+        total = tf.exp(cut(tf.reduce_sum(tf.tanh(x))))
+        with tf.device("CPU:0"):
+            return [total, tf.sqrt(total)]
+
+    _, graph = run_in_turns(step, device=device)
+    devices = {each.type: each.device for each in graph.get_operations()}
+    assert devices["Exp"].endswith(device)
+    assert devices["Sqrt"].endswith("CPU:0")

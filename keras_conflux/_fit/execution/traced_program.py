@@ -15,6 +15,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -68,10 +69,15 @@ class TracedProgram:
         self._communicator = communicator
         self._watchdog = watchdog
         self._staleness = Staleness()
+        leaves_out = Grappler.NOTHING
+        if compiled:
+            leaves_out = Grappler.ALL
+        elif communicator.size > 1:  # copies stay equal bit by bit
+            leaves_out = Grappler.OTHER_ORDERS
         try:
             with communicator.tracing() as trace:
                 self._run = tensorflow_tracing.concrete_function(
-                    function, signature, optimized=not compiled
+                    function, signature, leaves_out
                 )
         except AssertionError as error:
             if not error_texts.is_of_deleted_variables(error):
