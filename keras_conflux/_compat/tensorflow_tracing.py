@@ -177,7 +177,7 @@ def concrete_function(
     def call(*arguments: Any) -> Any:
         if tf.config.functions_run_eagerly():
             return traced(*arguments)
-        with _leaving_out(leaves_out):
+        with leaving_out(leaves_out):
             return concrete(*arguments)
 
     call.graph = concrete.graph
@@ -185,7 +185,7 @@ def concrete_function(
 
 
 @contextlib.contextmanager
-def _leaving_out(leaves_out: Grappler) -> Iterator[None]:
+def leaving_out(leaves_out: Grappler) -> Iterator[None]:
     """Has Grappler leave something out of what this thread runs."""
     if leaves_out is Grappler.NOTHING:
         yield

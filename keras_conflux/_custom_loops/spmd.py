@@ -20,6 +20,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._custom_loops import branches
 from keras_conflux._custom_loops.signatures import Decorator
 from keras_conflux._custom_loops.signatures import P
@@ -224,6 +225,10 @@ class _Compiled:
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
         self._watchdog = StepWatchdog(strategy.devices, self._name)
+        is_alone = strategy.communicator.size == 1
+        self._leaves_out = (
+            Grappler.NOTHING if is_alone else Grappler.OTHER_ORDERS
+        )
         warned: set[str] = set()
         begin = tf.autograph.experimental.do_not_convert(CommonProgram)
         fail = tf.autograph.experimental.do_not_convert(self._fail)
@@ -293,10 +298,16 @@ class _Compiled:
         what = f"call {self._calls} of {self._name}"
         if not tensorflow_tracing.may_run_in_another_thread():
             assert_same_place(what)
-            return self._function(*given)
+            with tensorflow_tracing.leaving_out(self._leaves_out):
+                return self._function(*given)
         program = self._function.get_concrete_function(*given)
         program.graph.conflux_program.agree(what)
-        return self._watchdog.call(program, *given)
+
+        def run() -> Any:
+            with tensorflow_tracing.leaving_out(self._leaves_out):
+                return program(*given)
+
+        return self._watchdog.call(run)
 
     def _finish(
         self,

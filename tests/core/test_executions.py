@@ -254,8 +254,15 @@ def test_only_what_xla_does_not_compile_is_optimized(jit_compile, monkeypatch):
     assert set(seen) == {not jit_compile}
 
 
+def on_first_device(gradients):
+    """Multiplies gradients on one device, whichever replica has them."""
+    factor = 1 / (1 + tf.linalg.global_norm(gradients))
+    with tf.device("CPU:0"):
+        return [each * factor for each in gradients]
+
+
 class OnFirstDevice(keras.Model):
-    """Multiplies its gradients on one device, whichever replica it is."""
+    """Trains with the gradients of `on_first_device`."""
 
     def __init__(self):
         super().__init__()
@@ -268,10 +275,7 @@ class OnFirstDevice(keras.Model):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
         weights = self.trainable_variables
-        gradients = tape.gradient(loss, weights)
-        factor = 1 / (1 + tf.linalg.global_norm(gradients))
-        with tf.device("CPU:0"):
-            gradients = [each * factor for each in gradients]
+        gradients = on_first_device(tape.gradient(loss, weights))
         self.optimizer.apply(gradients, weights)
         return {"loss": loss}
 
@@ -283,6 +287,28 @@ def test_copies_are_equal_wherever_a_step_multiplies():
     model(X[:1])
     model.compile(keras.optimizers.SGD(0.3), jit_compile=False)
     kc.replicate(model, MANY).fit(X[:48], Y[:48], 8, verbose=0)
+    kc.assert_in_sync(model)
+
+
+@needs_two
+def test_copies_are_equal_wherever_a_loop_multiplies():
+    model, optimizer = OnFirstDevice(), keras.optimizers.SGD(0.3)
+    model(X[:1])
+    optimizer.build(model.trainable_variables)
+    kc.replicate(model, MANY)
+    kc.replicate(optimizer, MANY)
+
+    @kc.withdevices
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        weights = model.trainable_variables
+        gradients = kc.allreduce("mean", tape.gradient(loss, weights))
+        optimizer.apply(on_first_device(gradients), weights)
+
+    for begin in range(0, 48, 8):
+        x, y = X[begin : begin + 8], Y[begin : begin + 8]
+        step(*kc.split((x, y), devices=MANY))
     kc.assert_in_sync(model)
 
 
