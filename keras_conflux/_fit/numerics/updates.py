@@ -105,7 +105,7 @@ def _apply_equal(
 
     Copies of accumulators are added up, also when the optimizer updates.
     """
-    accumulating = _accumulates(optimizer)
+    accumulating = _sums_copies(optimizer)
     with _applying(accumulating) as known:
         if accumulating:
             known_to = trained or keras_optimizers.trained_by(optimizer)
@@ -122,7 +122,7 @@ def _inside(
 ) -> Any:
     """Applies what an optimizer that holds others hands on to one of them."""
     known = Gradients.of(step)
-    if known.are_accumulated or not _accumulates(optimizer):
+    if known.are_accumulated or not _sums_copies(optimizer):
         return original(optimizer, grads, trained)
     # The outer one, such as `MultiOptimizer`, has got those of the batch.
     _refuse_overwriting(optimizer, trained, step)
@@ -206,6 +206,19 @@ def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
 def _accumulates(optimizer: Any) -> bool:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return bool(inner.gradient_accumulation_steps)
+
+
+def _sums_copies(optimizer: Any) -> bool:
+    """Whether what an optimizer accumulates is the sum of the copies.
+
+    If Keras has made its variables in a strategy's scope, and no `fit` has
+    trained with them, each copy has all.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return any(
+        state.is_in_parts(each) or not state.is_mirrored(each)
+        for each in keras_models.accumulators(inner)
+    )
 
 
 def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
@@ -307,7 +320,7 @@ def _outside(
     if tf.distribute.has_strategy():
         is_replicated_here = state.replicated_by(optimizer.variables[:1])
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if is_replicated_here and (scales or _accumulates(optimizer)):
+        if is_replicated_here and (scales or _sums_copies(optimizer)):
             return _in_replicas(original, optimizer, list(grads), given)
         return original(optimizer, grads, given)
     strategy = promotion.promote_beside(optimizer, given or [])
