@@ -17,9 +17,8 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux._fit.execution import microbatches
+from keras_conflux._replication import combinations
 from keras_conflux._replication import state
-from keras_conflux._replication import strategy
 from keras_conflux._replication.strategy import replica_index
 
 
@@ -319,7 +318,7 @@ def test_in_one_process_local_data_are_all_data():
 
 
 def test_what_works_in_one_process_alone(monkeypatch):
-    monkeypatch.setattr(strategy, "process_count", lambda: 2)
+    monkeypatch.setattr(combinations, "process_count", lambda: 2)
     for shard in ("optimizer", "weights"):
         says = f"`shard='{shard}'` works in one .* There are 2 processes"
         with pytest.raises(NotImplementedError, match=says):
@@ -329,7 +328,7 @@ def test_what_works_in_one_process_alone(monkeypatch):
     monkeypatch.undo()
     model = kc.replicate(dense(), devices=1, microbatches=2)
     model.compile("sgd", "mse")
-    monkeypatch.setattr(microbatches, "process_count", lambda: 2)
+    monkeypatch.setattr(combinations, "process_count", lambda: 2)
     says = "`microbatches=` works in one .* There are 2 processes"
     with pytest.raises(NotImplementedError, match=says):
         model.fit(*regression(4), verbose=0)
