@@ -58,10 +58,11 @@ def check(options: argparse.Namespace) -> Passed:
     return _with_memory(text, count, options.memory if options.gpus else [])
 
 
-def _bytes_per_parameter(count: int, shard: Any) -> float:
+def _bytes_per_parameter(count: int) -> tuple[float, float]:
     """Returns what Adam needs on each of so many GPUs, in float32.
 
-    That is what `kc.memory` tells of a large layer, and its gradient.
+    That is what `kc.memory` tells of a large layer, and its gradient: of
+    copies, and of parts of weights.
     """
     import keras
 
@@ -70,9 +71,12 @@ def _bytes_per_parameter(count: int, shard: Any) -> float:
     layer = keras.layers.Dense(1024, use_bias=False)
     model: Any = keras.Sequential([keras.Input((1024,)), layer])
     model.compile("adam", "mse")
-    found = kc.memory(model, devices=count).with_shard(shard)
-    gradient = found.weights  # of a whole weight, or of a part
-    return (found.variables + gradient) / model.count_params()
+    told = kc.memory(model, devices=count)
+    copies, parts = told.with_shard(None), told.with_shard("weights")
+    return (
+        (copies.variables + copies.weights) / model.count_params(),
+        (parts.variables + parts.weights) / model.count_params(),
+    )
 
 
 def _with_memory(text: str, count: int, memory: list[list[str]]) -> Passed:
@@ -90,12 +94,10 @@ def _with_memory(text: str, count: int, memory: list[list[str]]) -> Passed:
     if not sizes:
         return Passed(text)
     free, total = (size * 2**20 for size in min(sizes))
-    fits = "Adam trains "
-    fits += f"{_billions(free / _bytes_per_parameter(count, None))} parameters "
-    fits += "at most"
+    copies, parts = _bytes_per_parameter(count)
+    fits = f"Adam trains {_billions(free / copies)} parameters at most"
     if count > 1:
-        most = free / _bytes_per_parameter(count, "weights")
-        fits += f', {_billions(most)} with shard="weights"'
+        fits += f', {_billions(free / parts)} with shard="weights"'
     return Passed(
         f"{text}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free: {fits}, "
         "activations left out",
