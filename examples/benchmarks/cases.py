@@ -71,6 +71,7 @@ CASES = {
     "gpt-350m": _LARGE_GPT,
     "gpt-1.3b": _LARGE_GPT,
     "gpt-5.5b": dataclasses.replace(_LARGE_GPT, batch_size=4),
+    "gpt-8b": dataclasses.replace(_LARGE_GPT, batch_size=4),
     "vit": _VIT,
     "vit-dropout": _VIT,
     "mobilenet": Case(_images(224, 1000), 128, "images"),

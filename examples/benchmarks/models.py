@@ -205,6 +205,7 @@ def _cross_entropy() -> keras.losses.Loss:
 _SIZES_350M = {"depth": 24, "width": 1024, "heads": 16, "head_dtype": None}
 _SIZES_1_3B = {"depth": 24, "width": 2048, "heads": 16, "head_dtype": None}
 _SIZES_5_5B = {"depth": 26, "width": 4096, "heads": 32, "head_dtype": None}
+_SIZES_8B = {**_SIZES_5_5B, "depth": 38}
 
 _BUILDERS = {
     "resnet": functools.partial(application, "ResNet50"),
@@ -217,6 +218,7 @@ _BUILDERS = {
     "gpt-350m": functools.partial(gpt, **_SIZES_350M),
     "gpt-1.3b": functools.partial(gpt, **_SIZES_1_3B),
     "gpt-5.5b": functools.partial(gpt, **_SIZES_5_5B),
+    "gpt-8b": functools.partial(gpt, **_SIZES_8B),
     "vit": vit,
     "vit-dropout": functools.partial(vit, dropout=0.1),
     "bert": bert,

@@ -30,6 +30,7 @@ TITLES = {  # in the order of the panels
     "gpt-350m": "GPT, 350 M parameters",
     "gpt-1.3b": "GPT, 1.3 B parameters",
     "gpt-5.5b": "GPT, 5.5 B parameters",
+    "gpt-8b": "GPT, 7.9 B parameters",
     "vit": "ViT-B/16, 224x224 images",
     "bert": "BERT base, padding counted",
     "vit-dropout": "ViT-B/16 with dropout",

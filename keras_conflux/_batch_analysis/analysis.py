@@ -62,7 +62,8 @@ class KindInference:
         self.is_blind = is_blind
         self.graph: Any = tf.compat.v1.get_default_graph()
         """What the step is traced to."""
-        self._samples = [part for leaf in shard for part in parts_of(leaf)]
+        self.samples = [part for leaf in shard for part in parts_of(leaf)]
+        """The tensors of the replica's shard of the batch."""
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
         self._tried: dict[int, tf.Tensor] = {}
         self._graphs: dict[int, _GraphReader] = {}
@@ -141,7 +142,7 @@ class KindInference:
         """
         if not isinstance(value, tf.Tensor) or value.graph is not self.graph:
             return False
-        samples = [each.op for each in self._samples]
+        samples = [each.op for each in self.samples]
         return traced_graphs.depends_on([value.op], samples)
 
     def _of_part(self, tensor: Any) -> Kind:

@@ -69,7 +69,7 @@ def kinds_of_outputs(
     """
     kind = operation.type
     count = len(operation.outputs)
-    if kind in traced_graphs.COLLECTIVES:
+    if traced_graphs.is_collective(operation):  # a part counts as the whole
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count

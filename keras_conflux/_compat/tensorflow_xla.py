@@ -33,8 +33,13 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
 
 def barrier(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor of which XLA does not know what it has been made of."""
-    passed: Any = gen_xla_ops.xla_optimization_barrier([tensor])
-    return passed[0]
+    return barriers([tensor])[0]
+
+
+def barriers(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns tensors of which XLA computes all when one entry is needed."""
+    passed: Any = gen_xla_ops.xla_optimization_barrier(list(tensors))
+    return list(passed)
 
 
 def has_module_calls() -> bool:

@@ -37,6 +37,11 @@ from keras_conflux._fit.numerics import gradients
 LAYERS = 6  # whose kernels are cut
 
 
+needs_module_calls = pytest.mark.skipif(
+    not tensorflow_xla.has_module_calls(), reason="needs TensorFlow 2.21"
+)
+
+
 class Traced(Exception):
     """All that is asked for has been traced."""
 
@@ -62,12 +67,16 @@ def traces(monkeypatch):
     return found
 
 
-def traced(traces, shard):
+def traced(traces, shard, mode=None):
     """Returns the program of a step of some layers."""
-    model = keras.Sequential(
-        [layers.Input((64,))]
-        + [layers.Dense(64, activation="tanh") for _ in range(LAYERS)]
-    )
+    with keras.RematScope(mode):
+        inner = [layers.Dense(64, activation="tanh") for _ in range(LAYERS)]
+    model = keras.Sequential([layers.Input((64,)), *inner])
+    return program_of(traces, model, shard)
+
+
+def program_of(traces, model, shard):
+    """Returns the program of a step of a model of 64 numbers a sample."""
     kc.replicate(model, devices=2, shard=shard)
     model.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
     x = np.ones([8, 64], "float32")
@@ -135,8 +144,8 @@ def test_collectives_of_a_step(traces, shard):
     else:
         # The backward pass does not read the first kernel.
         assert kinds["all-gather"] == 2 * LAYERS - 1
-        # An activation or a gradient travels along.
-        assert found.count(("all-gather", 2)) == 2 * LAYERS - 1
+        # An activation or a gradient travels along, but with the first two.
+        assert found.count(("all-gather", 2)) == 2 * LAYERS - 3
         # While a layer is computed, the kernel of the next one travels.
         forward = [(max(0, n - 1), 0) for n in range(LAYERS)]
         # So it is again once all layers are known, and few gradients wait to
@@ -145,6 +154,54 @@ def test_collectives_of_a_step(traces, shard):
             (LAYERS + max(0, n - 1), max(0, n - 2)) for n in range(LAYERS - 1)
         ]
         assert known_before_gatherings(program) == forward + backward
+
+
+@needs_module_calls
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+def test_recomputation_gathers_each_weight_twice_and_in_order(traces):
+    program = traced(traces, "weights", "full")
+    gatherings = [x for x in collectives(program) if x[0] == "all-gather"]
+    # The first kernel as well, which is needed to compute its layer again.
+    assert gatherings.count(("all-gather", 2)) == 2 * LAYERS - 2
+    assert len(gatherings) <= 2 * LAYERS
+    products, reductions = zip(*known_before_gatherings(program), strict=True)
+    forward, backward = products[:LAYERS], products[LAYERS:]
+    assert forward == tuple(max(0, n - 1) for n in range(LAYERS))
+    assert all(known >= LAYERS for known in backward)
+    assert list(backward) == sorted(backward)
+    assert reductions[-1] == LAYERS - 4
+
+
+class WithLora(layers.Dense):
+    """Adds a product of weights to its kernel, as Keras' layers do."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.enable_lora(64)
+
+
+@needs_module_calls
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+@pytest.mark.parametrize("mode", [None, "full"])
+def test_frozen_weights_are_gathered_and_not_reduced(traces, mode):
+    with keras.RematScope(mode):
+        inner = [WithLora(64, activation="tanh") for _ in range(LAYERS)]
+    model = keras.Sequential([layers.Input((64,)), *inner])
+    program = program_of(traces, model, "weights")
+    found = collections.Counter(kind for kind, _ in collectives(program))
+    assert found["reduce-scatter"] == 2 * LAYERS  # of LoRA's two factors
+    if mode:
+        known = [count for count, _ in known_before_gatherings(program)]
+        assert sum(not count for count in known) <= 6
+
+
+@needs_module_calls
+@pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_a_weight_that_a_layer_writes_is_equal_after_an_update(traces, shard):
+    """Else a warning would say that nobody knows what it is made of."""
+    inner = layers.SpectralNormalization(layers.Dense(64))
+    program_of(traces, keras.Sequential([layers.Input((64,)), inner]), shard)
 
 
 @pytest.mark.long
@@ -159,11 +216,6 @@ def test_nothing_but_data_orders_gatherings(traces, monkeypatch):
     monkeypatch.setattr(gathered_weights._Unit, "_joined", unordered)
     known = known_before_gatherings(traced(traces, "weights"))
     assert known == [(0, 0)] * (2 * LAYERS - 1)
-
-
-needs_module_calls = pytest.mark.skipif(
-    not tensorflow_xla.has_module_calls(), reason="needs TensorFlow 2.21"
-)
 
 
 @needs_module_calls

@@ -57,10 +57,10 @@ def variables_watched() -> Any:
     return record.VariableWatcher()
 
 
-def is_part(variable: tf.Variable) -> bool:
-    """Whether a variable is one device's part of another one."""
+def is_in_parts(variable: tf.Variable) -> bool:
+    """Whether a variable lies in parts, or is one of these."""
     container = getattr(variable, "_distributed_container", lambda: None)()
-    return state.is_in_parts(container)
+    return state.is_in_parts(variable) or state.is_in_parts(container)
 
 
 def differentiates_a_loop() -> bool:

@@ -117,7 +117,7 @@ class _Call:
         self._variables = [
             each
             for each in watcher.watched_variables()
-            if not compat.is_part(each)
+            if not compat.is_in_parts(each)
         ]
         self._captured = self._captured_since(start)
         flat = keras.tree.flatten(result)
@@ -149,7 +149,7 @@ class _Call:
                 (id(x), x) for x in operation.inputs if id(x.op) not in ids
             )
         held = [value for _, value in self._first.before.values()]
-        for each in [*self._leaves, *held]:
+        for each in [*self._leaves, *held, *self._first.whole.values()]:
             if all(each is not x for x in self._first.trained):
                 found.pop(id(each), None)
         return [*filter(_is_float, found.values())]
@@ -247,8 +247,10 @@ def _one_that_depends_on(upstream: Sequence[Any]) -> tf.Tensor:
     first = tf.reshape(tf.convert_to_tensor(upstream[0]), [-1])[:1]
     if first.dtype.is_complex:
         first = tf.math.real(first)
-    flag = tf.cast(tf.reduce_max(first), tf.bool)
-    return tf.where(flag == flag, 1.0, float("nan"))
+    entry = tf.reduce_max(first)  # 0 entries have a maximum as well
+    # XLA knows that a flag equals itself, and of a float it does not.
+    always = tf.equal(entry, entry) | tf.not_equal(entry, entry)
+    return tf.where(always, 1.0, float("nan"))
 
 
 def _is_tensor(value: Any) -> bool:

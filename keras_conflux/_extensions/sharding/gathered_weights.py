@@ -25,6 +25,7 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import narrow_gradients
 from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._extensions.sharding import sharded_updates
@@ -99,9 +100,11 @@ def _forget_all() -> None:
         GatheredWeights.of(step).forget_all()
 
 
-def differentiating(step: Step) -> contextlib.AbstractContextManager[None]:
+def differentiating(
+    step: Step, sources: list[Any], found: list[Any]
+) -> contextlib.AbstractContextManager[None]:
     """Gathers weights again for what is traced here, the backward pass."""
-    return GatheredWeights.of(step).differentiating()
+    return GatheredWeights.of(step).differentiating(sources, found)
 
 
 class _Unit:
@@ -122,7 +125,6 @@ class _Unit:
             self.add(each)
         self.parts: list[tf.Tensor] = []
         self.whole: list[tf.Tensor] = []
-        self.reduced: list[tf.Tensor] = []
 
     def add(self, variable: keras.Variable) -> None:
         """Puts one more weight into it."""
@@ -136,9 +138,11 @@ class _Unit:
         def gathered(*parts: tf.Tensor) -> Any:
             found = self._joined(self._cast(parts), after)
 
-            def gradient(*upstream: Any) -> list[tf.Tensor]:
-                self.reduced = self._scattered(upstream, parts, step)
-                return self.reduced
+            def gradient(*upstream: Any) -> list[tf.Tensor | None]:
+                where = GatheredWeights.of(step).asked_of(self.variables)
+                reduced = self._scattered(upstream, parts, step, where)
+                sums = dict(zip(where, reduced, strict=True))
+                return [sums.get(i) for i in range(len(parts))]
 
             return found, gradient
 
@@ -177,22 +181,27 @@ class _Unit:
         ]
 
     def _scattered(
-        self, upstream: Sequence[Any], parts: Sequence[tf.Tensor], step: Step
+        self,
+        upstream: Sequence[Any],
+        parts: Sequence[tf.Tensor],
+        step: Step,
+        where: Sequence[int],
     ) -> list[tf.Tensor]:
-        """Sums the gradients of all replicas, in the dtype of the weights."""
+        """Sums the gradients of all replicas, in the dtype of the weights.
+
+        Args:
+            upstream: This replica's, by each whole weight.
+            parts: Of the weights.
+            step: The replica's.
+            where: The positions of those that are asked for.
+        """
         weight = gradients.has_samples(step) if step.may_be_empty else None
-        flats = [
-            layout.flat(
-                dtypes.weighted(
-                    narrow_gradients.as_written(g, part.dtype), weight
-                )
-            )
-            for g, part, layout in zip(
-                upstream, parts, self.layouts, strict=True
-            )
-        ]
-        wide = [part.dtype for part in parts]
-        return replica_collectives().scattered(flats, wide)
+        flats: list[tf.Tensor] = []
+        for i in where:
+            written = narrow_gradients.as_written(upstream[i], parts[i].dtype)
+            flats.append(self.layouts[i].flat(dtypes.weighted(written, weight)))
+        wide = [parts[i].dtype for i in where]
+        return replica_collectives().scattered(flats, wide) if where else []
 
 
 class GatheredWeights(Part):
@@ -204,6 +213,10 @@ class GatheredWeights(Part):
         self._planned: dict[int, _Unit] | None = None
         self._whole: dict[tuple[int, tf.DType], tf.Tensor] = {}
         self._begins: list[tf.Tensor | None] = []
+        self._asked: set[int] | None = None
+        self._timeline = order_of_tracing.Timeline(
+            step.graph, step.kinds.samples
+        )
 
     def read(self, variable: keras.Variable) -> tf.Tensor:
         """Returns a whole weight, in the dtype in which it is read."""
@@ -211,6 +224,19 @@ class GatheredWeights(Part):
         if key not in self._whole:
             self._gather(variable, key[1])
         return self._whole[key]
+
+    def asked_of(self, variables: Sequence[keras.Variable]) -> list[int]:
+        """Returns the positions of those that a tape is asked for, if known.
+
+        A tape also passes by weights that are not trained.
+        """
+        return [
+            i
+            for i, variable in enumerate(variables)
+            if self._asked is None
+            or id(keras_variables.backing(variable)) in self._asked
+            or id(state.own_copy(variable)) in self._asked
+        ]
 
     def forget(self, variable: keras.Variable) -> None:
         """Says that a weight has been written."""
@@ -231,12 +257,13 @@ class GatheredWeights(Part):
         # Branches and functions capture what the step has gathered.
         with self.step.graph.as_default():
             unit.gather(self.step, self._earlier())
+        self._timeline.skip()
         for each, whole in zip(unit.variables, unit.whole, strict=True):
             self._whole[id(each), dtype] = whole
 
     def _earlier(self) -> list[tf.Tensor]:
         """Returns what has to be known before the next gathering begins."""
-        self._begins.append(order_of_tracing.latest_float(self.step.graph))
+        self._begins.append(self._timeline.latest())
         begin = self._begins[max(0, len(self._begins) - 1 - AHEAD)]
         return [] if begin is None else [begin]
 
@@ -258,11 +285,22 @@ class GatheredWeights(Part):
         return self._planned
 
     @contextlib.contextmanager
-    def differentiating(self) -> Iterator[None]:
-        """Gathers weights again for what is traced here, the backward pass."""
+    def differentiating(
+        self, sources: list[Any], found: list[Any]
+    ) -> Iterator[None]:
+        """Gathers weights again for what is traced here, the backward pass.
+
+        Args:
+            sources: What a tape is asked for gradients by.
+            found: The gradients, when all is traced.
+        """
         graph = self.step.graph
         begin = len(graph.get_operations())
-        yield
+        self._asked = {id(state.backing(each)) for each in sources}
+        try:
+            yield
+        finally:
+            self._asked = None
         collectives = replica_collectives()
         is_inside = tf.compat.v1.get_default_graph() is graph
         if not self._units or not is_inside:
@@ -272,7 +310,7 @@ class GatheredWeights(Part):
         else:
             before = len(graph.get_operations())
             with graph.as_default():
-                self._gather_again(begin)
+                self._gather_again(begin, found)
             # They are traced last, and run early.
             if steps.in_xla():
                 order_of_tracing.run_independently(graph, before)
@@ -300,10 +338,19 @@ class GatheredWeights(Part):
             f"pass is over. {cure}",
         )
 
-    def _gather_again(self, begin: int) -> None:
+    def _gather_again(self, begin: int, grads: list[Any]) -> None:
         """Lets what was traced since read weights that are gathered there."""
         order = order_of_tracing.positions(self.step.graph)
-        found: list[tuple[int, _Unit, list[order_of_tracing.Reader]]] = []
+        telling = [
+            g
+            for g in grads
+            if isinstance(g, tf.Tensor)
+            and g.op in order
+            and order_of_tracing.may_tell(g)
+        ]
+        found: list[
+            tuple[tf.Operation, _Unit, list[order_of_tracing.Reader]]
+        ] = []
         for unit in self._units:
             readers = [
                 reader
@@ -313,33 +360,34 @@ class GatheredWeights(Part):
                 )
             ]
             if readers:
-                first = min(order[reader.operation] for reader in readers)
+                operations = (reader.operation for reader in readers)
+                first = min(operations, key=order.__getitem__)
                 found.append((first, unit, readers))
-        found.sort(key=lambda each: each[0])
-        begins = [_upstream(readers, order) for _, _, readers in found]
-        for n, (first, unit, readers) in enumerate(found):
-            after = [begins[max(0, n - AHEAD)]]
-            # Gradients that wait to be summed are as large as weights.
-            for _, earlier, _ in found[: max(0, n - AHEAD - 1)][-2:]:
-                after += earlier.reduced
-            known = [x for x in after if x is not None and order[x.op] < first]
+        found.sort(key=lambda each: order[each[0]])
+        begins = [self._timeline.before(first, order) for first, _, _ in found]
+        places = [order[first] for first, _, _ in found]
+        for n, (_, unit, readers) in enumerate(found):
+            latest = begins[max(0, n - AHEAD)]
+            known = [] if latest is None else [latest]
+            # Gradients that wait to be summed are as large as weights, and
+            # those of small weights keep what they are the sums of.
+            if n > AHEAD:
+                since = places[n - AHEAD - 3] if n > AHEAD + 2 else begin
+                until = places[n - AHEAD - 1]
+                known += _all_of(
+                    [g for g in telling if since <= order[g.op] < until]
+                )
             whole = unit.gather_again(known)
             self.step.kinds.mark_equal(whole)
             for reader in readers:
                 reader.read(whole[reader.position])
 
 
-def _upstream(
-    readers: list[order_of_tracing.Reader], order: dict[tf.Operation, int]
-) -> tf.Tensor | None:
-    """Returns what the first of some readers takes beside a weight."""
-    first = min(readers, key=lambda reader: order[reader.operation])
-    others = [
-        tensor
-        for index, tensor in enumerate(first.operation.inputs)
-        if index != first.index and order_of_tracing.may_tell(tensor)
-    ]
-    return max(others, key=lambda x: order[x.op], default=None)
+def _all_of(grads: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns gradients of which no entry is known before all of them are."""
+    if not grads or not steps.in_xla():
+        return grads
+    return tensorflow_xla.barriers(grads)
 
 
 def _bytes(whole: tf.Tensor) -> int:

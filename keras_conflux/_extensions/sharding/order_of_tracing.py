@@ -1,6 +1,7 @@
 """In which order what is traced runs, and who reads a tensor there."""
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,13 +25,73 @@ def may_tell(tensor: tf.Tensor) -> bool:
     )
 
 
-def latest_float(graph: Any) -> tf.Tensor | None:
-    """Returns what was traced last to a graph that `may_tell`."""
-    for operation in reversed(graph.get_operations()):
-        for tensor in operation.outputs:
-            if may_tell(tensor):
-                return tensor
-    return None
+class Timeline:
+    """The operations of a graph that depend on samples, in their order.
+
+    All others may run at any time, such as reading a variable.
+
+    Args:
+        graph: That is being traced.
+        samples: Tensors of the graph.
+    """
+
+    def __init__(self, graph: Any, samples: Iterable[tf.Tensor]) -> None:
+        self._graph = graph
+        self._timed = {tensor.op for tensor in samples}
+        self._latest: tf.Tensor | None = None
+        self._count = 0
+
+    def latest(self) -> tf.Tensor | None:
+        """Returns what was traced last that `may_tell`."""
+        self._read_on()
+        return self._latest
+
+    def skip(self) -> None:
+        """Counts what was traced since as independent: it was made to wait."""
+        self._count = len(self._graph.get_operations())
+
+    def before(
+        self, operation: tf.Operation, order: dict[tf.Operation, int]
+    ) -> tf.Tensor | None:
+        """Returns what is computed shortly before an operation is needed.
+
+        It is an input of the operation, or else of what reads its outcome
+        first: LoRA adds a product of weights to a weight.
+
+        Args:
+            operation: Of the order.
+            order: See `positions`.
+        """
+        self._read_on()
+        begin = order[operation]
+        waiting, seen = [operation], {operation}
+        while waiting:
+            waiting.sort(key=order.__getitem__, reverse=True)
+            each = waiting.pop()
+            known = [
+                tensor
+                for tensor in each.inputs
+                if tensor.op in self._timed
+                and order.get(tensor.op, begin) < begin
+                and may_tell(tensor)
+            ]
+            if known:
+                return max(known, key=lambda tensor: order[tensor.op])
+            readers = {x for out in each.outputs for x in out.consumers()}
+            later = {x for x in readers - seen if x in order}
+            seen |= later
+            waiting.extend(later)
+        return None
+
+    def _read_on(self) -> None:
+        operations = self._graph.get_operations()
+        for each in operations[self._count :]:
+            if any(tensor.op in self._timed for tensor in each.inputs):
+                self._timed.add(each)
+                self._latest = next(
+                    filter(may_tell, each.outputs), self._latest
+                )
+        self._count = len(operations)
 
 
 def once_known(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

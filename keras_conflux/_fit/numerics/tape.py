@@ -37,13 +37,21 @@ from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.user_reductions import UserReductions
 
 _Seeded = list[tuple[Any, Any]]
-_contexts: list[Callable[[Step], contextlib.AbstractContextManager[Any]]] = []
+_Context = Callable[
+    [Step, list[Any], list[Any]], contextlib.AbstractContextManager[Any]
+]
+_contexts: list[_Context] = []
 
 
 def differentiate_in(
-    context: Callable[[Step], contextlib.AbstractContextManager[Any]],
+    context: _Context,
 ) -> None:
-    """Has a context be entered while the backward pass of a step is traced."""
+    """Has a context be entered while the backward pass of a step is traced.
+
+    Args:
+        context: Takes the step, what is differentiated by, and a list that has
+            the derivatives when the context is left.
+    """
     _contexts.append(context)
 
 
@@ -81,10 +89,11 @@ def gradient(
             for one, seed in zip(targets, given, strict=True)
             for pair in _seeded(one, seed, flat, step)
         ]
+        found: list[Any] = []
         with contextlib.ExitStack() as contexts:
             for each in _contexts:
-                contexts.enter_context(each(step))
-            found = original(
+                contexts.enter_context(each(step, flat, found))
+            found += original(
                 tape,
                 [one for one, _ in seeded],
                 flat,
