@@ -12,6 +12,7 @@ _CHECK_OF_COMPILER = "RET_CHECK failure (external/xla/xla/service/"
 """XLA says so where one of its passes has made a program that is not valid."""
 _UNSUPPORTED = "Detected unsupported operations"
 _END_OF_ITERATOR = "End of sequence", "IteratorGetNext"
+_NO_MEMORY = "while trying to allocate"
 _DELETED = "referencing variables which have been deleted"
 
 _NOISE = re.compile(
@@ -41,6 +42,12 @@ def is_of_compiler(error: tf.errors.OpError) -> bool:
 def is_of_operations(error: tf.errors.OpError) -> bool:
     """Whether XLA says that it has not got an operation of a program."""
     return _UNSUPPORTED in str(error)
+
+
+def is_of_a_full_device(error: tf.errors.OpError) -> bool:
+    """Whether XLA says that a program which begins to run gets no memory."""
+    is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    return is_of_memory and _NO_MEMORY in str(error)
 
 
 def is_end_of_iterator(error: tf.errors.OpError) -> bool:

@@ -292,7 +292,7 @@ READ = (
         "tensorflow.python.ops.resource_variable_ops:"
         "BaseResourceVariable.__init__",
         None,
-        ("_unique_id",),
+        ("_unique_id", "_handle"),
     ),
     PrivateName(
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_all_reduce",

@@ -250,7 +250,8 @@ def assignments_of_all() -> int:
 
 def assignments(variable: Any) -> int:
     """Returns how often a variable has been assigned outside of replicas."""
-    return getattr(variable, "conflux_assignments", 0)
+    # Not by `getattr`, which would read a variable that has no value.
+    return vars(variable).get("conflux_assignments", 0)
 
 
 class _WholeScope:

@@ -1,5 +1,6 @@
 """What TensorFlow keeps private of its state, devices and variables."""
 
+import ctypes
 import functools
 import weakref
 from typing import Any
@@ -10,6 +11,10 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import values_util
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
+from tensorflow.python.ops import handle_data_util
+
+_CONTAINER = "_distributed_container"
+"""By this attribute of its handle, Keras knows whose copy a variable is."""
 
 
 def has_started() -> bool:
@@ -48,6 +53,36 @@ def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
     # (backend/tensorflow/optimizer.py, `_var_key`). A mirrored variable takes
     # the id of its first copy.
     new._unique_id = old._unique_id
+
+
+def take_value(variable: tf.Variable, why: str) -> None:
+    """Leaves a variable without a value, until it is assigned one.
+
+    What it has held until now is never freed.
+
+    Args:
+        variable: It lies on one device.
+        why: What an error says of the variable when it is read.
+    """
+    made: Any = variable
+    old = made.handle
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(old))
+    with tf.init_scope(), tf.device(variable.device):
+        new = tf.raw_ops.VarHandleOp(
+            dtype=variable.dtype,
+            shape=variable.shape,
+            shared_name=f"{variable.name} ({why}) {id(old)}",
+        )
+    handle_data_util.copy_handle_data(old, new)
+    if hasattr(old, _CONTAINER):
+        setattr(new, _CONTAINER, getattr(old, _CONTAINER))
+    made._handle = new
+
+
+def containers_of(handle: Any) -> list[Any]:
+    """Returns the variable that a handle is that of a copy of, if any."""
+    container = getattr(handle, _CONTAINER, lambda: None)()
+    return [] if container is None else [container]
 
 
 def replica_index() -> int:

@@ -32,6 +32,7 @@ from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._fit.numerics import updates
 from keras_conflux._replication import common_seed
+from keras_conflux._replication import lost_values
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.promotion import promote_new_state
@@ -237,6 +238,7 @@ class _Compiled:
         if jit_compile and strategy.communicator.supports_xla:
             compiled = steps.CompiledStep()
             fn = _through_xla(fn)
+        self._is_compiled = compiled is not None
 
         # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
         # that Python's `if` and `for` over tensors work in `fn`.
@@ -307,7 +309,12 @@ class _Compiled:
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return program(*given)
 
-        return self._watchdog.call(run)
+        try:
+            return self._watchdog.call(run)
+        except tf.errors.OpError as error:
+            if self._is_compiled:
+                lost_values.after(error, program)
+            raise
 
     def _finish(
         self,

@@ -172,10 +172,10 @@ def set_sum(variable: Any, value: Any) -> None:
     """Gives the first copy all of a value, so that the copies add up to it."""
     first, *others = copies(variable)
     if not holds_whole_sum(variable):
-        value = tf.zeros_like(first)
+        value = tf.zeros(first.shape, first.dtype)
     first.assign(tf.cast(value, first.dtype))
     for copy in others:
-        copy.assign(tf.zeros_like(copy))
+        copy.assign(tf.zeros(copy.shape, copy.dtype))
 
 
 def sums_of(model: keras.Model) -> list[keras.Variable]:

@@ -15,6 +15,7 @@ from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_program import make_by
+from keras_conflux._replication import lost_values
 
 
 def install() -> None:
@@ -105,7 +106,11 @@ class CachedProgram:
 def _comes_from_the_program(error: tf.errors.OpError) -> bool:
     """Whether it would be raised without anything that is stored, too."""
     is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
-    return is_of_memory or error_texts.is_of_operations(error)
+    return (
+        is_of_memory
+        or lost_values.are_missing(error)
+        or error_texts.is_of_operations(error)
+    )
 
 
 def _nowhere_to_write(reason: str) -> tf.errors.OpError:

@@ -10,6 +10,8 @@ from collections.abc import Hashable
 from typing import Any
 from typing import Protocol
 
+import tensorflow as tf
+
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._communication.communicator import Communicator
@@ -18,6 +20,7 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.turns import NumberOfTurns
+from keras_conflux._replication import lost_values
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
 from keras_conflux._replication.watchdog import StepAbandoned
@@ -84,6 +87,7 @@ class TracedProgram:
                 raise
             raise _reads_what_was(watchdog.name) from error
         self._has_collectives = trace.collectives > 0
+        self._is_compiled = compiled
         if self.is_stale():
             raise _reads_what_was(watchdog.name)
 
@@ -98,17 +102,25 @@ class TracedProgram:
             StrategyError: If the program that runs waits for this one.
         """
         if not self._has_collectives:
-            return self._watchdog.call(self._run, *arguments)
+            return self._call(*arguments)
         name = self._watchdog.name
         with self._communicator.exclusive(self._run, name):
             try:
-                return self._watchdog.call(self._run, *arguments)
+                return self._call(*arguments)
             except (StepTimeoutError, StepAbandoned):
                 raise  # it still runs; all else would wait for it
             except BaseException:
                 # Replicas have stopped at different places.
                 self._communicator.recover()
                 raise
+
+    def _call(self, *arguments: Any) -> Any:
+        try:
+            return self._watchdog.call(self._run, *arguments)
+        except tf.errors.OpError as error:
+            if self._is_compiled:
+                lost_values.after(error, self._run)
+            raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""Values of variables that are lost when XLA's programs get no memory.
+
+TensorFlow gives a program the memory of the variables that it writes. If there
+is none for what else the program needs, that memory is freed, and the variables
+still point to it. To read them gives anything, and to write or delete them ends
+the process. So they get new handles, which have no value, and the old ones are
+kept for ever.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._replication import state
+from keras_conflux._replication import traced_functions
+
+KIND = "GPU"
+"""Of the devices whose memory may be full."""
+_WHY = "lost when a device ran out of memory"
+
+
+def after(error: BaseException, program: Any) -> None:
+    """Empties what a program of XLA has written, if its error is such a one.
+
+    Args:
+        error: What the program has raised.
+        program: Traced. Of what it captures, variables on GPUs count.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return
+    lost = [each for each in _captured(program) if KIND in each.device]
+    if lost and error_texts.is_of_a_full_device(error):
+        empty(lost)
+        error.add_note(
+            "The values of the variables are lost, as TensorFlow had given "
+            "their memory to the program that needed more. Make the model "
+            "anew, or load its weights and its optimizer's state, before it "
+            "is used again."
+        )
+
+
+def are_missing(error: BaseException) -> bool:
+    """Whether an error says that a value is lost."""
+    return _WHY in str(error)
+
+
+def _captured(program: Any) -> list[tf.Variable]:
+    """Returns the variables that a program captures, each copy for itself.
+
+    A graph lists those that were read while it was traced, which are one
+    replica's where replicas share a trace.
+    """
+    handles: dict[int, Any] = {}
+    listed: list[Any] = []
+    for graph in tensorflow_tracing.traces_of(program):
+        handles |= {id(x): x for x in traced_graphs.captures(graph).values()}
+        listed += graph.variables
+    for handle in handles.values():
+        listed += tensorflow_internals.containers_of(handle)
+    copies = {id(x): x for each in listed for x in state.copies(each)}
+    return [x for x in copies.values() if id(x.handle) in handles]
+
+
+def empty(variables: list[tf.Variable]) -> None:
+    """Leaves variables without values, until they are assigned."""
+    traced_functions.note_swap(variables, ())
+    for variable in variables:
+        tensorflow_internals.take_value(variable, _WHY)
