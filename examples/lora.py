@@ -50,15 +50,17 @@ def build_model(width: int, depth: int) -> keras.Model:
 def enable_lora(model: keras.Model, rank: int = 4) -> None:
     """Has attention learn products of two small matrices, and the last layer.
 
-    All else is frozen: it has no gradient, and no state of an optimizer.
+    The products are those of queries and values (Hu et al. 2021, arXiv
+    2106.09685). All else is frozen: it has no gradient, and no state of an
+    optimizer.
     """
     for layer in model.layers[:-1]:
         layer.trainable = isinstance(layer, keras.layers.MultiHeadAttention)
         if layer.trainable:
             layer.query_dense.enable_lora(rank)
-            layer.key_dense.enable_lora(rank)
             layer.value_dense.enable_lora(rank)
-            layer.output_dense.enable_lora(rank)
+            layer.key_dense.trainable = False
+            layer.output_dense.trainable = False
 
 
 def too_large_for(memory: float) -> tuple[int, int]:
@@ -124,6 +126,7 @@ def memory_of_gpus(gigabytes: float | None) -> int:
 def main() -> None:
     options = choose()
     if tf.config.list_physical_devices("GPU"):
+        keras.config.set_dtype_policy("mixed_bfloat16")
         devices = kc.devices(options.devices)
         memory = memory_of_gpus(options.gigabytes)
     else:

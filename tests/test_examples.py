@@ -73,7 +73,7 @@ def test_lora_trains_beside_parts_as_on_one_device(tmp_path):
     (loss,) = re.findall(r"loss: ([\d.]+)", printed)
     assert float(loss) == pytest.approx(losses.history["loss"][0], abs=1e-3)
     trained = one.trainable_variables
-    assert len(trained) == 8 * depth + 2
+    assert len(trained) == 4 * depth + 2
     values = [each.numpy() for each in trained]
     lora.load(one, out)
     for found, wanted in zip(trained, values, strict=True):

@@ -228,7 +228,8 @@ def test_functions_and_sparse_gradients_on_replicas():
         model = keras.Sequential(
             [layers.Input((5,), dtype="int32"), Own(remat), layers.Dense(1)]
         )
-        model.compile("adam", "mse")
+        # By Adam, rows that repeat count otherwise on GPUs (guarantees.md).
+        model.compile(keras.optimizers.SGD(0.1), "mse")
         if remat:
             kc.replicate(model, DEVICES)
         model.fit(ids, ids[:, :1] / 16.0, 8, epochs=2, verbose=0)
