@@ -216,6 +216,7 @@ def test_gpus_need_in_a_step_what_was_told():
 
 def on_two(width, shard, mode):
     model = step_memory.blocks(width, mode)
+    model.steps_per_execution = 2  # room for 2 batches, in place of 16
     return kc.replicate(model, devices=2, shard=shard)
 
 
