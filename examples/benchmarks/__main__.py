@@ -241,7 +241,10 @@ def _pythons(texts: list[str]) -> dict[str, list[str]]:
 
 
 def _listed(options: argparse.Namespace) -> Iterator[Run]:
-    """Yields the runs that a file lists; what follows a `#` is a comment."""
+    """Yields the runs that a file lists; what follows a `#` is a comment.
+
+    Sizes that a line gives count for its run.
+    """
     for line in options.list.read_text().splitlines():
         words = line.partition("#")[0].split()
         if words:
@@ -249,10 +252,15 @@ def _listed(options: argparse.Namespace) -> Iterator[Run]:
             limit, _, starts = first.partition("x")
             is_training = module not in _NO_TRAININGS
             counts = [int(word) for word in arguments if word.isdigit()]
+            sizes = [
+                size
+                for size in (_sizes(options) if is_training else ())
+                if size.partition("=")[0] not in arguments
+            ]
             yield Run(
                 module,
                 counts[0] if is_training else 1,
-                (*arguments, *(_sizes(options) if is_training else ())),
+                (*arguments, *sizes),
                 is_training,
                 limit=float(limit),
                 starts=int(starts) if starts else None,

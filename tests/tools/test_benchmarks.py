@@ -163,7 +163,7 @@ def test_a_list_is_run_in_its_order(tmp_path, capsys, started):
     asked.write_text(
         """# a comment
         9 pytorch small torch 2 --tuning buckets  # another
-        8x2 train small conflux 1
+        8x2 train small conflux 1 --steps 4
         7 augmentation RandomFlip
         """
     )
@@ -172,7 +172,8 @@ def test_a_list_is_run_in_its_order(tmp_path, capsys, started):
     words = [" ".join(command) for command, _ in started.calls]
     sizes = "--steps=64 --epochs=1 --batches=3"
     assert f"torch 2 --tuning buckets {sizes}" in words[0]
-    assert f"conflux 1 {sizes}" in words[1]
+    own = "conflux 1 --steps 4 --epochs=1 --batches=3"
+    assert own in words[1]
     assert words[2].partition("--began")[0] == words[1].partition("--began")[0]
     assert words[3].endswith("augmentation RandomFlip")
     printed = capsys.readouterr().out

@@ -247,10 +247,8 @@ def _one_that_depends_on(upstream: Sequence[Any]) -> tf.Tensor:
     first = tf.reshape(tf.convert_to_tensor(upstream[0]), [-1])[:1]
     if first.dtype.is_complex:
         first = tf.math.real(first)
-    entry = tf.reduce_max(first)  # 0 entries have a maximum as well
-    # XLA knows that a flag equals itself, and of a float it does not.
-    always = tf.equal(entry, entry) | tf.not_equal(entry, entry)
-    return tf.where(always, 1.0, float("nan"))
+    flag = tf.cast(tf.reduce_max(first), tf.bool)
+    return tf.where(flag == flag, 1.0, float("nan"))
 
 
 def _is_tensor(value: Any) -> bool:
