@@ -238,6 +238,41 @@ def test_functions_and_sparse_gradients_on_replicas():
         np.testing.assert_allclose(one, many, rtol=1e-5, atol=1e-6)
 
 
+class InFunction(keras.Model):
+    """Takes gradients in a function, which captures weights in parts."""
+
+    def train_step(self, data):
+        weights = self.trainable_variables
+
+        @tf.function
+        def gradients(x, y):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x))
+            return tape.gradient(loss, weights)
+
+        self.optimizer.apply(gradients(*data), weights)
+        return {"loss": 0.0}
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_weights_in_parts_that_a_function_captures():
+    x = np.random.default_rng(0).normal(size=(12, 65)).astype("float32")
+    found = []
+    for mode, shard in ((None, None), ("full", "weights")):
+        keras.utils.set_random_seed(0)
+        given = layers.Input((65,))
+        with keras.RematScope(mode):
+            hidden = layers.Dense(67, activation="tanh")
+        model = InFunction(given, layers.Dense(3)(hidden(given)))
+        if shard:
+            kc.replicate(model, MANY, shard=shard)
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        model.fit(x, x[:, :3], 12, verbose=0)
+        found.append(model.get_weights())
+    for one, many in zip(*found, strict=True):
+        np.testing.assert_allclose(one, many, rtol=1e-5, atol=1e-6)
+
+
 def test_a_layer_is_run_twice():
     """Otherwise nothing would be saved, and all of this would be equal."""
     runs = []

@@ -16,6 +16,9 @@ from tensorflow.python.ops import handle_data_util
 _CONTAINER = "_distributed_container"
 """By this attribute of its handle, Keras knows whose copy a variable is."""
 
+_END = "_conflux_end"
+"""By this attribute of a variable, it is known what is done at its end."""
+
 
 def has_started() -> bool:
     """Whether TensorFlow has taken its devices and their settings are fixed."""
@@ -77,6 +80,17 @@ def take_value(variable: tf.Variable, why: str) -> None:
     if hasattr(old, _CONTAINER):
         setattr(new, _CONTAINER, getattr(old, _CONTAINER))
     made._handle = new
+    if _END in vars(made):  # what it was given since is lost as well
+        vars(made)[_END].detach()
+    # A handle with a name does not take its value along.
+    end = weakref.finalize(variable, _destroy, new)
+    end.atexit = False
+    setattr(made, _END, end)
+
+
+def _destroy(handle: Any) -> None:
+    with tf.init_scope():
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 def containers_of(handle: Any) -> list[Any]:

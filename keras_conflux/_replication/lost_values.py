@@ -38,8 +38,8 @@ def after(error: BaseException, program: Any) -> None:
         error.add_note(
             "The values of the variables are lost, as TensorFlow had given "
             "their memory to the program that needed more. Make the model "
-            "anew, or load its weights and its optimizer's state, before it "
-            "is used again."
+            "anew, or load its weights, its optimizer's state and that of its "
+            "seeds, before it is used again."
         )
 
 

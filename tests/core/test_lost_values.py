@@ -1,5 +1,6 @@
 """Variables whose memory a program of XLA has lost, as it got no more."""
 
+import gc
 import subprocess
 import sys
 
@@ -103,6 +104,21 @@ def test_what_a_program_of_xla_loses(kind, error, is_lost, monkeypatch):
         assert copy.is_initialized() == (not is_lost)
     notes = getattr(error, "__notes__", [])
     assert ["are lost" in note for note in notes] == [True] * is_lost
+
+
+def test_values_that_are_set_anew_go_with_their_variable():
+    variable = tf.Variable([1.0, 2.0])
+    lost_values.empty([variable])
+    variable.assign([3.0, 4.0])
+    lost = variable.handle
+    lost_values.empty([variable])
+    variable.assign([5.0, 6.0])
+    kept = variable.handle
+    del variable
+    gc.collect()
+    # To free what was lost would end the process.
+    assert tf.raw_ops.VarIsInitializedOp(resource=lost)
+    assert not tf.raw_ops.VarIsInitializedOp(resource=kept)
 
 
 FULL = """

@@ -93,13 +93,21 @@ class FirstRun:
         What reads it in the backward pass is pointed at a second gathering, so
         that it is not kept until then.
         """
-        found = original(variable)
         key = id(variable), variable.dtype
         if key not in self.whole:
+            found = self._here(original(variable))
             self.whole[key] = found
             if variable.trainable:
                 self.trained.append(found)
-        return found
+        return self.whole[key]
+
+    def _here(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor, which may be one of a graph around this one.
+
+        Else its gradient would count twice: for it, and for what captures it.
+        """
+        is_outside = tensor.graph is not self.graph
+        return self.graph.capture(tensor) if is_outside else tensor
 
     def write(
         self, original: Callable, variable: keras.Variable, value: Any
