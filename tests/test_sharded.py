@@ -468,6 +468,28 @@ def test_gpus_hold_what_was_told(shard):
         assert now - then == pytest.approx(told, rel=0.05)
 
 
+class ValueOfBefore(keras.Model):
+    """Asks a tape by a value that it does not know."""
+
+    def train_step(self, data):
+        x, y = data
+        values = [each.value for each in self.trainable_variables]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        self.optimizer.apply(tape.gradient(loss, values))
+        return {"loss": loss}
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_a_value_that_was_read_before_the_tape_is_refused():
+    given = layers.Input((WIDTH,))
+    model = ValueOfBefore(given, layers.Dense(67)(given))
+    kc.replicate(model, devices=2, shard="weights")
+    model.compile("sgd", "mse")
+    with pytest.raises(NotImplementedError, match="before the tape"):
+        model.fit(X, np.ones([len(X), 67]), batch_size=10, verbose=0)
+
+
 def test_recomputation():
     def made():
         with keras.RematScope("full"):

@@ -301,6 +301,7 @@ class GatheredWeights(Part):
             yield
         finally:
             self._asked = None
+        self._refuse_values_of_before(sources, found)
         collectives = replica_collectives()
         is_inside = tf.compat.v1.get_default_graph() is graph
         if not self._units or not is_inside:
@@ -314,6 +315,27 @@ class GatheredWeights(Part):
             # They are traced last, and run early.
             if steps.in_xla():
                 order_of_tracing.run_independently(graph, before)
+
+    def _refuse_values_of_before(
+        self, sources: list[Any], found: list[Any]
+    ) -> None:
+        """Raises where a tape knows no value that it is asked by.
+
+        Layers read weights anew when a tape has begun.
+        """
+        values = {
+            id(whole): variable
+            for unit in self._units
+            for variable, whole in zip(unit.variables, unit.whole, strict=True)
+        }
+        for source, g in zip(sources, found, strict=True):
+            if g is None and id(source) in values:
+                name = state.name_of(values[id(source)])
+                raise NotImplementedError(
+                    f"A gradient by {name}, of which each device has a part, "
+                    "was asked for by a value that was read before the tape "
+                    "began. Ask for it by the variable."
+                )
 
     def _warn_of_whole_weights(self) -> None:
         """Warns of weights that stay whole until the backward pass is over."""
