@@ -44,7 +44,7 @@ def is_of_operations(error: tf.errors.OpError) -> bool:
     return _UNSUPPORTED in str(error)
 
 
-def is_of_a_full_device(error: tf.errors.OpError) -> bool:
+def is_of_a_full_device(error: BaseException) -> bool:
     """Whether XLA says that a program which begins to run gets no memory."""
     is_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
     return is_of_memory and _NO_MEMORY in str(error)

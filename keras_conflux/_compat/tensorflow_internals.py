@@ -11,10 +11,8 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import values_util
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
-from tensorflow.python.ops import handle_data_util
 
-_CONTAINER = "_distributed_container"
-"""By this attribute of its handle, Keras knows whose copy a variable is."""
+from keras_conflux._batch_analysis import traced_graphs
 
 _END = "_conflux_end"
 """By this attribute of a variable, it is known what is done at its end."""
@@ -71,14 +69,14 @@ def take_value(variable: tf.Variable, why: str) -> None:
     old = made.handle
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(old))
     with tf.init_scope(), tf.device(variable.device):
-        new = tf.raw_ops.VarHandleOp(
+        new: Any = tf.raw_ops.VarHandleOp(
             dtype=variable.dtype,
             shape=variable.shape,
             shared_name=f"{variable.name} ({why}) {id(old)}",
         )
-    handle_data_util.copy_handle_data(old, new)
-    if hasattr(old, _CONTAINER):
-        setattr(new, _CONTAINER, getattr(old, _CONTAINER))
+    traced_graphs.copy_handle_data(old, new)
+    if hasattr(old, "_distributed_container"):
+        new._distributed_container = old._distributed_container
     made._handle = new
     if _END in vars(made):  # what it was given since is lost as well
         vars(made)[_END].detach()
@@ -91,12 +89,6 @@ def take_value(variable: tf.Variable, why: str) -> None:
 def _destroy(handle: Any) -> None:
     with tf.init_scope():
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-
-
-def containers_of(handle: Any) -> list[Any]:
-    """Returns the variable that a handle is that of a copy of, if any."""
-    container = getattr(handle, _CONTAINER, lambda: None)()
-    return [] if container is None else [container]
 
 
 def replica_index() -> int:

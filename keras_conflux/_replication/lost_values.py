@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import error_texts
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
@@ -30,10 +31,10 @@ def after(error: BaseException, program: Any) -> None:
         error: What the program has raised.
         program: Traced. Of what it captures, variables on GPUs count.
     """
-    if not isinstance(error, tf.errors.OpError):
+    if not error_texts.is_of_a_full_device(error):
         return
     lost = [each for each in _captured(program) if KIND in each.device]
-    if lost and error_texts.is_of_a_full_device(error):
+    if lost:
         empty(lost)
         error.add_note(
             "The values of the variables are lost, as TensorFlow had given "
@@ -59,9 +60,9 @@ def _captured(program: Any) -> list[tf.Variable]:
     for graph in tensorflow_tracing.traces_of(program):
         handles |= {id(x): x for x in traced_graphs.captures(graph).values()}
         listed += graph.variables
-    for handle in handles.values():
-        listed += tensorflow_internals.containers_of(handle)
-    copies = {id(x): x for each in listed for x in state.copies(each)}
+    listed += map(tensorflow_graphs.container_of, handles.values())
+    known = [each for each in listed if each is not None]
+    copies = {id(x): x for each in known for x in state.copies(each)}
     return [x for x in copies.values() if id(x.handle) in handles]
 
 

@@ -43,9 +43,7 @@ _Context = Callable[
 _contexts: list[_Context] = []
 
 
-def differentiate_in(
-    context: _Context,
-) -> None:
+def differentiate_in(context: _Context) -> None:
     """Has a context be entered while the backward pass of a step is traced.
 
     Args:
