@@ -30,6 +30,8 @@ class RandomValues:
     def rows(self, tensor: tf.Tensor, axis: int, samples: int) -> Any:
         """Returns entries for a number of samples along an axis."""
         shape = _closed(tensor.shape.as_list())
+        if tensor.dtype == tf.variant:  # a list that gradients keep
+            raise NotDerivable(tensor.name)
         shape[axis] = samples
         return self._numbers(shape, tensor.dtype, self._scale)
 

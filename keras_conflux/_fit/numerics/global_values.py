@@ -7,6 +7,7 @@ the result is put into the graph.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from keras_conflux._batch_analysis import rows
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
+from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
@@ -115,6 +117,8 @@ def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
 def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns this replica's rows of what one device would have.
 
+    Gradients pass to what the samples of all replicas have contributed.
+
     Args:
         tensor: Traced, with the samples along its first axis.
         step: The replica's.
@@ -123,13 +127,107 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
         NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, which gradients do not pass.
     """
-    if derivation_of(tensor, step.kinds).written:
+    found = derivation_of(tensor, step.kinds)
+    if found.written:
         raise NotDerivable(tensor.name)
-    (whole,) = global_values([tensor], step)
+    known = reduced_by_role(found.sources, step)
+    whole = recomputed(found, known, step)
+    step.kinds.mark_equal([whole])
     own = own_part(whole, tensor, step)
+    if tensor.dtype.is_floating:
+        own = _passing_gradients(own, found, known, step)
+        OwnRows.of(step).note(tensor, own)
     entries = step.kinds.of(tensor).entries
     step.kinds.mark(own, rows(0).with_entries(entries))
     return own
+
+
+class OwnRows(Part):
+    """What a step goes on with in place of tensors whose samples are mixed."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._of: dict[int, tuple[tf.Tensor, list[tf.Tensor]]] = {}
+
+    def note(self, tensor: tf.Tensor, own: tf.Tensor) -> None:
+        """Notes what takes the place of a tensor. There may be several."""
+        self._of.setdefault(id(tensor), (tensor, []))[1].append(own)
+
+    def of_tensor(self, tensor: Any) -> list[tf.Tensor]:
+        """Returns what has taken the place of a tensor."""
+        return self._of.get(id(tensor), (tensor, []))[1]
+
+
+def _passing_gradients(
+    result: tf.Tensor,
+    found: Derivation,
+    known: dict[int, tf.Tensor],
+    step: Step,
+) -> tf.Tensor:
+    """Returns a result from which a tape goes on to the replica's sources.
+
+    Args:
+        result: Computed of the sources' global values, outside of any tape.
+        found: How one replica alone has computed it.
+        known: By the ids of the sources, their global values.
+        step: The replica's.
+    """
+    floating = {
+        key: source
+        for key, source in found.sources.items()
+        if source.dtype.is_floating
+        and step.kinds.of(source).role in _DIFFERENTIABLE
+    }
+
+    @tf.custom_gradient
+    def passed(mixed: tf.Tensor, *sources: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            slopes = tf.gradients(
+                result,
+                [known[key] for key in floating],
+                upstream,
+                unconnected_gradients="zero",
+            )
+            slopes = _own_slopes([*floating.values()], slopes, step)
+            return [tf.zeros_like(mixed), *slopes]
+
+        del sources
+        return tf.identity(result), gradient
+
+    # A tape that watches what was mixed has to watch this.
+    return passed(found.result, *floating.values())
+
+
+_DIFFERENTIABLE = (Role.EQUAL, Role.TOTAL, Role.MEAN, Role.ROWS)
+
+
+def _own_slopes(
+    sources: list[tf.Tensor], slopes: list[tf.Tensor], step: Step
+) -> list[tf.Tensor]:
+    """Returns derivatives by what a replica has contributed to global values.
+
+    Args:
+        sources: The contributions.
+        slopes: The derivatives of this replica's results by global values.
+        step: The replica's.
+    """
+    fraction = step.batch_fraction
+    # What stands in for no samples has derivatives of its own.
+    slopes = [tf.where(fraction > 0, x, tf.zeros_like(x)) for x in slopes]
+    total = replica_collectives().all_reduce("sum", slopes)
+    found = []
+    for source, slope, of_all in zip(sources, slopes, total, strict=True):
+        role = step.kinds.of(source).role
+        if role is Role.EQUAL:  # gradients by it are summed later
+            found.append(slope)
+        elif role is Role.ROWS:
+            found.append(gathered([source], step)[0].own(of_all))
+        elif role is Role.MEAN:
+            found.append(of_all * tf.cast(fraction, slope.dtype))
+        else:
+            zero = tf.zeros_like(of_all)
+            found.append(tf.where(fraction > 0, of_all, zero))
+    return found
 
 
 def reduced_by_role(

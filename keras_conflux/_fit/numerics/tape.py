@@ -8,6 +8,8 @@ variables are summed.
 """
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +27,7 @@ from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.gathered_rows import gathered
+from keras_conflux._fit.numerics.global_values import OwnRows
 from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
@@ -91,21 +94,42 @@ def gradient(
         with contextlib.ExitStack() as contexts:
             for each in _contexts:
                 contexts.enter_context(each(step, flat, found))
-            found += original(
-                tape,
-                [one for one, _ in seeded],
+            found += _by_own_rows(
+                functools.partial(
+                    original,
+                    tape,
+                    [one for one, _ in seeded],
+                    output_gradients=_output_gradients(seeded),
+                    unconnected_gradients=unconnected_gradients,
+                ),
                 flat,
-                _output_gradients(seeded),
-                unconnected_gradients,
+                step,
             )
         found = _reduced(targets, found, flat, step)
     return tf.nest.pack_sequence_as(sources, found)
 
 
+def _by_own_rows(
+    original: Callable, sources: list[Any], step: Step
+) -> list[Any]:
+    """Differentiates also by what takes the place of a source."""
+    places = [OwnRows.of(step).of_tensor(source) for source in sources]
+    found = original(sources=[*sources, *itertools.chain(*places)])
+    of_sources, others = found[: len(sources)], iter(found[len(sources) :])
+    return [
+        functools.reduce(_sum, itertools.islice(others, len(own)), one)
+        for one, own in zip(of_sources, places, strict=True)
+    ]
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return one if other is None else other if one is None else one + other
+
+
 def _computing() -> Step | None:
     """Returns the step of `fit` in which a tape begins to differentiate."""
     step = steps.current_fit_step()
-    if step is None or not in_replica():
+    if step is None or not in_replica() or replica_collectives().count == 1:
         return None
     return None if Gradients.of(step).are_computed else step
 
@@ -274,7 +298,8 @@ def _reduced(
     for i, (one, source) in enumerate(zip(found, sources, strict=True)):
         if i not in shared and isinstance(one, tf.Tensor):
             # It is this replica's part of what one device has.
-            step.kinds.mark(one, step.kinds.of(source))
+            own = OwnRows.of(step).of_tensor(source)
+            step.kinds.mark(one, step.kinds.of(own[-1] if own else source))
     variables = [sources[i] for i in shared]
     total = Gradients.of(step).reduced(
         targets, [found[i] for i in shared], variables
