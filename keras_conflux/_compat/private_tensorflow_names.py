@@ -121,6 +121,21 @@ LOOP = PrivateName(
 FUNCTION_CALL = PrivateName(
     f"{_FUNCTION}.__call__", None, ("_omit_frequent_tracing_warning",)
 )
+_DRAWS = "tensorflow.python.ops.gen_stateless_random_ops"
+DRAWN_OTHERWISE_BY_XLA = (
+    *(
+        PrivateName(
+            f"{_DRAWS}_v2:stateless_{name}_v2",
+            "shape, key, counter, alg, dtype, name",
+        )
+        for name in ("random_uniform", "random_normal", "truncated_normal")
+    ),
+    PrivateName(
+        f"{_DRAWS}:stateless_multinomial",
+        "logits, num_samples, seed, output_dtype, name",
+    ),
+)
+"""Operations whose numbers depend on what runs them."""
 PATCHED = (
     TAPE_GRADIENT,
     TAPE_JACOBIAN,
@@ -134,6 +149,7 @@ PATCHED = (
     INDEXED_CASE,
     LOOP,
     FUNCTION_CALL,
+    *DRAWN_OTHERWISE_BY_XLA,
 )
 """What is replaced."""
 

@@ -16,6 +16,7 @@ from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.numerics import choices
 from keras_conflux._fit.numerics import draws
+from keras_conflux._fit.numerics import draws_by_xla
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layers
@@ -114,4 +115,6 @@ def install() -> None:
     patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
     patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
     patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
+    for operation in private_tensorflow_names.DRAWN_OTHERWISE_BY_XLA:
+        patch(operation, draws_by_xla.draw)
     patch_all(PATCHES)

@@ -360,12 +360,12 @@ def inputs_of(name):
     return IMAGES if name == "augmentation" else X
 
 
-def trained(name, count, **fit):
+def trained(name, count, compiled=False, **fit):
     keras.utils.set_random_seed(1)
     model = MODELS[name]()
     x = inputs_of(name)
     model(x[:1])
-    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=compiled)
     if count:
         kc.replicate(model, count)
     options = {"epochs": 2, "batch_size": 4, "shuffle": False, "verbose": 0}
@@ -382,6 +382,28 @@ def test_a_model_draws_as_one_device_does(name):
         many, many_logs = trained(name, count)
         assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
         kc.assert_in_sync(many)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dropout",
+        "noise",
+        "LSTM",
+        "augmentation",
+        "a function",
+        "a step",
+        "shared by all samples",
+        "an integer in a loop over samples",
+    ],
+)
+def test_batches_that_are_not_compiled_draw_as_xla(name):
+    """All on several CPU devices, and the last one of one replica."""
+    one, one_logs = trained(name, None, compiled=True)
+    for count in (1, 2, 3) if RUN_LONG_TESTS else (1, 3):
+        many, many_logs = trained(name, count, compiled=True)
+        assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
 
 
 def states(model):

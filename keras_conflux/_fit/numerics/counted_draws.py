@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.numerics import draws_by_xla
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import current_strategy
 
@@ -48,7 +48,8 @@ class Sampler:
         return self._counts() is not None
 
     def _counts(self) -> Any:
-        return self.counts_in_xla if _in_xla() else self.counts
+        by_xla = draws_by_xla.are_by_xla()
+        return self.counts_in_xla if by_xla else self.counts
 
     @property
     def group(self) -> int:
@@ -100,7 +101,8 @@ class Sampler:
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
     def _drawn(self, shape: Any, key: Any, counter: Any) -> tf.Tensor:
-        return self.operation(
+        return draws_by_xla.draw(
+            self.operation,
             shape=shape,
             key=key,
             counter=counter,
@@ -158,16 +160,11 @@ def integers(minval: Any, maxval: Any, dtype: Any) -> Sampler:
 
 def on_host() -> contextlib.AbstractContextManager:
     """Keeps what computes with a few integers from a replica's GPU."""
-    if steps.current() is None or _in_xla():
+    if steps.current() is None or draws_by_xla.in_xla():
         return contextlib.nullcontext()
     if current_strategy().devices[0].kind != "GPU":
         return contextlib.nullcontext()
     return tf.device("CPU:0")
-
-
-def _in_xla() -> bool:
-    """Whether XLA compiles what is being traced."""
-    return steps.in_xla() or tensorflow_tracing.in_compiled_function()
 
 
 def _moved(counter: tf.Tensor, units: Any, counts: Any) -> tf.Tensor:

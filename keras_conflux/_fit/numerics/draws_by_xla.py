@@ -1,0 +1,75 @@
+"""Draws by XLA where one device does, also in batches that run as a graph.
+
+Of the same random bits TensorFlow's kernels and XLA make other numbers. A model
+that XLA compiles runs some batches as a graph, as a smaller last one, and which
+ones may depend on how long they take. So each such draw is a small program of
+XLA in that graph.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._compat import keras_models
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._replication import steps
+
+_ATTRIBUTES = ("alg", "dtype", "name", "output_dtype")
+"""What is not a tensor of an operation that draws."""
+
+
+def draw(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Draws what XLA would in a step that one device has XLA compile.
+
+    Args:
+        original: An operation that draws.
+        *args: What it takes.
+        **kwargs: The same.
+    """
+    if in_xla() or not are_by_xla():
+        return original(*args, **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    attributes = {x: given.pop(x) for x in _ATTRIBUTES if x in given}
+    attributes.pop("name", None)
+    tensors = {x: tf.convert_to_tensor(given[x]) for x in given}
+    with tf.init_scope(), steps.entered(None):
+        program = _program(original, tuple(attributes.items()))
+        traced = program.get_concrete_function(
+            **{x: tf.TensorSpec.from_tensor(y) for x, y in tensors.items()}
+        )
+    return traced(**tensors)
+
+
+def are_by_xla() -> bool:
+    """Whether XLA makes the numbers that are drawn here."""
+    if in_xla():
+        return True
+    step = steps.current_fit_step()
+    model = None if step is None else step.model
+    return (
+        model is not None
+        and model.jit_compile
+        and not keras_models.runs_eagerly(model)
+    )
+
+
+def in_xla() -> bool:
+    """Whether XLA compiles what is being traced."""
+    return steps.in_xla() or tensorflow_tracing.in_compiled_function()
+
+
+@functools.cache
+def _program(operation: Callable, attributes: tuple) -> Any:
+    def drawn(**tensors: tf.Tensor) -> tf.Tensor:
+        # Of constants, TensorFlow would compute it once, by its kernels.
+        name = "key" if "key" in tensors else "seed"
+        zero = tf.raw_ops.Empty(shape=[], dtype=tensors[name].dtype, init=True)
+        tensors[name] += zero
+        return operation(**tensors, **dict(attributes))
+
+    return tf.function(
+        tf.autograph.experimental.do_not_convert(drawn), jit_compile=True
+    )
