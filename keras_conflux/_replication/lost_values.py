@@ -29,18 +29,18 @@ def after(error: BaseException, program: Any) -> None:
 
     Args:
         error: What the program has raised.
-        program: Traced. Of what it captures, variables on GPUs count.
+        program: Traced. Of what it writes, variables on GPUs count.
     """
     if not error_texts.is_of_a_full_device(error):
         return
-    lost = [each for each in _captured(program) if KIND in each.device]
+    lost = [each for each in _written(program) if KIND in each.device]
     if lost:
         empty(lost)
         error.add_note(
             "The values of the variables are lost, as TensorFlow had given "
             "their memory to the program that needed more. Make the model "
             "anew, or load its weights, its optimizer's state and that of its "
-            "seeds, before it is used again."
+            "seeds, and call `model.reset_metrics()`, before it is used again."
         )
 
 
@@ -49,8 +49,8 @@ def are_missing(error: BaseException) -> bool:
     return _WHY in str(error)
 
 
-def _captured(program: Any) -> list[tf.Variable]:
-    """Returns the variables that a program captures, each copy for itself.
+def _written(program: Any) -> list[tf.Variable]:
+    """Returns the variables that a program writes, each copy for itself.
 
     A graph lists those that were read while it was traced, which are one
     replica's where replicas share a trace.
@@ -58,7 +58,11 @@ def _captured(program: Any) -> list[tf.Variable]:
     handles: dict[int, Any] = {}
     listed: list[Any] = []
     for graph in tensorflow_tracing.traces_of(program):
-        handles |= {id(x): x for x in traced_graphs.captures(graph).values()}
+        handles |= {
+            id(handle): handle
+            for handle, uses in tensorflow_graphs.uses_of_resources(graph)
+            if any(traced_graphs.changes(use, handle, graph) for use in uses)
+        }
         listed += graph.variables
     listed += map(tensorflow_graphs.container_of, handles.values())
     known = [each for each in listed if each is not None]

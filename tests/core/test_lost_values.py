@@ -91,17 +91,23 @@ def test_what_a_program_of_xla_loses(kind, error, is_lost, monkeypatch):
         kind = {"CPU": "GPU", "GPU": "CPU"}[kind]
     monkeypatch.setattr(lost_values, "KIND", kind)
     with kc.replicate(devices=MANY).scope():
-        variable = tf.Variable([1.0, 2.0])
+        variables = [tf.Variable([1.0, 2.0]) for _ in range(2)]
+    written, read = map(state.copies, variables)
+
+    @tf.function
+    def step(one, other):
+        one.assign_add(other)
 
     @tf.function
     def program():
-        for copy in copies:
-            copy.assign_add([1.0, 1.0])
+        for pair in zip(written, read, strict=True):
+            step(*pair)
 
-    copies = state.copies(variable)
     lost_values.after(error, program.get_concrete_function())
-    for copy in copies:
+    for copy in written:
         assert copy.is_initialized() == (not is_lost)
+    for copy in read:
+        assert copy.is_initialized()
     notes = getattr(error, "__notes__", [])
     assert ["are lost" in note for note in notes] == [True] * is_lost
 
@@ -151,6 +157,7 @@ except tf.errors.FailedPreconditionError as error:
     print(error)
 for variable, value in zip(variables, values):
     variable.assign(value)
+model.reset_metrics()
 for _ in range(3):
     loss = model.train_on_batch(x[:256], x[:256])
 print("then", np.isfinite(loss))
