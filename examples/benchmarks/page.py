@@ -165,13 +165,13 @@ def table(data: dict, count: str) -> Iterator[str]:
 
     Args:
         data: What was measured.
-        count: Of devices. Those on one device are shown, too.
+        count: Of devices.
     """
     runs = report.shown(data)
     several = int(count) > 1
-    gpus, scaled = (" GPUs |", " scaling |") if several else ("", "")
+    scaled = " scaling |" if several else ""
     columns = (
-        f"| model | package |{gpus} ms per step | per second |{scaled} "
+        f"| model | package | ms per step | per second |{scaled} "
         "peak GB | first start, s | second start, s |"
     )
     yield columns
@@ -181,12 +181,10 @@ def table(data: dict, count: str) -> Iterator[str]:
             continue
         title = _title(panel)
         for run in sorted(panel, key=_order):
-            devices = run["devices"]
-            if devices not in (1, int(count)):
+            if run["devices"] != int(count):
                 continue
             own = [title, _package(run)]
             title = ""
-            own += [str(devices)] * several
             own += [_range(run["ms_a_step"]), _per_second(run)]
             share = plot.scaling(run, panel)
             own += ["" if share is None else f"{100 * share:.1f} %"] * several
