@@ -17,7 +17,9 @@ from models import assert_same_training
 
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
+from keras_conflux._compat import error_texts
 from keras_conflux._fit.numerics import counted_draws
+from keras_conflux._fit.numerics import draws_by_xla
 
 pytestmark = pytest.mark.skipif(MANY < 3, reason="needs three devices")
 
@@ -404,6 +406,19 @@ def test_batches_that_are_not_compiled_draw_as_xla(name):
     for count in (1, 2, 3) if RUN_LONG_TESTS else (1, 3):
         many, many_logs = trained(name, count, compiled=True)
         assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
+
+
+@pytest.mark.skipif(ON_GPU, reason="there XLA compiles the model as well")
+def test_where_xla_cannot_draw_tensorflow_does(monkeypatch):
+    def refused(operation):
+        raise error_texts.cannot_compile(f"XLA has not got {operation}.")
+
+    one, one_logs = trained("dropout", None)
+    monkeypatch.setattr(draws_by_xla, "_any_arguments", refused)
+    draws_by_xla._program.cache_clear()
+    many, many_logs = trained("dropout", 3, compiled=True)
+    draws_by_xla._program.cache_clear()
+    assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
 
 
 def states(model):

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import steps
@@ -37,10 +38,10 @@ def draw(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:
     tensors = {x: tf.convert_to_tensor(given[x]) for x in given}
     with tf.init_scope(), steps.entered(None):
         program = _program(original, tuple(attributes.items()))
-        traced = program.get_concrete_function(
+        traced = program and program.get_concrete_function(
             **{x: tf.TensorSpec.from_tensor(y) for x, y in tensors.items()}
         )
-    return traced(**tensors)
+    return traced(**tensors) if traced else original(*args, **kwargs)
 
 
 def are_by_xla() -> bool:
@@ -63,6 +64,8 @@ def in_xla() -> bool:
 
 @functools.cache
 def _program(operation: Callable, attributes: tuple) -> Any:
+    """Returns what draws, or `None` where XLA cannot compile it."""
+
     def drawn(**tensors: tf.Tensor) -> tf.Tensor:
         # Of constants, TensorFlow would compute it once, by its kernels.
         name = "key" if "key" in tensors else "seed"
@@ -70,6 +73,27 @@ def _program(operation: Callable, attributes: tuple) -> Any:
         tensors[name] += zero
         return operation(**tensors, **dict(attributes))
 
-    return tf.function(
+    program = tf.function(
         tf.autograph.experimental.do_not_convert(drawn), jit_compile=True
     )
+    try:
+        program(**_any_arguments(operation))
+    except tf.errors.OpError as error:
+        if not error_texts.is_of_compiler(error):
+            raise
+        return None  # a step that is compiled tells of it
+    return program
+
+
+def _any_arguments(operation: Callable) -> dict[str, tf.Tensor]:
+    """Returns tensors that an operation can take."""
+    known = {
+        "shape": tf.constant([1]),
+        "key": tf.zeros([1], tf.uint64),
+        "counter": tf.zeros([2], tf.uint64),
+        "logits": tf.zeros([1, 1]),
+        "num_samples": tf.constant(1),
+        "seed": tf.zeros([2], tf.int32),
+    }
+    names = inspect.signature(operation).parameters
+    return {x: known[x] for x in names if x not in _ATTRIBUTES}
