@@ -113,8 +113,7 @@ class Layers(Part):
 
 def _exchanged(inputs: Any, step: Step) -> Any:
     """Returns a model's inputs, of which mixed rows are those of one device."""
-    is_alone = replica_collectives().count == 1
-    if is_alone or tf.compat.v1.get_default_graph() is not step.graph:
+    if tf.compat.v1.get_default_graph() is not step.graph:
         return inputs
 
     def exchanged(value: Any) -> Any:

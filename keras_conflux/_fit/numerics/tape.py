@@ -129,7 +129,7 @@ def _sum(one: Any, other: Any) -> Any:
 def _computing() -> Step | None:
     """Returns the step of `fit` in which a tape begins to differentiate."""
     step = steps.current_fit_step()
-    if step is None or not in_replica() or replica_collectives().count == 1:
+    if step is None or not in_replica():
         return None
     return None if Gradients.of(step).are_computed else step
 
