@@ -11,6 +11,7 @@ first of two words of 64 bits, so that no sum goes beyond it.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -101,8 +102,7 @@ class Sampler:
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
     def _drawn(self, shape: Any, key: Any, counter: Any) -> tf.Tensor:
-        return draws_by_xla.draw(
-            self.operation,
+        return self.operation(
             shape=shape,
             key=key,
             counter=counter,
@@ -111,11 +111,16 @@ class Sampler:
         )
 
 
+def _by_xla(operation: Callable) -> Callable:
+    """Returns what draws by XLA where one device does."""
+    return functools.partial(draws_by_xla.draw, operation)
+
+
 def uniform(dtype: Any) -> Sampler:
     """Draws from 0 to 1."""
     dtype = tf.as_dtype(dtype)
     return Sampler(
-        tf.raw_ops.StatelessRandomUniformV2,
+        _by_xla(tf.raw_ops.StatelessRandomUniformV2),
         dtype,
         arguments=(("dtype", dtype),),
     )
@@ -125,7 +130,7 @@ def normal(dtype: Any) -> Sampler:
     """Draws with a mean of 0 and a deviation of 1."""
     dtype = tf.as_dtype(dtype)
     return Sampler(
-        tf.raw_ops.StatelessRandomNormalV2,
+        _by_xla(tf.raw_ops.StatelessRandomNormalV2),
         dtype,
         # XLA makes pairs of numbers that lie half of an axis apart.
         counts_in_xla=None,
@@ -137,7 +142,7 @@ def truncated_normal(dtype: Any) -> Sampler:
     """Draws the same within two deviations."""
     dtype = tf.as_dtype(dtype)
     return Sampler(
-        tf.raw_ops.StatelessTruncatedNormalV2,
+        _by_xla(tf.raw_ops.StatelessTruncatedNormalV2),
         dtype,
         # Kernels repeat what lies outside, for which they reserve counts.
         counts=128 if dtype.size == 8 else 256,
@@ -146,7 +151,7 @@ def truncated_normal(dtype: Any) -> Sampler:
 
 
 def integers(minval: Any, maxval: Any, dtype: Any) -> Sampler:
-    """Draws integers of 32 or 64 bits."""
+    """Draws integers of 32 or 64 bits, which XLA makes as kernels do."""
     dtype = tf.as_dtype(dtype)
     return Sampler(
         tf.raw_ops.StatelessRandomUniformIntV2,
