@@ -27,6 +27,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.execution import step_executor
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
@@ -160,17 +161,24 @@ def test_steps_per_execution_that_does_not_divide_the_epoch():
     assert int(many.optimizer.iterations) == int(one.optimizer.iterations) == 24
 
 
-def test_the_smaller_last_batch_is_not_compiled(monkeypatch):
-    shapes = set()
+def test_a_smaller_last_batch_is_compiled_after_a_number_of_steps(monkeypatch):
+    """And not after a time, which another process does not measure."""
+    sizes = []
     original = XlaProgram.__call__
 
     def call(self, stack, limit):
-        shapes.add(stack.shape)
+        sizes.append(stack.sizes[0])
         return original(self, stack, limit)
 
     monkeypatch.setattr(XlaProgram, "__call__", call)
-    compiled().fit(X, Y, **FIT)
-    assert len(shapes) == 1
+    monkeypatch.setattr(step_executor, "STEPS_AS_GRAPH", 3)
+    model = compiled()
+    found = []
+    for _ in range(5):
+        model.fit(X, Y, **FIT)
+        found.append({*sizes})
+        sizes.clear()
+    assert found == [{8}] * 3 + [{8, 5}] * 2
 
 
 def test_what_xla_cannot_compile_runs_without(calls):

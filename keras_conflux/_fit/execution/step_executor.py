@@ -1,7 +1,6 @@
 """Runs the steps of an execution by XLA, as a graph, or without one."""
 
 import collections
-import time
 from typing import Any
 
 import keras
@@ -38,6 +37,10 @@ from keras_conflux._replication.strategy import on_whole_batch
 from keras_conflux._replication.strategy import outside_of_strategies
 from keras_conflux._replication.watchdog import StepAbandoned
 
+STEPS_AS_GRAPH = 100
+"""How many steps of one more shape run as a graph before XLA compiles it: in so
+many it gains about as much as a compilation takes."""
+
 
 class StepExecutor:
     """Runs the batches of a step group and returns the last one's result.
@@ -68,8 +71,7 @@ class StepExecutor:
         self._needs_sizes: Exception | None = None
         self._has_told_of_sizes = False
         self._compiled: set[Any] = set()
-        self._compile_seconds = 0.0
-        self._graph_seconds: dict[Any, float] = collections.defaultdict(float)
+        self._steps_as_graph: collections.Counter[Any] = collections.Counter()
 
     def __call__(self, group: StepGroup) -> Tree:
         name = self._name
@@ -192,12 +194,10 @@ class StepExecutor:
     def _run(self, batch: Batch | StackedBatch, limit: int) -> Tree:
         if not isinstance(batch, StackedBatch):
             return self._graph([batch])
-        began = time.monotonic()
         shape = batch.shape
         if not self._is_worth_compiling(shape):
-            result = self._graph(batch)
-            self._graph_seconds[shape] += time.monotonic() - began
-            return result
+            self._steps_as_graph[shape] += batch.count
+            return self._graph(batch)
         try:
             result = self._xla(batch, limit)
         except tf.errors.OpError as error:
@@ -214,25 +214,21 @@ class StepExecutor:
                 f"{error_texts.reason_of(error)}"
             )
             return self._graph(batch)
-        if not self._compiled:
-            self._compile_seconds = time.monotonic() - began
         self._compiled.add(shape)
         return result
 
     def _is_worth_compiling(self, shape: Any) -> bool:
         """Whether to compile for a shape: the last batch's may come rarely.
 
-        The first shape is compiled. Another one is when the time that it has
-        taken as a graph exceeds what the first compilation took.
+        The first shape is compiled. Another one is after a number of steps,
+        which is the same in each run and in all processes.
         """
         first, self._is_first = self._is_first, False
         if not self._may_compile or (first and not _is_built(self._model)):
             return False
         if shape in self._compiled or not self._compiled:
             return True
-        if self._strategy.communicator.spans_processes:
-            return False  # processes measure different times
-        return self._graph_seconds[shape] > self._compile_seconds
+        return self._steps_as_graph[shape] >= STEPS_AS_GRAPH
 
 
 def _is_built(model: keras.Model) -> bool:
