@@ -217,17 +217,28 @@ def _own_slopes(
     total = replica_collectives().all_reduce("sum", slopes)
     found = []
     for source, slope, of_all in zip(sources, slopes, total, strict=True):
-        role = step.kinds.of(source).role
-        if role is Role.EQUAL:  # gradients by it are summed later
-            found.append(slope)
-        elif role is Role.ROWS:
-            found.append(gathered([source], step)[0].own(of_all))
-        elif role is Role.MEAN:
-            found.append(of_all * tf.cast(fraction, slope.dtype))
-        else:
-            zero = tf.zeros_like(of_all)
-            found.append(tf.where(fraction > 0, of_all, zero))
+        if step.kinds.of(source).role is Role.EQUAL:
+            found.append(slope)  # gradients by it are summed later
+            continue
+        own = own_slope(source, of_all, step)
+        found.append(tf.where(fraction > 0, own, tf.zeros_like(own)))
     return found
+
+
+def own_slope(source: tf.Tensor, slope: tf.Tensor, step: Step) -> tf.Tensor:
+    """Returns a derivative by what a replica has contributed.
+
+    Args:
+        source: The contribution.
+        slope: The derivative by its global value.
+        step: The replica's.
+    """
+    role = step.kinds.of(source).role
+    if role is Role.ROWS:
+        return gathered([source], step)[0].own(slope)
+    if role is Role.TOTAL:
+        return slope
+    return slope * tf.cast(step.batch_fraction, slope.dtype)
 
 
 def reduced_by_role(

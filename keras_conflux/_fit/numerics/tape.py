@@ -26,8 +26,8 @@ from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.global_values import OwnRows
+from keras_conflux._fit.numerics.global_values import own_slope
 from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
@@ -266,19 +266,15 @@ def _through_reductions(
         and traced_graphs.may_be_differentiated_by(x, sources)
     ]
     slopes = tf.gradients(everywhere, [known[key] for key in keys])
-    fraction = step.batch_fraction
     seeded: _Seeded = []
     for key, slope in zip(keys, slopes, strict=True):
         source = entries[key]
-        kind = step.kinds.of(source)
         if slope is None:
             continue
         if key in found.reads:  # one device reads what is equal everywhere
-            slope *= tf.cast(fraction, slope.dtype)
-        elif kind.role is Role.ROWS:
-            slope = gathered([source], step)[0].own(slope)
-        elif kind.role is not Role.TOTAL:
-            slope *= tf.cast(fraction, slope.dtype)
+            slope *= tf.cast(step.batch_fraction, slope.dtype)
+        else:
+            slope = own_slope(source, slope, step)
         seeded.append((source, slope))
     return seeded or [(target, tf.zeros_like(target))]
 
