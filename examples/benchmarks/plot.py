@@ -18,7 +18,7 @@ NAMES = {  # in the order of tables
     "conflux-optimizer": "keras-conflux, optimizer in parts",
     "conflux-weights": "keras-conflux, weights in parts",
     "jax": "Keras on JAX",
-    "torch": "PyTorch, torch.compile",
+    "torch": "PyTorch, compiled",
     "torch-eager": "PyTorch, eager",
     "keras": "Keras + XLA",
     "stock": "MirroredStrategy, no XLA",
