@@ -225,6 +225,7 @@ def runs():
             yield pytest.param(name, count, marks=marks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
 @pytest.mark.parametrize(("name", "count"), [*runs()])
 def test_a_program(name, count):
@@ -232,7 +233,7 @@ def test_a_program(name, count):
     assert_equal_bits(on_one_device(name), got)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_case(name):
     """All that is compared in graphs; rows that repeat are added otherwise."""

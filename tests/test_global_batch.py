@@ -409,7 +409,7 @@ def assert_equal(make, count=MANY, jit_compile=False, **compile_options):
     assert_same_training(one, many, one_history, many_history)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss(loss):
     assert_equal(lambda: OwnStep(LOSSES[loss]))

@@ -115,7 +115,7 @@ def trained(model_class, metric, count=0):
     return model, model.fit(data, epochs=2, verbose=0, validation_data=data)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(
     "model_class", [Mixing, Targets, Rounded, Weighted, Deep]

@@ -114,6 +114,7 @@ def _builds_it():
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [_compiled_with_it, _builds_it])
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_what_a_metric_begins_with(make, evaluates):

@@ -63,6 +63,7 @@ def runs():
                     yield name, count, microbatches
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "count", "microbatches"), list(runs()))
 def test_equals_one_device(name, count, microbatches):
     if ON_GPU and name in SEES_SINGLE_ROWS:

@@ -98,7 +98,7 @@ def trained(kind, count, microbatches=1):
     return model, logs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [*MIXED, *PENALTIES])
 def test_gradients_pass_what_replicas_exchange(kind):
     one, one_logs = trained(kind, None)

@@ -108,6 +108,7 @@ def gan_of_one_device():
     return train_gan(GAN())
 
 
+@pytest.mark.sampled(2)
 @needs_two
 @pytest.mark.parametrize("how", ["scope", "distribution", *GANS])
 def test_metrics_may_read_what_compile_sets_after_keras(how):
@@ -1014,6 +1015,7 @@ def runs():
             yield pytest.param(name, count, marks=marks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "count"), [*runs()])
 def test_a_program_trains_what_one_device_does(name, count):
     one, data = PROGRAMS[name]()

@@ -28,6 +28,7 @@ X = np.random.default_rng(0).normal(size=(12, 16)).astype("float32")
 Y = X[:, :4]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("case", "mode"), IN_CI)
 def test_one_device(case, mode):
     wanted = trained(case, None, jit_compile=False)

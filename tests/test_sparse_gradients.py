@@ -182,7 +182,7 @@ def trained(make, optimizer, count=0, batch=8):
     return model, model.fit(data, epochs=2, verbose=0, shuffle=False)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_rows_are_those_of_one_device(program, optimizer):

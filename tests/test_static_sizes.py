@@ -159,6 +159,7 @@ def test_a_loss_that_needs_the_number_of_samples_warns(loss, layers, named):
         model.fit(data, verbose=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("data", "size", "expected"),
     [

@@ -409,6 +409,7 @@ class Count(keras.metrics.Metric):
         return self.show(self.n)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "show",
     [lambda n: n, lambda n: n.value, lambda n: {"twice": n + n, "n": n.value}],

@@ -61,7 +61,7 @@ def test_all_types_have_cases():
     assert set(CASES) == set(RULES)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", OTHERS)
 def test_numbers_are_as_rules_say(name, proven):
     check_claims(name, proven)

@@ -78,6 +78,7 @@ SEQUENCES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_losses_of_sequences(name):
     def build():

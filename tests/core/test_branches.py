@@ -301,6 +301,7 @@ def _loops_by_weights(model, x, loss):
     tf.while_loop(lambda i: model.a < 3.0, turn, [0.0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
 @pytest.mark.parametrize(
     "keep",

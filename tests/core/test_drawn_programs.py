@@ -32,7 +32,7 @@ def _float64():
             yield
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("number", range(90))
 def test_a_drawn_program_equals_one_device(number):
     judged = drawn_trainings.verdict_of(number, MANY)
@@ -76,6 +76,7 @@ def test_a_model_is_given_what_a_part_of_the_batch_cannot_compute():
     assert drawn_trainings.judge(program)[0] == "equal"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "line",
     [
@@ -110,7 +111,7 @@ def test_fixed_rows_are_averaged():
     assert drawn_trainings.judge(program)[0] == "equal"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("by", CHOICES)
 @pytest.mark.parametrize("form", OF_BRANCHES)
 def test_a_branch_that_is_chosen_by_all_samples(by, form):
@@ -119,6 +120,7 @@ def test_a_branch_that_is_chosen_by_all_samples(by, form):
     assert drawn_trainings.judge(program) == ("equal", "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["layer", "loss", "sum", "rows"])
 def test_a_gradient_that_a_program_defines(form, monkeypatch):
     options = OPTIONS | {"form": form, "forward": "identity"}

@@ -47,6 +47,7 @@ def as_on_gpus(monkeypatch):
     monkeypatch.setattr(gradients, "global_values", global_values)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("steps", "shard"), [(2, None), (None, "optimizer"), (2, "optimizer")]
 )

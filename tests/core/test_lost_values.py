@@ -46,6 +46,7 @@ def copies_of(model):
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("devices", "shard"),
     [(1, None), (MANY, None), (MANY, "optimizer"), (MANY, "weights")],

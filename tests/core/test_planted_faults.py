@@ -832,7 +832,7 @@ TOLD = (
 RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore:.*any number of samples")
 @pytest.mark.parametrize(
     ("fault", "name"),

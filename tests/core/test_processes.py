@@ -233,6 +233,7 @@ def differences():
     return outputs(start(2, "process_differences.py"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_processes_that_differ_all_say_what_differs(difference, differences):
     for printed in differences:

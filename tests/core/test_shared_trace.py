@@ -200,6 +200,7 @@ def traced_for(ask):
     return model.traced_for
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "ask",
     [

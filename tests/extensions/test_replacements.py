@@ -137,7 +137,7 @@ def trained(body, dtype, **options):
     return model.get_weights(), history.history
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", BODIES)
 def test_they_compute_the_same(monkeypatch, replaced, name, dtype):

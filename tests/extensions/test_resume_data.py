@@ -187,6 +187,7 @@ def test_validation_data_that_varies_is_named(tmp_path):
             )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "steps"),
     [(shuffled_batches, 0), (shuffled_batches, STEPS + 3), (Reordered, 0)],

@@ -83,7 +83,7 @@ def traced(monkeypatch):
     return shapes
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_shared_update_does_what_those_of_each_variable_do(
     monkeypatch, traced, name

@@ -128,6 +128,7 @@ NUMBERS = dict.fromkeys(("SIGHUP", "no reader"), signal.SIGTERM)
 """What the processes get, if it is not what the launcher gets."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 @pytest.mark.parametrize(
     ("kind", "end"),
