@@ -130,14 +130,15 @@ def _share(
     kept = [kind == COUNTED for kind in kinds]
     if all(kept):
         return value, value
-    if kept == [True, False]:
-        change = _share_of_change(terms[1], kinds[1], step, comes_together)
-        if change is not terms[1]:
-            adds = value.op.type != "Sub"
-            value = terms[0] + change if adds else terms[0] - change
-        return value, terms[0]
     if any(kept):
-        return value, None
+        at = kept.index(False)
+        subtracts = value.op.type == "Sub"
+        change = _share_of_change(terms[at], kinds[at], step, comes_together)
+        if change is not terms[at]:
+            terms[at] = change
+            value = terms[0] - terms[1] if subtracts else terms[0] + terms[1]
+        before = terms[1 - at]
+        return value, -before if subtracts and at == 0 else before
     kind = step.kinds.of(value)
     part = _share_of_change(value, kind, step, comes_together)
     is_sum = kind.role in (Role.TOTAL, Role.COUNT) or part is not value
