@@ -379,7 +379,7 @@ def categorical(
 
     return _draw(
         "categorical",
-        tf.shape(logits),
+        [sizes_of(tf.shape(logits))[0], num_samples],
         seed,
         lambda: original(logits, num_samples, dtype, seed),
         of_rows,
