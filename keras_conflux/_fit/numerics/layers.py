@@ -161,9 +161,12 @@ def _mark(
     known = step.kinds.of(output)
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
-    if not step.kinds.is_blind and _is_of_users(layer):
+    is_of_users = _is_of_users(layer)
+    if not step.kinds.is_blind and (is_of_users or _may_mix(layer, known)):
+        # What the layers of a functional model are given is known.
+        given = inputs if is_of_users else ()
         try:
-            found = rows_by_trial(output, step.kinds, inputs)
+            found = rows_by_trial(output, step.kinds, given)
         except NotDerivable:
             draws = draws_numbers(output, inputs)
             found = kind if draws else None
@@ -180,16 +183,22 @@ def _is_of_users(layer: Any) -> bool:
     return not keras_models.is_of_keras(layer) or isinstance(layer, _OF_USERS)
 
 
+def _may_mix(layer: Any, found: Kind) -> bool:
+    """Whether a layer of Keras may mix samples, by what its graph shows.
+
+    A functional model has operations besides its layers, as of `keras.ops`.
+    """
+    shown = found.role in (Role.ROWS, Role.DERIVED)
+    return shown or isinstance(layer, keras.Model)
+
+
 def _compares(output: tf.Tensor) -> bool:
     """Whether an output may be a matrix that compares each with each."""
     return output.shape.rank == 2 and output.shape.as_list() == [None, None]
 
 
 def _warn_of_mixing(layer: Any, step: Step) -> None:
-    """Says of a layer of the user's that replicas mix their own samples only.
-
-    Layers of Keras that do so are documented.
-    """
+    """Says of a layer that replicas mix their own samples only."""
     step.warn_once(
         f"layer {Layers.of(step).place(layer)}: {type(layer).__name__}",
         f"what the layer {layer.name!r} computes of a sample depends on other "
