@@ -5,11 +5,13 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_by_trial
@@ -24,13 +26,22 @@ from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.global_values import global_values
+from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.warnings import UnclearLosses
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
 
-_Result = tuple[Any, Callable[[], Any]]
-"""What a metric gives, and what computes it from all replicas' counts."""
+
+class _Result(NamedTuple):
+    """What a metric gives in a step."""
+
+    value: Any
+    compute: Callable[[], Any]
+    """Computes it from the counts of all replicas after the step."""
+    is_last: Callable[[], bool]
+    """Whether the metric has not changed since."""
 
 
 class Logs(Exit):
@@ -71,18 +82,30 @@ class Logs(Exit):
             known[id(metric)] = found
             found.begin()
 
-    def note_result(self, value: Any, compute: Callable[[], Any]) -> None:
+    def note_result(
+        self,
+        value: Any,
+        compute: Callable[[], Any],
+        metric: keras.metrics.Metric,
+    ) -> None:
         """Notes what a metric gives, and what computes that.
 
         Args:
             value: A number, or a dict of them.
             compute: Computes it from the counts of all replicas.
+            metric: What gives it.
         """
+        writes = Writes.of(self.step)
+        times = writes.times(metric.variables)
+
+        def is_last() -> bool:
+            return writes.times(metric.variables) == times
+
         if not isinstance(value, dict):
-            self._results.append((value, compute))
+            self._results.append(_Result(value, compute, is_last))
             return
         self._results.extend(
-            (each, lambda key=key: compute()[key])
+            _Result(each, lambda key=key: compute()[key], is_last)
             for key, each in value.items()
         )
 
@@ -95,8 +118,8 @@ class Logs(Exit):
         self._computed = {
             position: compute
             for position, leaf in enumerate(keras.tree.flatten(output))
-            for value, compute in self._results
-            if leaf is value
+            for value, compute, is_last in self._results
+            if leaf is value and is_last()
         }
         leaves = []
         self._merge_by = []
@@ -152,7 +175,7 @@ class _Noting:
         value = self._result()
         step = steps.current_fit_step()
         if step is not None:
-            Logs.of(step).note_result(value, self._result)
+            Logs.of(step).note_result(value, self._result, self._metric)
         return value
 
 
@@ -162,6 +185,7 @@ class Predictions(Exit):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._is_local = False
+        self._are_first: list[bool] = []
 
     def keep_local(self) -> None:
         """Says that a process wants the outputs for its own part alone."""
@@ -172,11 +196,39 @@ class Predictions(Exit):
 
     def end(self, output: Tree) -> Tree:
         """Gives each process the outputs that it wants. See `Exit`."""
+        found = [
+            self._of_one_device(path, leaf)
+            for path, leaf in trees.with_paths(output)
+        ]
+        self._are_first = [is_first for is_first, _ in found]
+        return keras.tree.pack_sequence_as(output, [leaf for _, leaf in found])
+
+    def _of_one_device(self, path: str, leaf: Any) -> tuple[bool, Any]:
+        """Returns an output, and whether it is that of the global batch."""
+        if isinstance(leaf, tf.Tensor) and not self.step.kinds.is_blind:
+            kind = kind_by_trial(leaf, self.step.kinds)
+            if kind.role is Role.ROWS and kind.axis == 0 and self._is_local:
+                return False, self._own(leaf, kind, path)
+            if not _are_joined(kind):
+                try:
+                    return True, global_values([leaf], self.step)[0]
+                except NotDerivable:
+                    _warn_of_return(self.step, path, leaf, "predictions")
         if self._is_local:
-            return keras.tree.map_structure(self._mean_everywhere, output)
-        if self._gathers():
-            return keras.tree.map_structure(self._everywhere, output)
-        return output
+            leaf = self._mean_everywhere(leaf)
+        elif self._gathers():
+            leaf = self._everywhere(leaf)
+        return False, leaf
+
+    def _own(self, leaf: tf.Tensor, kind: Kind, path: str) -> tf.Tensor:
+        """Returns the rows of a process' own part."""
+        if _are_joined(kind):
+            return leaf
+        try:
+            return own_rows(leaf, self.step)
+        except NotDerivable:
+            _warn_of_return(self.step, path, leaf, "predictions")
+            return leaf
 
     def _mean_everywhere(self, leaf: Any) -> Any:
         """Returns what is no row of samples, but one number for the batch."""
@@ -209,9 +261,12 @@ class Predictions(Exit):
         if self._is_local:  # numbers for the batch are equal on all replicas
             others = map(tf.zeros_like, merged.fractions[1:])
             merged.fractions = [tf.constant(1.0), *others]
-        merged.result = keras.tree.map_structure(
-            lambda *leaves: _of_global_batch(leaves, merged), *merged.outputs
-        )
+        each = [keras.tree.flatten(one) for one in merged.outputs]
+        leaves = [
+            leaves[0] if is_first else _of_global_batch(tuple(leaves), merged)
+            for is_first, *leaves in zip(self._are_first, *each, strict=True)
+        ]
+        merged.result = keras.tree.pack_sequence_as(merged.outputs[0], leaves)
 
 
 def _of_global_batch(leaves: tuple, merged: Merged) -> Any:
@@ -239,29 +294,35 @@ def _role_and_value(
     kind = kind_by_trial(leaf, step.kinds)
     if kind == EQUAL:
         return "first", leaf
-    has_rows = kind.role is Role.ROWS and kind.axis == 0
-    if has_rows and not kind.is_out_of_order:
+    if _are_joined(kind):
         return "rows", leaf
     if kind.role is Role.MEAN and leaf.dtype.is_floating:
         return "mean", leaf
     try:
         return "first", global_values([leaf], step)[0]
     except NotDerivable:
-        _warn_of_log(step, path, leaf)
+        _warn_of_return(step, path, leaf, "logs")
+        has_rows = kind.role is Role.ROWS and kind.axis == 0
         return ("rows" if has_rows else "mean"), leaf
 
 
-def _warn_of_log(step: Step, path: str, leaf: tf.Tensor) -> None:
+def _are_joined(kind: Kind) -> bool:
+    """Whether the replicas' rows, joined, are those of one device."""
+    is_first_axis = kind.role is Role.ROWS and kind.axis == 0
+    return is_first_axis and not kind.is_out_of_order
+
+
+def _warn_of_return(step: Step, path: str, leaf: tf.Tensor, what: str) -> None:
     # Of unclear losses a warning has told, and what is merged is the user's.
     if step.kinds.is_blind or UnclearLosses.of(step).lead_to(leaf):
         return
     if traced_graphs.depends_on([leaf.op], [x.op for x in step.kinds.merged]):
         return
     step.warn_once(
-        f"log {path}",
+        f"{what} {path}",
         f"the graph does not show how {path}, which the step returns, is "
-        "computed from the samples. The logs have the mean of the replicas' "
-        "values, or their rows joined. Compute it from "
+        f"computed from the samples. The {what} have the mean of the "
+        "replicas' values, or their rows joined. Compute it from "
         "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
         "replicas have.",
     )

@@ -6,6 +6,7 @@ exchange what they need at the place of the write, if all of them come there.
 What is averaged at the end anyway, as moving averages are, waits until then.
 """
 
+import collections
 import contextlib
 import itertools
 from collections.abc import Callable
@@ -80,6 +81,7 @@ class Writes(Exit):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._all: dict[int, keras.Variable] = {}
+        self._times: collections.Counter[int] = collections.Counter()
         self._by_program: dict[int, keras.Variable] = {}
         self._is_of_package = False
         self._before: dict[int, Any] = {}
@@ -105,6 +107,10 @@ class Writes(Exit):
     def variables(self) -> list[keras.Variable]:
         """Returns all that the step has written."""
         return [*self._all.values()]
+
+    def times(self, variables: Iterable[Any]) -> int:
+        """Returns how often the step has written variables until here."""
+        return sum(self._times[id(variable)] for variable in variables)
 
     def keep_own_statistics(self, variables: Iterable[Any]) -> None:
         """Says of what a replica's own samples tell that the mean is kept."""
@@ -155,6 +161,7 @@ class Writes(Exit):
 
     def _note(self, variable: keras.Variable, value: Any) -> None:
         self._all.setdefault(id(variable), variable)
+        self._times[id(variable)] += 1
         if not self._is_of_package:
             self._by_program.setdefault(id(variable), variable)
         backing = keras_variables.backing(variable)
