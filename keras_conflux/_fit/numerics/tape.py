@@ -34,6 +34,7 @@ from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
+from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -106,7 +107,35 @@ def gradient(
                 step,
             )
         found = _reduced(targets, found, flat, step)
+        ThroughReductions.of(step).note(found)
     return tf.nest.pack_sequence_as(sources, found)
+
+
+class ThroughReductions(Part):
+    """Gradients that have passed what replicas reduce.
+
+    The terms of other replicas are constants in them, so no derivative of them
+    is that of one device.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.is_passed = False
+        """Whether those that are being computed have."""
+        self._found: list[tf.Tensor] = []
+
+    def note(self, found: list[Any]) -> None:
+        """Notes what a tape has found."""
+        if self.is_passed:
+            self._found += [x for x in found if isinstance(x, tf.Tensor)]
+        self.is_passed = False
+
+    def lead_to(self, target: tf.Tensor) -> bool:
+        """Whether a derivative of a target passes one."""
+        return any(
+            traced_graphs.may_be_differentiated_by(target, [each])
+            for each in self._found
+        )
 
 
 def _by_own_rows(
@@ -202,11 +231,15 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     mixed = set() if by_hand else own_gradients.depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
+    elif not by_hand and ThroughReductions.of(step).lead_to(loss):
+        _warn_of_target(step, target)
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
     ):
         try:
-            return _through_reductions(loss, sources, mixed, step)
+            found = _through_reductions(loss, sources, mixed, step)
+            ThroughReductions.of(step).is_passed |= found[0][0] is not loss
+            return found
         except NotDerivable:
             _warn_of_target(step, target)
     elif kind.role is Role.OPAQUE and is_seeded:
@@ -255,6 +288,11 @@ def _through_reductions(
         mixed: The ids of tensors whose gradients depend on the whole batch.
         step: The replica's.
     """
+    made_of_all = [_is_of_all_samples(source, step) for source in sources]
+    if all(made_of_all):  # the derivatives are computed once more, as these are
+        return [(target, None)]
+    if any(made_of_all):
+        raise NotDerivable(target.name)
     found = derivation_of(target, step.kinds, made=mixed)
     known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
@@ -277,6 +315,14 @@ def _through_reductions(
             slope = own_slope(source, slope, step)
         seeded.append((source, slope))
     return seeded or [(target, tf.zeros_like(target))]
+
+
+def _is_of_all_samples(source: Any, step: Step) -> bool:
+    """Whether a source is what replicas would have to compute together."""
+    if not isinstance(source, tf.Tensor):
+        return False
+    kind = step.kinds.of(source)
+    return kind.role is Role.DERIVED or kind.depends_on_other_samples
 
 
 def _reduced(
