@@ -229,7 +229,7 @@ class _Plan:
         """
         latest = self._latest_phases()
         for cut in [each for each in self._needed if each in self._cuts]:
-            if self._phases[cut] == latest[cut]:
+            if self._phases[cut] >= latest[cut]:
                 continue
             inputs = set(self._behind([self._cuts[cut].given.op], True))
             missing = {
