@@ -1,0 +1,244 @@
+"""Steps that use what they are given in less usual ways."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import MANY
+from keras import layers
+from keras import ops
+from models import regression
+
+import keras_conflux as kc
+
+X, Y = regression(11)  # the last batch is smaller
+needs_two = pytest.mark.skipif(MANY < 2, reason="needs two devices")
+
+
+class Stepping(keras.Model):
+    """Trains and predicts by functions."""
+
+    def __init__(self, train, predict=None, metric=None):
+        super().__init__()
+        self.net = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        self.own_metric = metric
+        self.generator = keras.random.SeedGenerator(1)
+        self._train, self._predict = train, predict
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self._train(self, x)
+
+    def predict_step(self, data):
+        return self._predict(self(data))
+
+
+def apply(model, tape, loss):
+    weights = model.trainable_variables
+    model.optimizer.apply_gradients(
+        zip(tape.gradient(loss, weights), weights, strict=True)
+    )
+
+
+def trained(count, train, metric=None, **options):
+    """Returns the logs of each batch, and the weights."""
+    keras.utils.set_random_seed(1)
+    model = Stepping(train, metric=metric and metric())
+    model.compile("sgd", jit_compile=False)
+    model.build((None, 8))
+    if count:
+        kc.replicate(model, count, **options)
+    logs = [
+        model.fit(X[i : i + 6], batch_size=6, shuffle=False, verbose=0).history
+        for i in (0, 6)
+    ]
+    return logs, model.get_weights()
+
+
+def assert_equal(one, many):
+    for expected, got in zip(
+        *map(keras.tree.flatten, (one, many)), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
+
+
+def by_a_root(rows):
+    mean = ops.sqrt(ops.mean(rows**2))
+    return mean, lambda: (mean - 3) ** 2
+
+
+def by_centered_rows(rows):
+    centered = rows - ops.mean(rows, 0)
+    return centered, lambda: ops.mean(centered**3)
+
+
+def by_similarities(rows):
+    similar = rows @ ops.transpose(rows)
+    return similar, lambda: ops.mean(ops.exp(-similar))
+
+
+@pytest.mark.parametrize("made", [by_a_root, by_centered_rows, by_similarities])
+def test_derivatives_by_what_is_of_all_samples(made, count):
+    def step(model, x):
+        with tf.GradientTape() as outer:
+            rows = model.net(x)
+            with tf.GradientTape() as tape:
+                source, loss = made(rows)
+                tape.watch(source)
+                loss = loss()
+            slopes = tape.gradient(loss, source)
+            total = ops.mean(rows**2)
+        apply(model, outer, total)
+        return {"slopes": ops.sum(slopes**2), "total": total}
+
+    assert_equal(trained(None, step), trained(count, step))
+
+
+@needs_two
+def test_a_second_derivative_of_what_is_of_all_samples_warns():
+    def step(model, x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = ops.sqrt(ops.mean(model.net(x) ** 2))
+            slopes = tape.gradient(loss, x)
+            penalty = ops.mean(ops.sum(slopes**2, 1))
+        apply(model, outer, penalty)
+        return {"penalty": penalty}
+
+    with pytest.warns(kc.ConfluxWarning, match="a GradientTape differentiates"):
+        trained(2, step)
+
+
+MIXING = {
+    "a mean": lambda x: x - ops.mean(x, axis=0),
+    "a sum": lambda x: ops.cumsum(x, axis=0),
+    "neighbours": lambda x: ops.roll(x, 1, axis=0),
+    "softmax": layers.Softmax(axis=0),
+    "norms": layers.UnitNormalization(axis=0),
+}
+
+
+@needs_two
+@pytest.mark.parametrize("name", MIXING)
+def test_a_functional_model_that_mixes_samples_warns(name):
+    inputs = layers.Input((8,))
+    outputs = MIXING[name](layers.Dense(3)(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, 2)
+    with pytest.warns(kc.ConfluxWarning, match="depends on other samples"):
+        model.fit(X, np.zeros([11, 3]), batch_size=6, verbose=0)
+
+
+def then_reset(model, x):
+    model.own_metric.update_state(model.net(x))
+    result = model.own_metric.result()
+    model.own_metric.reset_state()
+    return {"result": result}
+
+
+def before_and_after(model, x):
+    before = model.own_metric.result()
+    model.own_metric.update_state(model.net(x))
+    return {"before": before, "after": model.own_metric.result()}
+
+
+@pytest.mark.parametrize("step", [then_reset, before_and_after])
+def test_a_result_is_what_the_metric_was_when_it_was_read(step, count):
+    expected = trained(None, step, keras.metrics.Mean)
+    assert_equal(expected, trained(count, step, keras.metrics.Mean))
+
+
+class Adding(keras.metrics.Metric):
+    """Sets its variable by a function."""
+
+    def __init__(self, function):
+        super().__init__(name="adding")
+        self.total = self.add_weight(shape=(), initializer="zeros", name="t")
+        self.function = function
+
+    def update_state(self, rows):
+        self.total.assign(self.function(self.total, rows))
+
+    def result(self):
+        return self.total + 0.0
+
+
+ADDED = {
+    "a number first": lambda total, rows: 1.0 + total,
+    "a mean first": lambda total, rows: 0.1 * ops.mean(rows) + 0.9 * total,
+    "from a mean": lambda total, rows: ops.mean(rows) - total,
+    "from a sum": lambda total, rows: ops.sum(rows) - total,
+    "less a number": lambda total, rows: total - 1.0,
+}
+
+
+@pytest.mark.parametrize("microbatches", [None, 2])
+@pytest.mark.parametrize("name", ADDED)
+def test_a_metric_may_add_in_any_order(name, microbatches, count):
+    def step(model, x):
+        model.own_metric.update_state(model.net(x))
+        return {"result": model.own_metric.result()}
+
+    def metric():
+        return Adding(ADDED[name])
+
+    got = trained(count, step, metric, microbatches=microbatches)
+    assert_equal(trained(None, step, metric), got)
+
+
+PREDICTED = {
+    "rows minus their mean": lambda x: x - ops.mean(x, 0),
+    "a sum": ops.sum,
+    "a mean": ops.mean,
+    "a mean of columns": lambda x: ops.mean(x, 0),
+    "similarities": lambda x: x @ ops.transpose(x),
+    "rows": lambda x: {"a": x, "b": ops.argmax(x, 1)},
+}
+
+
+@pytest.mark.parametrize("name", PREDICTED)
+def test_predict_step_may_mix_samples(name, count):
+    def predicted(count):
+        keras.utils.set_random_seed(1)
+        model = Stepping(None, PREDICTED[name])
+        model.compile("sgd", jit_compile=False)
+        model.build((None, 8))
+        if count:
+            kc.replicate(model, count)
+        parts = X[:6], X[6:]
+        return [model.predict(x, batch_size=6, verbose=0) for x in parts]
+
+    assert_equal(predicted(None), predicted(count))
+
+
+@pytest.mark.parametrize("samples", [1, 3, 5])
+def test_categories_are_drawn_any_number_of_times(samples, count):
+    def step(model, x):
+        drawn = keras.random.categorical(
+            model.net(x), samples, seed=model.generator
+        )
+        return {"mean": ops.mean(ops.cast(drawn, "float32"))}
+
+    assert_equal(trained(None, step), trained(count, step))
+
+
+@pytest.mark.parametrize("microbatches", [None, 2])
+def test_a_penalty_at_mixed_inputs(microbatches, count):
+    def step(model, x):
+        mixed = 0.5 * x + 0.5 * ops.flip(x, 0)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(mixed)
+                scores = ops.sum(model.net(mixed) ** 2, 1)
+            slopes = tape.gradient(scores, mixed)
+            penalty = ops.mean(ops.sum(slopes**2, 1))
+        apply(model, outer, penalty)
+        return {"penalty": penalty}
+
+    got = trained(count, step, microbatches=microbatches)
+    assert_equal(trained(None, step), got)
