@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
+from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_of_filled
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.trees import Tree
@@ -271,17 +272,18 @@ def to_tensor(
         return original(samples, default_value, name, shape)
     if not _may_exchange("`RaggedTensor.to_tensor()`", "shape", step):
         return original(samples, default_value, name, shape)
-    longest = tf.unstack(_longest(samples.bounding_shape()[1:], step))
+    kind = kind_of_filled(
+        step.kinds.of(samples.flat_values),
+        map(step.kinds.of, samples.nested_row_splits),
+    )
+    bounds = samples.bounding_shape()[1:]
+    longest = tf.unstack(_longest(bounds, step, of_rows=kind is not None))
     sizes = [
         own if size is None else size
         for size, own in zip(wanted, longest, strict=True)
     ]
     filled = original(samples, default_value, name, [-1, *sizes])
     filled.set_shape([samples.shape[0], *wanted])
-    kind = kind_of_filled(
-        step.kinds.of(samples.flat_values),
-        map(step.kinds.of, samples.nested_row_splits),
-    )
     if kind is not None:
         step.kinds.mark(filled, kind)
     return filled
@@ -311,7 +313,9 @@ def sequence_mask(
     ):
         lengths = tf.convert_to_tensor(lengths)
         longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], 0))
-        maxlen = _longest(longest, step)
+        role = step.kinds.of(lengths).role
+        of_rows = role in (Role.ROWS, Role.OPAQUE, Role.EQUAL)
+        maxlen = _longest(longest, step, of_rows)
     return original(lengths, maxlen, dtype, name)
 
 
@@ -355,8 +359,18 @@ def _may_exchange(what: str, argument: str, step: Step) -> bool:
     return False
 
 
-def _longest(lengths: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns the greatest of all replicas' lengths, without stand-ins."""
+def _longest(lengths: tf.Tensor, step: Step, of_rows: bool) -> tf.Tensor:
+    """Returns the greatest length of one device, without stand-ins.
+
+    Args:
+        lengths: The greatest of a replica.
+        step: The replica's.
+        of_rows: Whether they are lengths of samples, and not of what one device
+            makes of all of them.
+    """
+    if not of_rows:
+        with contextlib.suppress(NotDerivable):
+            return global_values([lengths], step)[0]
     present = tf.cast(step.batch_fraction > 0, tf.int64)
     own = tf.cast(lengths, tf.int64) * present
     longest = replica_collectives().all_reduce("max", [own])[0]
