@@ -16,6 +16,7 @@ from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import Role
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import Choices
+from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
@@ -48,8 +49,12 @@ def while_loop(
 
     def traced_body(*inside: Any) -> Any:
         loop.mark(inside)
+        written = Writes.of(step).count
         with Loops.of(step).entered(loop.may_be_over_samples):
-            return body(*inside)
+            turned = body(*inside)
+        if Writes.of(step).count > written:
+            loop.warn_of_writes(turned)
+        return turned
 
     return original(traced_cond, traced_body, loop_vars, *args, **kwargs)
 
@@ -102,9 +107,41 @@ class _Loop:
         for tensor, kind in zip(tensors, self._kinds, strict=True):
             if not tf.is_tensor(tensor) or tensor.dtype == tf.variant:
                 continue  # a list, which may be filled
-            counts = kind == EQUAL and tensor.dtype.is_integer
-            if counts or kind.role is Role.ROWS:
+            if _is_kept(tensor, kind):
                 self._step.kinds.mark(tensor, kind)
+
+    def warn_of_writes(self, turned: Any) -> None:
+        """Warns of what later turns write, if it is not what was taken for it.
+
+        Args:
+            turned: What a turn gives to the next one.
+        """
+        tensors = _flat(turned)
+        if len(tensors) != len(self._kinds) or self._step.kinds.is_blind:
+            return
+        for tensor, kind in zip(tensors, self._kinds, strict=True):
+            if not tf.is_tensor(tensor) or not _is_kept(tensor, kind):
+                continue
+            found = self._step.kinds.of(tensor)
+            mixes = found.depends_on_other_samples
+            if found.role is not kind.role or (
+                mixes and not kind.depends_on_other_samples
+            ):
+                self._step.warn_once(
+                    "writes in a loop",
+                    "the step writes a variable or updates a metric in a loop "
+                    "whose next turn goes on with what is computed from all "
+                    "samples, of which a replica has its own only. Write it "
+                    "after the loop, or give the loop what all replicas have, "
+                    "with `keras_conflux.allreduce` before it.",
+                )
+                return
+
+
+def _is_kept(tensor: tf.Tensor, kind: Kind) -> bool:
+    """Whether a tensor of a loop is taken for the same in all turns."""
+    counts = kind == EQUAL and tensor.dtype.is_integer
+    return tensor.dtype != tf.variant and (counts or kind.role is Role.ROWS)
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:

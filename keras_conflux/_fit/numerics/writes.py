@@ -108,6 +108,11 @@ class Writes(Exit):
         """Returns all that the step has written."""
         return [*self._all.values()]
 
+    @property
+    def count(self) -> int:
+        """How often the step has written any variable until here."""
+        return self._times.total()
+
     def times(self, variables: Iterable[Any]) -> int:
         """Returns how often the step has written variables until here."""
         return sum(self._times[id(variable)] for variable in variables)
