@@ -242,3 +242,69 @@ def test_a_penalty_at_mixed_inputs(microbatches, count):
 
     got = trained(count, step, microbatches=microbatches)
     assert_equal(trained(None, step), got)
+
+
+def counted_in_a_loop(model, x):
+    def body(turn, count):
+        model.own_metric.update_state(count)
+        return turn + 1, count + tf.reduce_sum(tf.cast(x > 0, tf.int32))
+
+    tf.while_loop(lambda turn, count: turn < 3, body, (0, 0))
+    return {"result": model.own_metric.result()}
+
+
+def normalized_in_a_loop(model, x):
+    def body(turn, rows):
+        model.own_metric.update_state(rows**2)
+        return turn + 1, rows / tf.norm(rows)
+
+    tf.while_loop(lambda turn, rows: turn < 3, body, (0, x))
+    return {"result": model.own_metric.result()}
+
+
+@needs_two
+@pytest.mark.parametrize("step", [counted_in_a_loop, normalized_in_a_loop])
+def test_a_loop_that_writes_what_all_samples_make_warns(step):
+    with pytest.warns(kc.ConfluxWarning, match="whose next turn"):
+        trained(2, step, keras.metrics.Mean)
+
+
+def test_a_loop_that_writes_rows_of_samples(count):
+    def step(model, x):
+        def body(turn, rows):
+            model.own_metric.update_state(rows**2)
+            return turn + 1, 2 * rows
+
+        tf.while_loop(lambda turn, rows: turn < 3, body, (0, x))
+        return {"result": model.own_metric.result()}
+
+    expected = trained(None, step, keras.metrics.Mean)
+    assert_equal(expected, trained(count, step, keras.metrics.Mean))
+
+
+def dense_by_class(values, classes):
+    order = tf.argsort(classes, stable=True)
+    grouped = tf.RaggedTensor.from_value_rowids(
+        tf.gather(values, order), tf.gather(classes, order)
+    )
+    return tf.reduce_mean(grouped.to_tensor() ** 2)
+
+
+def masked_by_class(values, classes):
+    counts = tf.math.bincount(classes, minlength=3, maxlength=3)
+    mask = tf.cast(tf.sequence_mask(counts), values.dtype)
+    return tf.reduce_mean(mask) * tf.reduce_sum(values**2)
+
+
+@pytest.mark.parametrize("made", [dense_by_class, masked_by_class])
+def test_lengths_may_count_samples(made, count):
+    def step(model, x):
+        classes = tf.cast(x[:, 0] > 0, tf.int32) + tf.cast(
+            x[:, 1] > 0, tf.int32
+        )
+        with tf.GradientTape() as tape:
+            loss = made(model.net(x)[:, 0], classes)
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    assert_equal(trained(None, step), trained(count, step))
