@@ -168,8 +168,9 @@ def _mark(
         try:
             found = rows_by_trial(output, step.kinds, given)
         except NotDerivable:
-            draws = draws_numbers(output, inputs)
-            found = kind if draws else None
+            # Layers of Keras keep samples apart if no trial shows otherwise.
+            is_apart = not is_of_users or draws_numbers(output, inputs)
+            found = kind if is_apart else None
         if found is not None:
             kind = kind.with_entries(found.entries)
         elif _compares(output):
