@@ -97,20 +97,25 @@ def test_derivatives_by_what_is_of_all_samples(made, count):
     assert_equal(trained(None, step), trained(count, step))
 
 
+def with_penalty(model, x):
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = ops.sqrt(ops.mean(model.net(x) ** 2))
+        slopes = tape.gradient(loss, x)
+        penalty = ops.mean(ops.sum(slopes**2, 1))
+    apply(model, outer, penalty)
+    return {"penalty": penalty}
+
+
 @needs_two
 def test_a_second_derivative_of_what_is_of_all_samples_warns():
-    def step(model, x):
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = ops.sqrt(ops.mean(model.net(x) ** 2))
-            slopes = tape.gradient(loss, x)
-            penalty = ops.mean(ops.sum(slopes**2, 1))
-        apply(model, outer, penalty)
-        return {"penalty": penalty}
-
     with pytest.warns(kc.ConfluxWarning, match="a GradientTape differentiates"):
-        trained(2, step)
+        trained(2, with_penalty)
+
+
+def test_one_replica_differentiates_twice_as_one_device():
+    assert_equal(trained(None, with_penalty), trained(1, with_penalty))
 
 
 MIXING = {

@@ -233,6 +233,8 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
         kind = MEAN if target.shape.rank == 0 else TOTAL
     elif not by_hand and ThroughReductions.of(step).lead_to(loss):
         _warn_of_target(step, target)
+    elif replica_collectives().count == 1:
+        pass  # the tape differentiates what one device computes, also twice
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
     ):
