@@ -84,13 +84,13 @@ class Two(keras.Model):
         return {"loss": loss}
 
 
-def trained(kind, count, microbatches=1):
+def trained(kind, count, microbatches=1, jit="auto"):
     keras.utils.set_random_seed(1)
     model = Two(kind)
     model(X[:1])
     if count:
         kc.replicate(model, count, microbatches=microbatches)
-    model.compile(keras.optimizers.SGD(0.05))
+    model.compile(keras.optimizers.SGD(0.05), jit_compile=jit)
     before = model.encoder.kernel.numpy()
     # The last batch has one sample.
     logs = model.fit(X, Y, 6, epochs=2, shuffle=False, verbose=0)
@@ -112,3 +112,13 @@ def test_they_pass_what_turns_exchange(kind):
     one, one_logs = trained(kind, None)
     many, many_logs = trained(kind, COUNTS[-1], microbatches=2)
     assert_same_training(one, many, one_logs, many_logs)
+
+
+@pytest.mark.parametrize(
+    "kind", ["by a constant seed", "slopes by what is mixed"]
+)
+def test_they_pass_in_models_that_xla_compiles(kind):
+    one, one_logs = trained(kind, None, jit=True)
+    for count in COUNTS:
+        many, many_logs = trained(kind, count, jit=True)
+        assert_same_training(one, many, one_logs, many_logs)

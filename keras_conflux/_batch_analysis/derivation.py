@@ -160,7 +160,7 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
     if (
         kind.role is Role.OPAQUE
         or operation.type == "Placeholder"
-        or operation.op_def.is_stateful
+        or not traced_graphs.is_repeatable(operation)
     ):
         raise NotDerivable(operation.name)
 

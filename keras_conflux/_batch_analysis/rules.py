@@ -92,7 +92,7 @@ def kinds_of_outputs(
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
     if operation.type not in traced_graphs.BRANCHES | traced_graphs.LOOPS:
-        return not operation.op_def.is_stateful or operation.type in READS
+        return operation.type in READS or traced_graphs.is_repeatable(operation)
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
     bodies = [

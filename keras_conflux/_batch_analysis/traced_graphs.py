@@ -241,6 +241,22 @@ def is_or_runs(
     )
 
 
+def is_repeatable(operation: tf.Operation) -> bool:
+    """Whether an operation gives the same once more, whatever runs between."""
+    return None not in graphs_of(operation) and not is_or_runs(
+        operation, _has_state
+    )
+
+
+def _has_state(operation: tf.Operation) -> bool:
+    is_of_zeros = operation.type == "Empty" and operation.get_attr("init")
+    return (
+        operation.op_def.is_stateful
+        and operation.type not in WITH_BODIES
+        and not is_of_zeros
+    )
+
+
 def call_of(graph: Any, outer: Any) -> tf.Operation | None:
     """Returns the operation of an outer graph that runs an inner one."""
     for operation in reversed(outer.get_operations()):

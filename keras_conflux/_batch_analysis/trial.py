@@ -41,6 +41,9 @@ _TRIALS = (
 )
 """Of how many samples the parts are, and how large their numbers. Positions of
 the best of few samples may all be the same to what follows."""
+_OF_LARGE = (((2, 3), 1),)
+"""The same for programs that compute more than `_LARGE` entries of a sample."""
+_LARGE = 1 << 22
 _SMALLEST_INTEGERS = (0, 1)
 """Of which integers one is drawn, or the next. They may be places, or numbers
 of steps, of which there is at least one."""
@@ -159,11 +162,12 @@ def _results(program: TrialProgram) -> list[Results]:
     Raises:
         NotDerivable: If it gives numbers for none.
     """
+    trials = _TRIALS if program.entries <= _LARGE else _OF_LARGE
     for smallest in _SMALLEST_INTEGERS:
         try:
             results = program.results(
                 (sizes, RandomValues(scale, smallest, seed))
-                for seed, (sizes, scale) in enumerate(_TRIALS)
+                for seed, (sizes, scale) in enumerate(trials)
             )
         except tf.errors.OpError:  # as of a place that is not there
             continue

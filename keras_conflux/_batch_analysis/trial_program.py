@@ -1,6 +1,7 @@
 """What makes a tensor of a step, as a program that runs by itself."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,6 +76,8 @@ class TrialProgram:
         self._handed_on: dict[int, tf.Tensor] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
         self._follow(output, kinds)
+        self.entries = sum(map(_entries_of_a_sample, self._operations))
+        """About how many a sample has in all that is computed."""
         self._graph = tf.Graph()
         with self._graph.as_default():
             definition = self._definition()
@@ -303,6 +306,14 @@ def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:
         return None
     outside = traced_graphs.captures(tensor.graph).get(id(tensor))
     return None if traced_graphs.is_eager(outside) else outside
+
+
+def _entries_of_a_sample(operation: tf.Operation) -> int:
+    return sum(
+        math.prod(size for size in output.shape.as_list() if size is not None)
+        for output in operation.outputs
+        if output.shape.rank is not None
+    )
 
 
 def _sizes(shape: tf.TensorShape, name: str) -> list[int]:

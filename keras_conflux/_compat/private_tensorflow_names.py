@@ -315,6 +315,10 @@ READ = (
         "input, group_assignment, reduce_op, mode, name",
     ),
     PrivateName(
+        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_dynamic_update_slice",
+        "input, update, indices, name",
+    ),
+    PrivateName(
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_optimization_barrier",
         "input, name",
     ),

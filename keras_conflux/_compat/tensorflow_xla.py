@@ -1,5 +1,6 @@
 """Operations that XLA alone knows."""
 
+import contextlib
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,32 @@ def barriers(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors of which XLA computes all when one entry is needed."""
     passed: Any = gen_xla_ops.xla_optimization_barrier(list(tensors))
     return list(passed)
+
+
+def replaced(whole: tf.Tensor, part: tf.Tensor, begins: Any) -> tf.Tensor:
+    """Returns a tensor in which a part is another one.
+
+    Args:
+        whole: The tensor.
+        part: What it has in place of its own.
+        begins: Where the part begins along each axis, which XLA need not know.
+    """
+    return gen_xla_ops.xla_dynamic_update_slice(whole, part, begins)
+
+
+def _gradient_of_replaced(
+    operation: tf.Operation, upstream: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, None]:
+    _, part, begins = operation.inputs
+    sizes = tf.shape(part, begins.dtype)
+    of_part = tf.slice(upstream, begins, sizes)
+    return replaced(upstream, tf.zeros_like(part), begins), of_part, None
+
+
+# TensorFlow has it as the gradient of `tf.slice`, and none of its own, so that
+# XLA has no second derivatives of a slice.
+with contextlib.suppress(KeyError):
+    tf.RegisterGradient("XlaDynamicUpdateSlice")(_gradient_of_replaced)
 
 
 def has_module_calls() -> bool:

@@ -10,6 +10,8 @@ from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat import tensorflow_xla
+from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -40,11 +42,17 @@ class _GatheredBlock:
         """Returns this replica's rows where all will have them."""
         mine = self._resized(self._source, 0, self.length)
         summable = dtypes.as_summable(mine)
+        neutral = SUM.neutral(summable.dtype)
+        if steps.in_xla():  # a turn is not known when it is compiled
+            sizes = self._at_axis(self.total, tf.shape(summable))
+            return tensorflow_xla.replaced(
+                tf.fill(sizes, neutral), summable, self._at_axis(self.before, 0)
+            )
         after = self.total - self.before - self.length
         return tf.pad(
             summable,
             self._along(self.before, after),
-            constant_values=SUM.neutral(summable.dtype),
+            constant_values=neutral,
         )
 
     def complete(self, placed: tf.Tensor) -> None:
@@ -59,14 +67,15 @@ class _GatheredBlock:
         return tf.ensure_shape(padded, self._source.shape)
 
     def _resized(self, tensor: tf.Tensor, begin: Any, length: Any) -> tf.Tensor:
-        others = tf.range(tf.rank(tensor)) != self._axis
-        starts = tf.where(others, 0, begin)
-        rows = tf.slice(
-            tensor, starts, tf.where(others, tf.shape(tensor), length)
-        )
+        starts = self._at_axis(begin, 0)
+        rows = tf.slice(tensor, starts, self._at_axis(length, tf.shape(tensor)))
         sizes = tensor.shape.as_list()
         sizes[self._axis] = None
         return tf.ensure_shape(rows, sizes)
+
+    def _at_axis(self, size: Any, others: Any) -> tf.Tensor:
+        axes = tf.range(self._source.shape.rank)
+        return tf.where(axes == self._axis, size, others)
 
     def _along(self, before: Any, after: Any) -> tf.Tensor:
         rank = self._source.shape.rank

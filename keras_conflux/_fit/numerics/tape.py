@@ -227,13 +227,15 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
     kind = kind_by_trial(loss, step.kinds)
-    own_gradients = Layers.of(step).own_gradients
-    mixed = set() if by_hand else own_gradients.depending_on_mixed(loss)
+    is_alone = replica_collectives().count == 1
+    mixed = set()
+    if not by_hand and not is_alone:
+        mixed = Layers.of(step).own_gradients.depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
     elif not by_hand and ThroughReductions.of(step).lead_to(loss):
         _warn_of_target(step, target)
-    elif replica_collectives().count == 1:
+    elif is_alone:
         pass  # the tape differentiates what one device computes, also twice
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
