@@ -22,6 +22,7 @@ class Writes(keras.layers.Layer):
         super().__init__()
         self.write = write
         self.mine = tf.Variable([0.5, 0.5], trainable=False, name="mine")
+        self.weight = self.add_weight(shape=(2,), trainable=False)
         self.generator = tf.random.Generator.from_seed(1)
         self.table = tf.lookup.experimental.MutableHashTable(
             tf.int64, tf.float32, 0.0
@@ -158,6 +159,22 @@ RIGHT_IN_COPIES = {
 }
 
 
+# Of what `add_weight` has made, by methods of its value.
+BY_VALUE = {
+    "sets": lambda layer, x: layer.weight.value.assign(
+        tf.reduce_mean(x[:, :2], 0)
+    ),
+    "scatters": lambda layer, x: layer.weight.value.scatter_add(
+        tf.IndexedSlices(x[:, 0], tf.cast(x[:, 1] > 0, tf.int32))
+    ),
+    "in a branch": lambda layer, x: tf.cond(
+        tf.reduce_sum(x) > -1e9,
+        lambda: layer.weight.value.assign_add(x[0, :2]),
+        lambda: layer.weight.value.value(),
+    ),
+}
+
+
 def model_that(write, kind=keras.Sequential, metric=None):
     model = kind([keras.Input((4,)), Writes(write), keras.layers.Dense(4)])
     model.compile("sgd", "mse", metrics=[metric] if metric else None)
@@ -268,3 +285,17 @@ def test_what_the_package_counts_is_left_out():
 
 def test_one_replica_is_one_device():
     fit(kc.replicate(model_that(_adds), 1))
+
+
+@pytest.mark.parametrize("name", BY_VALUE)
+def test_what_is_written_by_a_value_warns(name):
+    model = model_that(BY_VALUE[name])
+    kc.replicate(model, 2)
+    with pytest.warns(kc.ConfluxWarning, match="by methods of its `value`"):
+        fit(model)
+
+
+def test_a_value_that_is_equal_does_not_warn():
+    model = model_that(lambda layer, x: layer.weight.value.assign([1.0, 2.0]))
+    kc.replicate(model, 2)
+    np.testing.assert_array_equal(fit(model).weight, [1.0, 2.0])

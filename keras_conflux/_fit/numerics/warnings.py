@@ -1,5 +1,7 @@
 """Warns of what replicas cannot make equal to what one device computes."""
 
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -142,6 +144,9 @@ def warn_of_plain_variables(step: Step) -> None:
     for variable, writes in plain_variables(step):
         if writes and not _is_right(variable, writes, step):
             _warn_of(variable, writes[0], step)
+    for weight, writes in _written_by_value(step):
+        if not _is_right(state.backing(weight), writes, step):
+            _warn_of_value(weight, writes[0], step)
 
 
 def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
@@ -154,18 +159,10 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
         *state.variables_of(step.model),
         *Writes.of(step).variables(),
     ]
-    known = {
-        id(tensorflow_internals.handle_of(copy))
-        for variable in of_keras
-        for copy in state.copies(variable)
-    }
-    graph = step.graph
+    known = _by_handle(of_keras)
     found = [
-        (
-            handle,
-            [x for x in uses if traced_graphs.changes(x, handle, graph)],
-        )
-        for handle, uses in tensorflow_graphs.uses_of_resources(graph)
+        (handle, writes)
+        for handle, writes in _writes(step)
         if id(handle) not in known and not is_own_variable(handle)
     ]
     variables = tensorflow_graphs.variables_behind([each for each, _ in found])
@@ -174,6 +171,49 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
         for handle, writes in found
         if id(handle) in variables
     ]
+
+
+def _written_by_value(
+    step: Step,
+) -> list[tuple[keras.Variable, list[tf.Operation]]]:
+    """Returns the variables of layers that a step writes without Keras.
+
+    An optimizer may write all that can be trained, and its own.
+    """
+    owners = [
+        each
+        for each in state.stateful_objects(step.model)
+        if not isinstance(each, keras.optimizers.Optimizer)
+    ]
+    noted = {id(variable) for variable in Writes.of(step).variables()}
+    silent = _by_handle(
+        variable
+        for variable in state.state_of(owners).values()
+        if id(variable) not in noted and not variable.trainable
+    )
+    return [
+        (silent[id(handle)], writes)
+        for handle, writes in _writes(step)
+        if writes and id(handle) in silent
+    ]
+
+
+def _by_handle(variables: Iterable[keras.Variable]) -> dict[int, Any]:
+    """Returns variables by the ids of the handles of their copies."""
+    return {
+        id(tensorflow_internals.handle_of(copy)): variable
+        for variable in variables
+        for copy in state.copies(variable)
+    }
+
+
+def _writes(step: Step) -> Iterator[tuple[Any, list[tf.Operation]]]:
+    """Yields what a step uses, and the operations that may write it."""
+    for handle, uses in tensorflow_graphs.uses_of_resources(step.graph):
+        writes = [
+            x for x in uses if traced_graphs.changes(x, handle, step.graph)
+        ]
+        yield handle, writes
 
 
 def _is_right(
@@ -197,6 +237,18 @@ def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
     draws = write.type.startswith("Rng")
     message = _of_generator(described) if draws else _of_any(described)
     step.warn_once(f"variable {id(variable)}", message, write)
+
+
+def _warn_of_value(
+    weight: keras.Variable, write: tf.Operation, step: Step
+) -> None:
+    step.warn_once(
+        f"value of {state.name_of(weight)}",
+        f"a step writes {state.name_of(weight)} by methods of its `value`, so "
+        "each replica writes what its own samples tell. Call `assign`, "
+        "`assign_add` or `assign_sub` of the variable itself.",
+        write,
+    )
 
 
 def _of_generator(described: str) -> str:
