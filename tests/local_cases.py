@@ -465,8 +465,6 @@ LOCAL_CASES = {
     for case in (
         uneven_parts,
         nothing_in_the_first,
-        accumulated_parts,
-        weighted_parts,
         normalized_parts,
     )
 }
@@ -474,6 +472,8 @@ MORE_LOCAL_CASES = {
     case.__name__: case
     for case in (
         of_unknown_number,
+        accumulated_parts,
+        weighted_parts,
         several_steps,
         steps_across_epochs,
         arrays,

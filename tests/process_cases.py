@@ -250,19 +250,24 @@ CASES = {
         clipped,
         accumulated,
         of_fewer_samples_than_processes,
-        reshuffled,
         normalized,
-        with_unequal_weights,
         own_step,
         eagerly,
-        single_batches,
-        own_loop,
-        under_a_distribution,
         with_random_numbers,
     )
 }
 MORE_CASES = {
-    case.__name__: case for case in (weighted, shuffled, from_generator)
+    case.__name__: case
+    for case in (
+        weighted,
+        shuffled,
+        from_generator,
+        reshuffled,
+        single_batches,
+        own_loop,
+        under_a_distribution,
+        with_unequal_weights,
+    )
 }
 
 

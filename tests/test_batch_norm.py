@@ -84,6 +84,7 @@ def masked() -> keras.Model:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", [before, after])
 def test_normalizes_what_a_mask_leaves_as_one_device(when):
     words = RNG.integers(0, 6, (22, 5))
@@ -98,6 +99,7 @@ def test_normalizes_what_a_mask_leaves_as_one_device(when):
     kc.assert_in_sync(many)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 def test_what_was_traced_is_forgotten():
     one, many = nested(), kc.replicate(nested(), MANY)

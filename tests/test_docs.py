@@ -159,6 +159,7 @@ def test_links_lead_somewhere():
             assert (document.parent / target).exists(), (document, target)
 
 
+@pytest.mark.long
 def test_a_link_to_nowhere_ends_the_build_of_the_site(tmp_path):
     pytest.importorskip("mkdocs_autorefs")
     for name in ("mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):

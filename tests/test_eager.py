@@ -269,6 +269,7 @@ def test_single_batches(count):
     assert_equal_bits(*results)
 
 
+@pytest.mark.long
 def test_modes_change_between_calls():
     """What one has accumulated, the other goes on with."""
 

@@ -91,6 +91,7 @@ SEES_SINGLE_ROWS = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "count", "compiled"), list(runs()))
 def test_equals_one_device(name, count, compiled):
     if ON_GPU and name in SEES_SINGLE_ROWS:

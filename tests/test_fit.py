@@ -100,6 +100,7 @@ def test_compiled_and_built_after_replicate(single):
     kc.assert_in_sync(many)
 
 
+@pytest.mark.long
 def test_promotion_midway_and_back():
     one, many = dense("adam"), dense("adam")
     for model in (one, many):

@@ -1306,6 +1306,7 @@ class Cautious(OwnStep):
         return {"loss": loss}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", [_by_a_hidden_condition, _in_a_loop])
 def test_an_update_that_replicas_may_not_share_warns(where):
     with pytest.warns(kc.ConfluxWarning, match="applies the optimizer 'sgd"):
@@ -1359,6 +1360,7 @@ def train_on_ragged(length, count, in_branch=False):
     return model.fit(data, epochs=2, verbose=0).history["loss"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [5, None])
 def test_ragged_samples_that_are_filled_up(length):
     np.testing.assert_allclose(

@@ -150,6 +150,7 @@ def contrastive():
     return model
 
 
+@pytest.mark.long
 def test_a_loss_that_compares_samples():
     wanted = trained(contrastive)
     for count, microbatches in ((1, 3), (2, 2)):

@@ -146,6 +146,7 @@ def test_a_generator_trains_another_model_meanwhile():
     assert int(other.optimizer.iterations) == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["on_train_batch_end", "on_epoch_end"])
 def test_a_callback_trains_another_model(when):
     other = kc.replicate(dense("sgd"), MANY)

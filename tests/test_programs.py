@@ -988,6 +988,7 @@ class CalledGAN(GAN):
         return self.discriminator(x)
 
 
+@pytest.mark.long
 @needs_two
 def test_an_optimizer_that_no_step_uses_has_no_variables():
     model = CalledGAN()

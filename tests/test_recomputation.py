@@ -35,6 +35,7 @@ def test_one_device(case, mode):
     assert_equal(trained(case, mode, jit_compile=False), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", [cases.block, cases.counts])
 def test_replicas(case):
     """Each normalizes by its own samples, with recomputation and without."""
@@ -42,6 +43,7 @@ def test_replicas(case):
     assert_equal(trained(case, "full", MANY), wanted)
 
 
+@pytest.mark.long
 def test_long_executions_with_accumulation():
     """On one replica XLA compiles them, and their loop."""
     for devices, compiled in ((MANY, ON_GPU), (1, True)):

@@ -337,6 +337,7 @@ def with_lora(given=None):
     return one
 
 
+@pytest.mark.long
 def test_lora_trains_beside_weights_in_parts():
     expected = trained(optimizers.Adam(0.01), made=with_lora)
     before = trained(optimizers.Adam(0.01), MANY, "weights", made=with_lora)
@@ -744,6 +745,7 @@ def test_other_loops(shard):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_updates_in_a_loop_of_the_users(shard):
     one = kc.replicate(model(), devices=2, shard=shard)

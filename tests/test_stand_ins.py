@@ -91,6 +91,7 @@ OPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("op", OPS)

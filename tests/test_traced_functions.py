@@ -56,6 +56,7 @@ def test_a_model_is_replicated_again_in_a_callback():
     assert_same_training(one, many, expected, got)
 
 
+@pytest.mark.long
 def test_other_models_are_promoted_in_another_thread():
     model = kc.replicate(dense(), MANY)
     began, ended = threading.Event(), threading.Event()
@@ -185,6 +186,7 @@ def test_a_part_of_a_model_keeps_its_devices_while_it_trains():
         model.fit(X, Y, callbacks=[moves], **FIT)
 
 
+@pytest.mark.long
 def test_another_model_on_other_devices_trains_in_a_callback():
     other = kc.replicate(dense("sgd"), 1)
 
@@ -339,6 +341,7 @@ def drawing_and_learning(devices=None):
     return kc.replicate(model, devices) if devices else model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, [0]], ids=["plain", "replicated"])
 def test_the_common_seed_comes_back_to_the_model_that_trains(devices):
     expected = watched_by(drawing_and_learning())

@@ -175,6 +175,7 @@ def test_two_models_train_at_once():
         kc.assert_in_sync(model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")),
     reason="on GPUs an index out of range is no error",
@@ -229,6 +230,7 @@ def test_generators_with_none_and_several_steps():
     )
 
 
+@pytest.mark.long
 def test_random_numbers_without_a_seed():
     class Noise(keras.layers.Layer):
         def call(self, x):
@@ -246,6 +248,7 @@ def test_random_numbers_without_a_seed():
     assert len(set(drawn)) == 2 * MANY
 
 
+@pytest.mark.long
 def test_dropout_is_reproducible_and_goes_on():
     def build():
         keras.utils.set_random_seed(3)

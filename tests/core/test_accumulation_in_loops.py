@@ -91,6 +91,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", [in_withdevices, in_run, outside, in_scope])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_accumulated(name, way):

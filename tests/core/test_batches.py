@@ -253,6 +253,7 @@ def test_a_stack_is_moved_in_groups(staged, monkeypatch):
 DTYPES = "uint8 int8 bool int32 int64 float16 bfloat16 float32 float64"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("room", [0, 7, 16])
 def test_groups_are_written_into_their_places(room, monkeypatch):
     """Of any dtype, in place where that can be, and with room behind them."""

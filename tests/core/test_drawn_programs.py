@@ -63,6 +63,7 @@ def test_a_missing_warning_is_found(monkeypatch):
     assert drawn_trainings.judge(LAYER)[0] == "WRONG"
 
 
+@pytest.mark.long
 def test_a_false_alarm_is_found(monkeypatch):
     program = dataclasses.replace(LAYER, mixes=False, lines=APART)
     assert drawn_trainings.judge(program)[0] == "equal"

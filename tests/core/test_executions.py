@@ -244,6 +244,7 @@ def test_jit_compile_false_means_it(calls):
     assert not calls
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jit_compile", [True, False])
 def test_only_what_xla_does_not_compile_is_optimized(jit_compile, monkeypatch):
     seen = []

@@ -262,6 +262,7 @@ def test_a_cut_cable_ends_the_processes_at_both_ends():
         assert "weights True" in text
 
 
+@pytest.mark.long
 def test_a_killed_training_goes_on_where_it_was(tmp_path):
     run = [COMMAND, "run", "--processes", "2", "--restarts", "1"]
     script = str(HERE / "process_restart.py")

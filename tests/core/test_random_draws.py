@@ -554,6 +554,7 @@ def drawn_alone():
         yield pytest.param(rows, dtype, True, marks=marks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rows", "dtype", "compiled"), [*drawn_alone()])
 def test_rows_are_drawn_alone_bit_by_bit(dtype, rows, compiled):
     samplers = [

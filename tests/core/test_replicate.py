@@ -209,6 +209,7 @@ kc.assert_in_sync(model)
 """
 
 
+@pytest.mark.long
 def test_a_model_that_shares_layers_of_a_scope_follows_them():
     if MANY < 2:
         pytest.skip("needs two devices")

@@ -217,6 +217,7 @@ def test_a_step_that_asks_where_it_runs_is_traced_for_each(shared, ask):
     assert not shared
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "ask",
     [
@@ -234,6 +235,7 @@ def test_a_step_that_asks_nothing_is_traced_once(shared, ask):
 LENGTHS = {"x": np.ones((28, 4), "float32"), "y": np.zeros(28, "int64")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "ask",
     [lambda x: kc.replica().index, lambda x: kc.allgather(x)],
@@ -251,6 +253,7 @@ def test_a_function_that_was_traced_before_is_asked_for(shared, ask):
     assert not shared
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="looks at copies that nothing makes equal")
 @pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
 def test_a_model_whose_call_is_a_function_draws_for_each_replica(shared):
@@ -380,6 +383,7 @@ def test_random_numbers_in_them_are_drawn_by_each_program(shared):
     assert not shared
 
 
+@pytest.mark.long
 def test_a_function_over_replaced_variables_is_traced_anew():
     layer = keras.layers.Dense(3)
     layer.build((None, 4))
@@ -407,6 +411,7 @@ def test_a_function_over_replaced_variables_is_traced_anew():
     assert not np.array_equal(layer.get_weights()[0], before)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="test_microbatches has it there")
 def test_turns_of_replicas_share_a_trace(shared):
     """Both replicas have the same samples, so what is doubled is a sum."""

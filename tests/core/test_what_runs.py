@@ -104,6 +104,7 @@ def test_the_log_of_a_program_gets_it(capsys, caplog):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["level", "disabled", "environment"])
 def test_it_can_be_silenced(how, logger, capsys, monkeypatch):
     with warnings.catch_warnings():

@@ -488,6 +488,7 @@ def test_it_computes_the_same_in_a_step_for_any_number(reference, options):
     assert_close(found, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_open", [False, True])
 def test_gradients_of_gradients_are_kerass(reference, is_open):
     def penalty(*arguments):

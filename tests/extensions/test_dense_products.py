@@ -62,6 +62,7 @@ def value_and_gradients(equation, arrays, in_xla, jit_compile=True):
     return run(batch, weights), operations
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("equation", PRODUCTS)
 def test_products_are_those_of_keras(equation, jit_compile):

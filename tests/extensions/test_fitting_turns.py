@@ -237,6 +237,7 @@ def trained(count=None, memory=None, compiled=False):
     return outcome(model, logs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(ON_GPU, reason="of a memory that is made up")
 @pytest.mark.parametrize("count", COUNTS)
 def test_training_is_that_of_one_device(monkeypatch, capsys, count):
@@ -255,6 +256,7 @@ def test_training_is_that_of_one_device(monkeypatch, capsys, count):
     assert "is 1 in test_step, for batches of 14" in said[1]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="of a memory that is made up")
 def test_compiled(monkeypatch):
     memory = Memory(monkeypatch, 104.5 * MB / USED)
@@ -324,6 +326,7 @@ def test_what_would_depend_on_memory(monkeypatch):
     fit(layers.BatchNormalization(), run_eagerly=True)
 
 
+@pytest.mark.long
 def test_what_it_cannot_be_chosen_for(monkeypatch):
     Memory(monkeypatch, MB)
     model = keras.Sequential(

@@ -310,6 +310,7 @@ def test_weights_that_unpack_to_more_than_the_model(model, runs, tmp_path):
         kc.load(model, runs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", [".lock", ".files.json", ".unfinished"])
 def test_files_beside_checkpoints(model, runs, tmp_path, name, kind):

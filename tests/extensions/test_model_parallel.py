@@ -143,6 +143,7 @@ def test_fit_equals_one_device(shape, options):
     assert sum(map(state.is_in_parts, moved)) == len(IN_PARTS) + 1
 
 
+@pytest.mark.long
 def test_a_scope_and_files(tmp_path):
     with parallel((1, MANY)).scope():
         found = decoder()
@@ -167,6 +168,7 @@ def test_a_scope_and_files(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_a_model_that_was_made_and_trained_before():
     found, expected = decoder(), decoder()
     for each in (found, expected):

@@ -81,6 +81,7 @@ def two_at_once(tmp_path_factory):
     return cache, *map(result, both)
 
 
+@pytest.mark.long
 def test_the_next_process_finds_what_two_have_compiled(two_at_once, tmp_path):
     filled, first, second = two_at_once
     (own,) = filled.iterdir()
@@ -438,6 +439,7 @@ def test_a_file_of_others_is_not_written_over(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.long
 def test_a_start_leaves_the_files_of_others(tmp_path):
     """As where a user names the folder of all their files."""
     home, outside = tmp_path / "home", tmp_path / "outside"

@@ -74,6 +74,7 @@ def test_damage_is_named_and_the_one_before_is_used(url, name):
     assert_equal(train(url), expected)
 
 
+@pytest.mark.sampled(2)
 def test_dying_while_files_are_put(url, monkeypatch):
     expected = train(f"{url}-whole")
     copy = storage._copy

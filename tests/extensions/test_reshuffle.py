@@ -197,6 +197,7 @@ def dense():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 
 
+@pytest.mark.long
 def test_the_switch_is_kept_until_it_is_turned():
     model = kc.replicate(dense(), MANY)
     assert not drawn_by(model)

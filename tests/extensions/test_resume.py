@@ -200,6 +200,7 @@ def test_killed_again_and_again_with_grain(tmp_path, data, devices):
     test_killed_again_and_again(tmp_path, data, devices)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("before", [2, None])
 def test_on_other_devices(tmp_path, before):
     """Without random numbers of replicas, results are equal to rounding."""
@@ -391,6 +392,7 @@ class Freezing(keras.callbacks.Callback):
                 self.model.make_train_function(force=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, 2])
 def test_layers_that_a_callback_has_frozen(tmp_path, devices):
     def trained(folder, after=None, is_forced=True):
@@ -1010,6 +1012,7 @@ def test_no_checkpoint_is_told_from_one_without_a_state(tmp_path):
     assert kc.load(model, tmp_path) == (3, None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [None, 2])
 def test_a_loop_of_ones_own(tmp_path, devices):
     def trained(stop):

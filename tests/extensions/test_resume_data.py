@@ -400,6 +400,7 @@ class Large(Reordered):
         self.samples = X
 
 
+@pytest.mark.long
 def test_large_arrays_of_a_pydataset(tmp_path, monkeypatch):
     monkeypatch.setattr(py_dataset_state, "_LARGE", 8 * len(X) - 1)
     assert_goes_on(tmp_path, lambda: {"x": Large()})

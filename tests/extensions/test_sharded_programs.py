@@ -180,6 +180,7 @@ class WithLora(layers.Dense):
         self.enable_lora(64)
 
 
+@pytest.mark.sampled(2)
 @needs_module_calls
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 @pytest.mark.parametrize("mode", [None, "full"])
@@ -218,6 +219,7 @@ def test_nothing_but_data_orders_gatherings(traces, monkeypatch):
     assert known == [(0, 0)] * (2 * LAYERS - 1)
 
 
+@pytest.mark.sampled(3)
 @needs_module_calls
 @pytest.mark.skipif(ON_GPU or MANY < 3, reason="takes CPU devices")
 @pytest.mark.parametrize(

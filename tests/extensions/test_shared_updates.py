@@ -174,6 +174,7 @@ class Shift(keras.layers.Layer):
         return x * self.other + self.shift
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("setting", ["learning_rate", "epsilon"])
 def test_settings_may_be_variables_that_are_trained(setting):
     def train(on_replica):
@@ -194,6 +195,7 @@ def test_settings_may_be_variables_that_are_trained(setting):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [(optimizers.Muon, "bfloat16"), (optimizers.Adam, "float64")],
@@ -251,6 +253,7 @@ class UnderTape(keras.Sequential):
         return {"loss": after}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [InLoop, UnderTape])
 def test_updates_in_steps_of_ones_own(traced, kind):
     def train(on_replica):
