@@ -313,3 +313,16 @@ def test_lengths_may_count_samples(made, count):
         return {"loss": loss}
 
     assert_equal(trained(None, step), trained(count, step))
+
+
+@needs_two
+def test_a_value_of_unknown_rank_warns():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.5)
+
+    def step(model, x):
+        found = table.lookup(tf.cast(x[:, 0] > 0, tf.int64))
+        return {"found": ops.mean(found)}
+
+    with pytest.warns(kc.ConfluxWarning, match="does not show how"):
+        logs, _ = trained(2, step)
+    assert logs[0]["found"] == [0.5]

@@ -148,6 +148,8 @@ def derivation_of(
 def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
     """Raises for what is too large, or not of one size, to be exchanged."""
     if kind.role is Role.ROWS:
+        if tensor.shape.rank is None:
+            raise NotDerivable(tensor.op.name)
         others = [n for n in tensor.shape.as_list() if n is not None]
         if math.prod(others) > MAX_ENTRIES:
             raise NotDerivable(tensor.op.name)
