@@ -1110,15 +1110,52 @@ class Capacity(keras.layers.Layer):
         return x * keras.ops.cast(places <= room, x.dtype)
 
 
-def test_a_layer_that_mixes_samples_warns():
-    x, y = regression(16)
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(4), Capacity(name="capacity")]
-    )
+class Adaptive(keras.layers.Layer):
+    """Goes on in steps that the largest value of the batch decides."""
+
+    def call(self, x):
+        def step(time, x):
+            size = 1 / (2 + tf.reduce_max(tf.abs(x)))
+            return time + size, x * (1 - size)
+
+        return tf.while_loop(lambda time, _: time < 1, step, (0.0, x))[1]
+
+
+class PerSample(keras.layers.Layer):
+    """Divides by the number of samples."""
+
+    def call(self, x):
+        return x / keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+
+
+@pytest.mark.parametrize("kind", [Capacity, PerSample])
+def test_a_layer_may_mix_samples(kind):
+    dense = keras.layers.Dense
+
+    def make():
+        return keras.Sequential(
+            [keras.Input((6,)), dense(4), kind(), kind(), dense(3)]
+        )
+
+    assert_equal(make, loss="mse")
+
+
+class InPython(keras.layers.Layer):
+    """Mixes samples in Python, which cannot be computed once more."""
+
+    def call(self, x):
+        mixed = tf.numpy_function(lambda x: x - x.mean(0), [x], x.dtype)
+        return tf.ensure_shape(mixed, x.shape)
+
+
+@pytest.mark.parametrize("kind", [InPython, Adaptive])
+def test_a_layer_that_mixes_samples_in_python_or_a_loop_warns(kind):
+    body = [keras.layers.Dense(4), kind(name="mixing")]
+    model = keras.Sequential([keras.Input((6,)), *body, keras.layers.Dense(3)])
     model.compile("sgd", "mse", jit_compile=False)
     kc.replicate(model, MANY)
-    with pytest.warns(kc.ConfluxWarning, match="'capacity' computes of a sam"):
-        model.fit(x, np.repeat(y, 4, 1), batch_size=16, verbose=0)
+    with pytest.warns(kc.ConfluxWarning, match="'mixing' computes of a sample"):
+        model.fit(X, Y, **FIT)
 
 
 @tf.custom_gradient
@@ -1174,7 +1211,7 @@ class MakesLayers(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = Capacity(), Capacity()
+        self.first, self.second = InPython(), InPython()
         self.net = keras.layers.Dense(1)
 
     def call(self, x):
@@ -1182,7 +1219,7 @@ class MakesLayers(keras.Model):
 
     def train_step(self, data):
         x, y = data
-        return super().train_step((Capacity()(x) + 1, y))
+        return super().train_step((InPython()(x) + 1, y))
 
 
 def test_layers_that_mix_samples_warn_once_each():
@@ -1195,43 +1232,6 @@ def test_layers_that_mix_samples_warn_once_each():
     told = [str(each.message) for each in caught]
     told = [each for each in told if "computes of a sample" in each]
     assert len(told) == len(set(told)) == 3
-
-
-class Adaptive(keras.layers.Layer):
-    """Goes on in steps that the largest value of the batch decides."""
-
-    def call(self, x):
-        def step(time, x):
-            size = 1 / (2 + tf.reduce_max(tf.abs(x)))
-            return time + size, x * (1 - size)
-
-        return tf.while_loop(lambda time, _: time < 1, step, (0.0, x))[1]
-
-
-class PerSample(keras.layers.Layer):
-    """Divides by the number of samples."""
-
-    def call(self, x):
-        return x / keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
-
-
-def test_a_layer_that_divides_by_the_number_of_samples_warns():
-    x, y = regression(16)
-    body = [keras.layers.Dense(4), PerSample(name="per_sample")]
-    model = keras.Sequential([keras.Input((8,)), *body, keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    kc.replicate(model, MANY)
-    with pytest.warns(kc.ConfluxWarning, match="'per_sample' computes of a sa"):
-        model.fit(x, y, batch_size=16, verbose=0)
-
-
-def test_a_layer_that_mixes_samples_in_a_loop_warns():
-    body = [keras.layers.Dense(4), Adaptive(name="adaptive")]
-    model = keras.Sequential([keras.Input((6,)), *body, keras.layers.Dense(3)])
-    model.compile("sgd", "mse", jit_compile=False)
-    kc.replicate(model, MANY)
-    with pytest.warns(kc.ConfluxWarning, match="'adaptive' computes of a sam"):
-        model.fit(X, Y, **FIT)
 
 
 def _for_each(model, x, y, gradients):

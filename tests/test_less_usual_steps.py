@@ -7,6 +7,7 @@ import tensorflow as tf
 from conftest import MANY
 from keras import layers
 from keras import ops
+from models import assert_same_training
 from models import regression
 
 import keras_conflux as kc
@@ -127,16 +128,68 @@ MIXING = {
 }
 
 
-@needs_two
-@pytest.mark.parametrize("name", MIXING)
-def test_a_functional_model_that_mixes_samples_warns(name):
-    inputs = layers.Input((8,))
-    outputs = MIXING[name](layers.Dense(3)(inputs))
-    model = keras.Model(inputs, outputs)
+class Standardized(layers.Layer):
+    """Normalizes each feature over the batch, and scales it."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return self.scale * (x - ops.mean(x, 0)) / (ops.std(x, 0) + 0.5)
+
+
+def functional(mix, *shape):
+    inputs = layers.Input(shape)
+    mixed = mix(layers.Dense(3)(inputs))
+    model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(mixed)))
     model.compile("sgd", "mse", jit_compile=False)
-    kc.replicate(model, 2)
-    with pytest.warns(kc.ConfluxWarning, match="depends on other samples"):
-        model.fit(X, np.zeros([11, 3]), batch_size=6, verbose=0)
+    return model
+
+
+def assert_mixes_as_one_device(count, build, x):
+    found = []
+    for each in (None, count):
+        keras.utils.set_random_seed(1)
+        model = build()
+        if each:
+            kc.replicate(model, each)
+        logs = model.fit(x, Y[:, :1], 6, epochs=2, shuffle=False, verbose=0)
+        found.append((model, logs))
+    (one, first), (many, second) = found
+    assert_same_training(one, many, first, second)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_functional_model_may_mix_samples(name, count):
+    assert_mixes_as_one_device(count, lambda: functional(MIXING[name], 8), X)
+
+
+def test_a_layer_may_mix_samples(count):
+    assert_mixes_as_one_device(count, lambda: functional(Standardized(), 8), X)
+
+
+@pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
+def test_images_may_be_mixed(kind, count):
+    images = np.random.default_rng(0).uniform(size=(11, 6, 6, 1))
+
+    def build():
+        return functional(getattr(layers, kind)(seed=1), 6, 6, 1)
+
+    assert_mixes_as_one_device(count, build, images.astype("float32"))
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_samples_may_be_shuffled(seed, count):
+    def step(model, x):
+        with tf.GradientTape() as tape:
+            features = model.net(x)
+            own = model.generator if seed is None else seed
+            others = keras.random.shuffle(features, seed=own)
+            loss = ops.mean((features - others) ** 2 * x[:, :1])
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    assert_equal(trained(None, step), trained(count, step))
 
 
 def then_reset(model, x):

@@ -136,7 +136,8 @@ def test_samples_that_a_replica_lacks_say_what_to_write():
         def call(self, x):
             return x + tf.gather(x, [4])
 
-    model = keras.Sequential([Picks(), keras.layers.Dense(1)])
+    dense = keras.layers.Dense
+    model = keras.Sequential([dense(4), Picks(), dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         kc.replicate(model, 3).train_on_batch(X[:5], Y[:5])
@@ -318,7 +319,7 @@ def test_a_constant_of_the_size_of_the_batch_is_that_of_one_device(fixed):
 @pytest.mark.filterwarnings("ignore:.*depends on other samples")
 @pytest.mark.parametrize(
     ("program", "size"),
-    [(_fixed, 7), (_reshaped_in_a_graph, 6), (_reshaped_in_a_graph, 7)],
+    [(_fixed, 7), (_reshaped_in_a_graph, 7)],
 )
 def test_an_error_says_how_many_samples_a_replica_has(program, size):
     model = keras.Sequential([keras.layers.Lambda(program)])
@@ -327,8 +328,7 @@ def test_an_error_says_how_many_samples_a_replica_has(program, size):
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError)) as caught:
         model.fit(X, X, batch_size=size, shuffle=False, verbose=0)
     (note,) = caught.value.__notes__
-    sizes = {6: "2, 2, 2 of 6 samples", 7: "3, 2, 2 of 7 samples"}
-    assert sizes[size] in note
+    assert f"3, 2, 2 of {size} samples" in note
 
 
 @pytest.mark.parametrize("batch", [6, 2], ids=["of all", "of a replica"])

@@ -4,11 +4,15 @@ Each function stands for the `call` of a layer. What warns in `fit`, and that it
 does, is tested in `test_global_batch.py`.
 """
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import MANY
 from keras import ops
+from models import assert_same_training
 
 import keras_conflux as kc
 from keras_conflux._batch_analysis import KindInference
@@ -263,6 +267,44 @@ def test_a_layer_that_mixes_is_found(name):
 @pytest.mark.parametrize("name", APART)
 def test_a_layer_that_treats_samples_apart_is_found(name):
     assert _is_apart(APART[name])
+
+
+class OwnLayer(keras.layers.Layer):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def trained(function, count):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(8, use_bias=False),
+            OwnLayer(function),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    if count:
+        kc.replicate(model, count)
+    x = np.random.default_rng(0).normal(size=(11, 8))
+    logs = model.fit(x, x[:, :1], 11, epochs=2, shuffle=False, verbose=0)
+    return model, logs
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [x for x in MIXING if "as many" not in x])
+def test_a_layer_that_mixes_is_that_of_one_device_or_warns(name):
+    one, first = trained(MIXING[name], None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kc.ConfluxWarning)
+        many, second = trained(MIXING[name], MANY)
+    if not any(issubclass(x.category, kc.ConfluxWarning) for x in caught):
+        assert_same_training(one, many, first, second)
 
 
 def test_a_trial_tells_how_many_rows_a_sample_has():

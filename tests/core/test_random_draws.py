@@ -634,7 +634,6 @@ NOT_SHOWN = {
     "rows that are chosen": lambda x, s: (
         x + ops.sum(_noise(tf.boolean_mask(x, x[:, 0] > 0), s)) * 0
     ),
-    "shuffled samples": lambda x, s: random.shuffle(x, seed=s),
     "positions of samples": lambda x, s: (
         x
         + 0
@@ -653,8 +652,7 @@ NOT_SHOWN = {
 def test_what_the_graph_does_not_show_warns(name):
     texts = warned(NOT_SHOWN[name])
     drawn = [text for text in texts if "keras.random." in text]
-    kind = {"shuffled samples": "shuffle", "positions of samples": "randint"}
-    kind = kind.get(name, "normal")
+    kind = "randint" if name == "positions of samples" else "normal"
     assert len(drawn) == 1, texts
     assert f"`keras.random.{kind}` draws in" in drawn[0]
     assert "own" in drawn[0]

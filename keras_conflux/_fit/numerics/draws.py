@@ -110,7 +110,7 @@ class Draws(Exit):
         seed: Any,
         original: Callable[[], Any],
         of_rows: Callable[[DrawnRows], tf.Tensor],
-        parameters: Sequence[Any],
+        parameters: Sequence[Any] | None,
     ) -> Any:
         """Draws what one device would, as far as the graph shows it.
 
@@ -121,8 +121,9 @@ class Draws(Exit):
             original: Draws what a replica that is alone draws.
             of_rows: Draws rows of what one device draws.
             parameters: What may be rows of samples, by which numbers are drawn.
+                `None` if the graph shows what the result is made of.
         """
-        kinds = {self.step.kinds.of(parameter) for parameter in parameters}
+        kinds = {self.step.kinds.of(each) for each in parameters or ()}
         number = -1
         try:
             rows = drawn_rows.find(shape, not isinstance(seed, int), self.step)
@@ -146,8 +147,10 @@ class Draws(Exit):
                 return original()
         if rows is not None and rows.is_multiple:
             self._joined.setdefault(number, (drawn, rows.kind))
-        if rows is not None and all(
-            _is_alike(kind, rows.kind) for kind in kinds
+        if (
+            rows is not None
+            and parameters is not None
+            and all(_is_alike(kind, rows.kind) for kind in kinds)
         ):
             # The graph does not show that these are rows of the same samples.
             self.step.kinds.mark(drawn, rows.kind)
@@ -388,18 +391,18 @@ def categorical(
 
 
 def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
-    """Shuffles as one device does, unless it would mix all samples."""
+    """Shuffles by a seed that is equal on all replicas.
+
+    If these are samples, the graph shows that they are mixed, and by what.
+    """
     x = tf.convert_to_tensor(x)
-
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
-        raise NotDerivable("samples of all replicas")
-
     return _draw(
         "shuffle",
         [sizes_of(tf.shape(x))[axis]],
         seed,
         lambda: original(x, axis, seed),
-        of_rows,
+        lambda _: original(x, axis, seed),
+        None,
     )
 
 
@@ -409,7 +412,7 @@ def _draw(
     seed: Any,
     original: Callable[[], Any],
     of_rows: Callable[[DrawnRows], tf.Tensor],
-    parameters: Sequence[Any] = (),
+    parameters: Sequence[Any] | None = (),
 ) -> Any:
     """Draws as `Draws` does in a step, and else as Keras."""
     draws = _draws()

@@ -125,10 +125,10 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
 
     Raises:
         NotDerivable: If it cannot be computed, or has been read from a variable
-            after a write, which gradients do not pass.
+            after a write, or is made in a loop, which gradients do not pass.
     """
     found = derivation_of(tensor, step.kinds)
-    if found.written:
+    if found.written or any(map(_loops, found.operations)):
         raise NotDerivable(tensor.name)
     known = reduced_by_role(found.sources, step)
     whole = recomputed(found, known, step)
@@ -140,6 +140,12 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     entries = step.kinds.of(tensor).entries
     step.kinds.mark(own, rows(0).with_entries(entries))
     return own
+
+
+def _loops(operation: tf.Operation) -> bool:
+    return traced_graphs.is_or_runs(
+        operation, lambda each: each.type in traced_graphs.LOOPS
+    )
 
 
 class OwnRows(Part):

@@ -1,7 +1,8 @@
 """What layers compute from a replica's own samples, and from those of all.
 
 A layer's outputs are taken to have one row per sample, however they are
-computed. A layer of the user's for which that is not so is warned of.
+computed. Where a layer mixes samples, its outputs are computed once more from
+those of all replicas, and each replica goes on with its own rows.
 """
 
 import contextlib
@@ -39,11 +40,10 @@ _OF_USERS = (keras.layers.Lambda,)
 def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Says that a layer's outputs are rows of a replica's own samples.
 
-    A layer may mix samples, as unsynchronized normalization does, or run a loop
-    that no rule understands. Computing it once more from the samples of all
-    replicas would be a second network. A matrix that compares each sample with
-    each stays what it is, and so does what a layer computes from rows that are
-    not those of one device.
+    A layer may mix samples, as MixUp does, or run a loop that no rule
+    understands. A matrix that compares each sample with each stays what it is,
+    and so does what a layer computes from rows that are not those of one
+    device.
 
     What a step has mixed before it calls a model is exchanged, so that the
     model gets the replica's rows of what one device would give it.
@@ -60,11 +60,17 @@ def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     inputs = _tensors_in((args, kwargs))
     if not step.kinds.is_blind:
         layers.try_gradients(_tensors_in(outputs), inputs, layer)
-    if kind is not None:
-        for output in _tensors_in(outputs):
-            if _may_be_rows(output, step.kinds.of(output)):
-                _mark(output, kind, layer, inputs, step)
-    return outputs
+    if kind is None:
+        return outputs
+
+    def of_one_device(output: Any) -> Any:
+        if not isinstance(output, tf.Tensor):
+            return output
+        if not _may_be_rows(output, step.kinds.of(output)):
+            return output
+        return _marked(output, kind, layer, inputs, step)
+
+    return keras.tree.map_structure(of_one_device, outputs)
 
 
 class Layers(Part):
@@ -146,17 +152,21 @@ def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
         return value
 
 
-def _mark(
+def _marked(
     output: tf.Tensor,
     kind: Kind,
     layer: Any,
     inputs: list[tf.Tensor],
     step: Step,
-) -> None:
-    """Says that an output is rows, and warns if that is not so.
+) -> tf.Tensor:
+    """Says that an output is rows, and returns those of one device.
+
+    Where samples are mixed, what mixes them is computed once more for those of
+    all replicas. If that is not possible, it warns.
 
     Random numbers of samples that are drawn in loops and functions cannot be
-    tried out. Those of which the graph does not show the samples warn.
+    tried out, and then the graph tells. Those of which it does not show the
+    samples warn.
     """
     known = step.kinds.of(output)
     if known.role is Role.ROWS:
@@ -168,16 +178,21 @@ def _mark(
         try:
             found = rows_by_trial(output, step.kinds, given)
         except NotDerivable:
-            # Layers of Keras keep samples apart if no trial shows otherwise.
+            # Layers of Keras keep samples apart if nothing shows otherwise.
             is_apart = not is_of_users or draws_numbers(output, inputs)
-            found = kind if is_apart else None
+            is_mixed = known.depends_on_other_samples
+            found = kind if is_apart and not is_mixed else None
         if found is not None:
             kind = kind.with_entries(found.entries)
         elif _compares(output):
-            return
+            return output
         else:
+            own = _own(output, step)
+            if own is not output:
+                return own
             _warn_of_mixing(layer, step)
     step.kinds.mark(output, kind)
+    return output
 
 
 def _is_of_users(layer: Any) -> bool:
