@@ -1148,8 +1148,19 @@ class InPython(keras.layers.Layer):
         return tf.ensure_shape(mixed, x.shape)
 
 
-@pytest.mark.parametrize("kind", [InPython, Adaptive])
-def test_a_layer_that_mixes_samples_in_python_or_a_loop_warns(kind):
+class InFunction(keras.layers.Layer):
+    """Calls a layer that mixes samples in a function."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.inner = Capacity(name=name)
+
+    def call(self, x):
+        return tf.function(self.inner)(x)
+
+
+@pytest.mark.parametrize("kind", [InPython, Adaptive, InFunction])
+def test_what_mixes_samples_and_cannot_be_computed_once_more_warns(kind):
     body = [keras.layers.Dense(4), kind(name="mixing")]
     model = keras.Sequential([keras.Input((6,)), *body, keras.layers.Dense(3)])
     model.compile("sgd", "mse", jit_compile=False)

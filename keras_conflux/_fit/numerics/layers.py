@@ -146,6 +146,8 @@ def _tried(value: tf.Tensor, step: Step) -> Kind | None:
 
 
 def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
+    if tf.compat.v1.get_default_graph() is not step.graph:
+        return value  # replicas may not all come here
     try:
         return own_rows(value, step)
     except NotDerivable:
