@@ -168,6 +168,25 @@ def test_a_layer_may_mix_samples(count):
     assert_mixes_as_one_device(count, lambda: functional(Standardized(), 8), X)
 
 
+def test_what_a_layer_mixes_keeps_its_mask(count):
+    class Centered(layers.Layer):
+        supports_masking = True
+
+        def call(self, x):
+            return x - 0.5 * ops.mean(x, 0)
+
+    def build():
+        tokens = layers.Input((8,), dtype="int32")
+        x = Centered()(layers.Embedding(4, 3, mask_zero=True)(tokens))
+        x = layers.GlobalAveragePooling1D()(x)
+        model = keras.Model(tokens, layers.Dense(1)(x))
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    tokens = np.random.default_rng(0).integers(0, 4, (11, 8))
+    assert_mixes_as_one_device(count, build, tokens)
+
+
 @pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
 def test_images_may_be_mixed(kind, count):
     images = np.random.default_rng(0).uniform(size=(11, 6, 6, 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from keras.src.trainers import trainer as trainer_module
 
 from keras_conflux._common.errors import StrategyError
@@ -19,6 +20,13 @@ def is_of_keras(part: Any) -> bool:
     """Whether Keras has written a function, or the class of a layer."""
     owner = part if inspect.isroutine(part) else type(part)
     return (owner.__module__ or "").split(".")[0] == "keras"
+
+
+def copy_mask(source: Any, target: Any) -> None:
+    """Gives a tensor the mask that Keras has attached to another one."""
+    mask = backend.get_keras_mask(source)
+    if mask is not None:
+        backend.set_keras_mask(target, mask)
 
 
 def reduction_axes(layer: Any) -> list[int]:

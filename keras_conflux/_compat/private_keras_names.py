@@ -210,6 +210,8 @@ class Patched:
 
 
 READ = (
+    PrivateName("keras.src.backend:get_keras_mask", "x"),
+    PrivateName("keras.src.backend:set_keras_mask", "x, mask"),
     PrivateName("keras.src.utils.rng_utils:get_random_seed", ""),
     PrivateName(f"{_TF_VARIABLE}._map_aggregation", "self, aggregation"),
     PrivateName(

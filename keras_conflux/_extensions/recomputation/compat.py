@@ -74,13 +74,6 @@ def differentiates_a_loop() -> bool:
     return False
 
 
-def copy_mask(source: Any, target: Any) -> None:
-    """Gives a tensor the mask that Keras has attached to another one."""
-    mask = backend.get_keras_mask(source)
-    if mask is not None:
-        backend.set_keras_mask(target, mask)
-
-
 class PythonState:
     """What Python holds of a call: scopes of Keras, attributes of layers.
 

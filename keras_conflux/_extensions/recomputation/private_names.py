@@ -29,8 +29,6 @@ NAMES = (
     PrivateName("keras.src.backend:get_autocast_scope", ""),
     PrivateName("keras.src.backend:get_stateless_scope", ""),
     PrivateName("keras.src.backend:in_stateless_scope", ""),
-    PrivateName("keras.src.backend:get_keras_mask", "x"),
-    PrivateName("keras.src.backend:set_keras_mask", "x, mask"),
     PrivateName(
         "keras.src.backend.common.symbolic_scope:in_symbolic_scope", ""
     ),

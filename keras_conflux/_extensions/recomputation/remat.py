@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._compat import keras_models
 from keras_conflux._extensions.recomputation import compat
 from keras_conflux._extensions.recomputation import effects
 from keras_conflux._extensions.recomputation import runs
@@ -127,7 +128,7 @@ class _Call:
             return result
         attached = self._attach(floats)
         for place, tensor in zip(self._places, attached, strict=True):
-            compat.copy_mask(flat[place], tensor)
+            keras_models.copy_mask(flat[place], tensor)
             self._first.in_step.mark_alike(flat[place], tensor)
             flat[place] = tensor
         self._first.in_step.trust(attached[0].op)
@@ -203,7 +204,7 @@ class _Call:
             new = next(differentiated) if _is_float(leaf) else leaf
             if _is_number(leaf):
                 new *= tf.cast(one, leaf.dtype)
-                compat.copy_mask(leaf, new)
+                keras_models.copy_mask(leaf, new)
                 self._first.in_step.mark_alike(leaf, new)
             leaves.append(new)
         given: Any = keras.tree.pack_sequence_as(self._given, leaves)

@@ -191,6 +191,7 @@ def _marked(
         else:
             own = _own(output, step)
             if own is not output:
+                keras_models.copy_mask(output, own)
                 return own
             _warn_of_mixing(layer, step)
     step.kinds.mark(output, kind)
