@@ -140,7 +140,7 @@ class Standardized(layers.Layer):
 
 def functional(mix, *shape):
     inputs = layers.Input(shape)
-    mixed = mix(layers.Dense(3)(inputs))
+    mixed = mix(layers.Dense(3, use_bias=False)(inputs))
     model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(mixed)))
     model.compile("sgd", "mse", jit_compile=False)
     return model

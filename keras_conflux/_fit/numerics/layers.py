@@ -188,7 +188,7 @@ def _marked(
             kind = kind.with_entries(found.entries)
         elif _compares(output):
             return output
-        else:
+        elif replica_collectives().count > 1:
             own = _own(output, step)
             if own is not output:
                 keras_models.copy_mask(output, own)
