@@ -34,6 +34,7 @@ from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import MEAN
 from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import TOTAL
+from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
@@ -58,6 +59,7 @@ __all__ = [
     "OPAQUE",
     "TOTAL",
     "Derivation",
+    "Entries",
     "Kind",
     "KindInference",
     "NotDerivable",

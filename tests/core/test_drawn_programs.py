@@ -58,6 +58,8 @@ def test_a_wrong_rule_is_found(monkeypatch):
 
 
 def test_a_missing_warning_is_found(monkeypatch):
+    assert drawn_trainings.judge(LAYER)[0] == "equal"
+    monkeypatch.setattr(layers, "_own", lambda value, _: value)
     assert drawn_trainings.judge(LAYER)[0] == "warned"
     monkeypatch.setattr(layers, "_warn_of_mixing", lambda *_: None)
     assert drawn_trainings.judge(LAYER)[0] == "WRONG"

@@ -773,11 +773,6 @@ FAULTS = [
         ("broadcast",),
     ),
     Fault(
-        "an integer seed gives each replica the same numbers",
-        {"draw": AS_KERAS_HAS_IT},
-        ("numbers of an integer seed",),
-    ),
-    Fault(
         "replicas drop what each would drop alone",
         {"drop": AS_KERAS_HAS_IT},
         ("dropout",),

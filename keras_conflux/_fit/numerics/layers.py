@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import Entries
 from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import OwnGradients
@@ -40,10 +41,10 @@ _OF_USERS = (keras.layers.Lambda,)
 def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Says that a layer's outputs are rows of a replica's own samples.
 
-    A layer may mix samples, as MixUp does, or run a loop that no rule
-    understands. A matrix that compares each sample with each stays what it is,
-    and so does what a layer computes from rows that are not those of one
-    device.
+    A layer may mix samples, as softmax over a batch does, or run a loop that
+    no rule understands. A matrix that compares each sample with each stays
+    what it is, and so does what a layer computes from rows that are not those
+    of one device.
 
     What a step has mixed before it calls a model is exchanged, so that the
     model gets the replica's rows of what one device would give it.
@@ -146,6 +147,9 @@ def _tried(value: tf.Tensor, step: Step) -> Kind | None:
 
 
 def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
+    kind = step.kinds.of(value)
+    if kind.role is not Role.ROWS or kind.entries is not Entries.ONE:
+        return value  # there may be more or fewer rows than samples
     if tf.compat.v1.get_default_graph() is not step.graph:
         return value  # replicas may not all come here
     try:
