@@ -24,7 +24,6 @@ import test_equal
 import test_fit
 import test_global_batch
 import test_graph_in_turns
-import test_integer_seeds
 import test_layer_state
 import test_microbatches
 import test_random_draws
@@ -246,7 +245,7 @@ TESTS = {
     "rows that repeat": (
         test_synchronization.test_rows_that_repeat_leave_copies_equal
     ),
-    "numbers of an integer seed": test_integer_seeds.test_predictions,
+    "noise": _drawn("noise"),
     "dropout": _drawn("dropout"),
     "two views": _drawn("two views"),
     "several rows of each sample": _drawn("several rows of each sample"),
@@ -771,6 +770,11 @@ FAULTS = [
         "a broadcast sends what another replica has",
         {"send": lambda original, self, tree, root: original(self, tree, 1)},
         ("broadcast",),
+    ),
+    Fault(
+        "replicas draw what each would draw alone",
+        {"draw": AS_KERAS_HAS_IT},
+        ("noise",),
     ),
     Fault(
         "replicas drop what each would drop alone",
