@@ -147,14 +147,17 @@ def derivation_of(
 
 def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
     """Raises for what is too large, or not of one size, to be exchanged."""
-    if kind.role is Role.ROWS:
-        if tensor.shape.rank is None:
-            raise NotDerivable(tensor.op.name)
-        others = [n for n in tensor.shape.as_list() if n is not None]
-        if math.prod(others) > MAX_ENTRIES:
-            raise NotDerivable(tensor.op.name)
+    if kind.role is Role.ROWS and (
+        tensor.shape.rank is None or of_a_sample(tensor) > MAX_ENTRIES
+    ):
+        raise NotDerivable(tensor.op.name)
     if kind.role is Role.RANDOM and not tensor.shape.is_fully_defined():
         raise NotDerivable(tensor.op.name)
+
+
+def of_a_sample(tensor: tf.Tensor) -> int:
+    """Returns how many entries a tensor of known rank has for each sample."""
+    return math.prod(n for n in tensor.shape.as_list() if n is not None)
 
 
 def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:

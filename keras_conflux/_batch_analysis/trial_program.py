@@ -1,7 +1,6 @@
 """What makes a tensor of a step, as a program that runs by itself."""
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
+from keras_conflux._batch_analysis.derivation import of_a_sample
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
@@ -76,7 +76,12 @@ class TrialProgram:
         self._handed_on: dict[int, tf.Tensor] = {}
         self._variables: dict[str, tuple[list[int], tf.DType]] = {}
         self._follow(output, kinds)
-        self.entries = sum(map(_entries_of_a_sample, self._operations))
+        self.entries = sum(
+            of_a_sample(output)
+            for operation in self._operations
+            for output in operation.outputs
+            if output.shape.rank is not None
+        )
         """About how many a sample has in all that is computed."""
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -306,14 +311,6 @@ def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:
         return None
     outside = traced_graphs.captures(tensor.graph).get(id(tensor))
     return None if traced_graphs.is_eager(outside) else outside
-
-
-def _entries_of_a_sample(operation: tf.Operation) -> int:
-    return sum(
-        math.prod(size for size in output.shape.as_list() if size is not None)
-        for output in operation.outputs
-        if output.shape.rank is not None
-    )
 
 
 def _sizes(shape: tf.TensorShape, name: str) -> list[int]:

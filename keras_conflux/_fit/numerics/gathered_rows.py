@@ -11,7 +11,6 @@ from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat import tensorflow_xla
-from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -38,16 +37,21 @@ class _GatheredBlock:
         """How many rows all replicas have."""
         self.all = source
 
-    def placed(self) -> tf.Tensor:
-        """Returns this replica's rows where all will have them."""
+    def placed(self, in_xla: bool) -> tf.Tensor:
+        """Returns this replica's rows where all will have them.
+
+        Args:
+            in_xla: Whether XLA compiles it, which does not know a turn's rank.
+        """
         mine = self._resized(self._source, 0, self.length)
         summable = dtypes.as_summable(mine)
         neutral = SUM.neutral(summable.dtype)
-        if steps.in_xla():  # a turn is not known when it is compiled
-            sizes = self._at_axis(self.total, tf.shape(summable))
-            return tensorflow_xla.replaced(
-                tf.fill(sizes, neutral), summable, self._at_axis(self.before, 0)
-            )
+        if in_xla:
+            at = _is_axis(summable, self._axis)
+            sizes = tf.where(at, self.total, tf.shape(summable))
+            begins = tf.where(at, self.before, 0)
+            whole = tf.fill(sizes, neutral)
+            return tensorflow_xla.replaced(whole, summable, begins)
         after = self.total - self.before - self.length
         return tf.pad(
             summable,
@@ -67,20 +71,25 @@ class _GatheredBlock:
         return tf.ensure_shape(padded, self._source.shape)
 
     def _resized(self, tensor: tf.Tensor, begin: Any, length: Any) -> tf.Tensor:
-        starts = self._at_axis(begin, 0)
-        rows = tf.slice(tensor, starts, self._at_axis(length, tf.shape(tensor)))
+        rows = _range_of(tensor, self._axis, begin, length)
         sizes = tensor.shape.as_list()
         sizes[self._axis] = None
         return tf.ensure_shape(rows, sizes)
 
-    def _at_axis(self, size: Any, others: Any) -> tf.Tensor:
-        axes = tf.range(self._source.shape.rank)
-        return tf.where(axes == self._axis, size, others)
-
     def _along(self, before: Any, after: Any) -> tf.Tensor:
-        rank = self._source.shape.rank
-        at = tf.reshape(tf.range(rank) == self._axis, [rank, 1])
-        return tf.where(at, [[before, after]], 0)
+        at = _is_axis(self._source, self._axis)
+        return tf.where(at[:, tf.newaxis], [[before, after]], 0)
+
+
+def _range_of(tensor: tf.Tensor, axis: int, begin: Any, length: Any) -> Any:
+    """Returns some entries of a tensor along an axis."""
+    at = _is_axis(tensor, axis)
+    sizes = tf.where(at, length, tf.shape(tensor))
+    return tf.slice(tensor, tf.where(at, begin, 0), sizes)
+
+
+def _is_axis(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    return tf.range(tf.rank(tensor)) == axis
 
 
 class GatheredRows:
@@ -168,7 +177,7 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
             f"tell, as in {_names(sources, kinds)}.",
         )
     _find_places(blocks_of_all, step)
-    placed = [block.placed() for block in blocks_of_all]
+    placed = [block.placed(step.in_xla) for block in blocks_of_all]
     total = replica_collectives().all_reduce("sum", placed)
     for block, one in zip(blocks_of_all, total, strict=True):
         block.complete(one)
@@ -191,13 +200,7 @@ def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
     length = count // total * own
     # What stands in for no samples has any.
     begin = tf.minimum(count // total * before, count - length)
-    first = tf.range(tf.rank(whole)) == 0
-    mine = tf.slice(
-        whole,
-        tf.where(first, begin, 0),
-        tf.where(first, length, tf.shape(whole)),
-    )
-    return tf.ensure_shape(mine, like.shape)
+    return tf.ensure_shape(_range_of(whole, 0, begin, length), like.shape)
 
 
 def _find_places(found: list[_GatheredBlock], step: Step) -> None:
