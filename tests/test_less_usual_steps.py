@@ -119,6 +119,78 @@ def test_one_replica_differentiates_twice_as_one_device():
     assert_equal(trained(None, with_penalty), trained(1, with_penalty))
 
 
+def following(model, loss, primals=None):
+    """Returns the derivative of a loss along ones, in forward mode."""
+    if primals is None:
+        primals = [weight.value for weight in model.trainable_variables]
+    tangents = [tf.ones_like(each) for each in primals]
+    with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
+        made = loss()
+    return accumulator.jvp(made)
+
+
+def along_weights(model, x):
+    with tf.GradientTape() as tape:
+        loss = ops.mean(model.net(x) ** 2)
+    apply(model, tape, loss)
+    slope = following(model, lambda: ops.mean(model.net(x) ** 2))
+    return {"slope": slope, "loss": loss}
+
+
+def by_curvature(model, x):
+    with tf.GradientTape() as tape:
+        slope = following(model, lambda: ops.mean(model.net(x) ** 2))
+    apply(model, tape, slope)
+    return {"slope": slope}
+
+
+def by_curvature_of_what_is_compared(model, x):
+    with tf.GradientTape() as tape:
+        slope = following(model, lambda: ops.std(model.net(x)))
+    apply(model, tape, slope)
+    return {"slope": slope}
+
+
+def along_inputs(model, x):
+    with tf.GradientTape() as tape:
+        slopes = following(model, lambda: model.net(x) ** 2, [x])
+        loss = ops.mean(slopes**2)
+    apply(model, tape, loss)
+    return {"loss": loss}
+
+
+FORWARD = [
+    along_weights,
+    by_curvature,
+    by_curvature_of_what_is_compared,
+    along_inputs,
+]
+
+
+@pytest.mark.parametrize("microbatches", [None, 2])
+@pytest.mark.parametrize("step", FORWARD)
+def test_derivatives_in_forward_mode(step, microbatches, count):
+    assert_equal(
+        trained(None, step), trained(count, step, microbatches=microbatches)
+    )
+
+
+@needs_two
+def test_forward_mode_over_summed_gradients_is_refused():
+    def step(model, x):
+        weights = [weight.value for weight in model.trainable_variables]
+
+        def gradient():
+            with tf.GradientTape() as tape:
+                loss = ops.mean(model.net(x) ** 2)
+            return tape.gradient(loss, weights)
+
+        return {"curved": following(model, gradient)[0]}
+
+    with pytest.raises(NotImplementedError, match="around the accumulator"):
+        trained(2, step)
+
+
 MIXING = {
     "a mean": lambda x: x - ops.mean(x, axis=0),
     "a sum": lambda x: ops.cumsum(x, axis=0),

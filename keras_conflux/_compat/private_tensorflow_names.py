@@ -89,6 +89,10 @@ TAPE_BATCH_JACOBIAN = PrivateName(
     "self, target, source, unconnected_gradients, parallel_iterations, "
     "experimental_use_pfor",
 )
+FORWARD_OF_OPERATION = PrivateName(
+    "tensorflow.python.eager.forwardprop:_jvp_helper",
+    "op_name, attr_tuple, inputs, outputs, tangents",
+)
 AVERAGE_LOSS = PrivateName(
     "tensorflow:nn.compute_average_loss",
     "per_example_loss, sample_weight, global_batch_size",
@@ -140,6 +144,7 @@ PATCHED = (
     TAPE_GRADIENT,
     TAPE_JACOBIAN,
     TAPE_BATCH_JACOBIAN,
+    FORWARD_OF_OPERATION,
     AVERAGE_LOSS,
     SCALE_REGULARIZATION,
     TO_TENSOR,
@@ -303,6 +308,19 @@ READ = (
         "graph",
     ),
     PrivateName("tensorflow.python.eager.record:could_possibly_record", ""),
+    PrivateName(
+        "tensorflow.python.eager.forwardprop_util:TangentInfo.__new__",
+        None,
+        ("tangents",),
+    ),
+    PrivateName(
+        "tensorflow.python.eager.forwardprop_util:pack_tangents",
+        "tensors",
+        ("TangentInfo",),
+    ),
+    PrivateName(
+        "tensorflow.python.eager.record:should_record_backprop", "tensors"
+    ),
     PrivateName("tensorflow.python.ops.summary_ops_v2:_summary_state"),
     PrivateName(
         "tensorflow.python.ops.resource_variable_ops:"

@@ -8,12 +8,14 @@ import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
+from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
@@ -22,6 +24,16 @@ from tensorflow.python.ops import summary_ops_v2
 
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 """The name scope of what `pfor` vectorizes."""
+
+
+def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a gradient tape records what is computed of one of these."""
+    return record.should_record_backprop(tensors)
+
+
+def has_tangents(tensors: Sequence[Any]) -> bool:
+    """Whether a `tf.autodiff.ForwardAccumulator` follows one of these."""
+    return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
 
 
 def in_replica_loop() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels import compat
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.cudnn import Cudnn
 from keras_conflux._extensions.kernels.fused import Fused
@@ -73,7 +73,7 @@ def fused(
         shapes,
         mask,
         keras_own,
-        compat.is_recorded(inputs),
+        tensorflow_tracing.is_recorded(inputs),
         note,
     )
     return attention(*inputs)

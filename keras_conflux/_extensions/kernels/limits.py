@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels import compat
+from keras_conflux._compat import tensorflow_tracing
 
 HALVES = (tf.float16, tf.bfloat16)
 MAX_HEAD_SIZE = 128
@@ -61,7 +61,7 @@ class Request:
         if len(dtypes) > 1 or not dtypes <= {*HALVES}:
             names = ", ".join(sorted(each.name for each in dtypes))
             return f"it computes in {names}, not in float16 or bfloat16"
-        if compat.has_tangents(inputs):
+        if tensorflow_tracing.has_tangents(inputs):
             return "a derivative is taken in forward mode"
         is_boolean = (
             isinstance(self.mask, tf.Tensor) and self.mask.dtype.is_bool

@@ -31,17 +31,4 @@ NAMES = (
     EINSUM_DENSE_CALL,
     CONV,
     SEPARABLE_CONV,
-    PrivateName(
-        "tensorflow.python.eager.forwardprop_util:TangentInfo.__new__",
-        None,
-        ("tangents",),
-    ),
-    PrivateName(
-        "tensorflow.python.eager.forwardprop_util:pack_tangents",
-        "tensors",
-        ("TangentInfo",),
-    ),
-    PrivateName(
-        "tensorflow.python.eager.record:should_record_backprop", "tensors"
-    ),
 )

@@ -138,6 +138,15 @@ class ThroughReductions(Part):
         )
 
 
+def forward_of_operation(original: Callable, *args: Any) -> Any:
+    """Leaves the tapes alone by which TensorFlow computes a tangent."""
+    step = _computing()
+    if step is None:
+        return original(*args)
+    with Gradients.of(step).computing():
+        return original(*args)
+
+
 def _by_own_rows(
     original: Callable, sources: list[Any], step: Step
 ) -> list[Any]:
@@ -347,6 +356,7 @@ def _reduced(
             own = OwnRows.of(step).of_tensor(source)
             step.kinds.mark(one, step.kinds.of(own[-1] if own else source))
     variables = [sources[i] for i in shared]
+    _refuse_tangents([found[i] for i in shared], step)
     total = Gradients.of(step).reduced(
         targets, [found[i] for i in shared], variables
     )
@@ -371,6 +381,18 @@ def _refuse_in_loops(sources: list[Any], step: Step) -> None:
             "of its own, as the tasks of meta-learning do, write "
             "`tf.gradients(loss, sources)` there, which is left as it is. "
             "Otherwise write the loop in Python, or around the step."
+        )
+
+
+def _refuse_tangents(found: list[Any], step: Step) -> None:
+    """Raises where a tangent would have to pass a sum over replicas."""
+    has_others = replica_collectives().count > 1
+    if has_others and tensorflow_tracing.has_tangents(found):
+        raise NotImplementedError(
+            f"{step.name}: a `tf.autodiff.ForwardAccumulator` follows "
+            "gradients that replicas add up. Write the GradientTape around the "
+            "accumulator: the gradient of `accumulator.jvp(loss)` is the same "
+            "product of the Hessian with the tangents."
         )
 
 
