@@ -124,7 +124,8 @@ class StepWatchdog:
             if now == then
         ]
         return (
-            f"Waiting: replica {', '.join(waiting)}. A replica that fails or "
-            "stops before a collective leaves the others waiting in it; end "
+            f"Waiting: replica {', '.join(waiting)}. A replica that fails, as "
+            "where its GPU alone is full, or stops before a collective leaves "
+            "the others waiting in it: TensorFlow's log above may say why. End "
             "the process."
         )
