@@ -22,6 +22,7 @@ class Stepping(keras.Model):
     def __init__(self, train, predict=None, metric=None):
         super().__init__()
         self.net = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        self.head = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
         self.own_metric = metric
         self.generator = keras.random.SeedGenerator(1)
         self._train, self._predict = train, predict
@@ -98,25 +99,101 @@ def test_derivatives_by_what_is_of_all_samples(made, count):
     assert_equal(trained(None, step), trained(count, step))
 
 
-def with_penalty(model, x):
+def penalized(loss_of):
+    """Returns a step whose loss is made of slopes by the inputs."""
+
+    def step(model, x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = loss_of(model, model.net(x))
+            slopes = tape.gradient(loss, x)
+            penalty = ops.mean(ops.sum(slopes**2, 1))
+        apply(model, outer, penalty)
+        return {"penalty": penalty}
+
+    return step
+
+
+def by_weights(model, x):
+    """Penalizes the slopes by weights of what is compared."""
     with tf.GradientTape() as outer:
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = ops.sqrt(ops.mean(model.net(x) ** 2))
-        slopes = tape.gradient(loss, x)
-        penalty = ops.mean(ops.sum(slopes**2, 1))
+            loss = ops.std(model.net(x))
+        slopes = tape.gradient(loss, model.net.trainable_variables)
+        penalty = sum(ops.sum(each**2) for each in slopes)
     apply(model, outer, penalty)
     return {"penalty": penalty}
 
 
+def thrice(model, x):
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as middle:
+            middle.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                rows = ops.tanh(model.net(x))
+                loss = ops.mean(rows**3) / (1 + ops.mean(rows**2))
+            slopes = inner.gradient(loss, x)
+            curved = ops.mean(slopes**2)
+        again = middle.gradient(curved, x)
+        penalty = ops.mean(again**2)
+    apply(model, outer, penalty)
+    return {"penalty": penalty}
+
+
+SECOND = {
+    "a root": penalized(lambda _, rows: ops.sqrt(ops.mean(rows**2))),
+    "similarities": penalized(
+        lambda _, rows: ops.mean(ops.exp(-rows @ ops.transpose(rows)))
+    ),
+    "attention of a layer": penalized(
+        lambda model, rows: model.head(
+            ops.softmax(rows @ ops.transpose(rows)) @ rows
+        )
+    ),
+    "deviations of a layer": penalized(
+        lambda model, rows: model.head(ops.tanh(rows) * ops.var(rows, 0))
+    ),
+    "a mean of a layer": penalized(
+        lambda model, rows: model.head(rows * ops.exp(ops.mean(rows, 0)))
+    ),
+    "weights": by_weights,
+    "three times": thrice,
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("microbatches", [None, 2])
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_of_what_is_of_all_samples(
+    name, microbatches, count
+):
+    step = SECOND[name]
+    one, many = (
+        trained(None, step),
+        trained(count, step, microbatches=microbatches),
+    )
+    assert_equal(one, many)
+
+
 @needs_two
-def test_a_second_derivative_of_what_is_of_all_samples_warns():
+def test_a_derivative_by_output_gradients_of_what_is_compared_warns():
+    def step(model, x):
+        with tf.GradientTape() as outer:
+            rows = model.net(x)
+            seed = ops.ones_like(rows)
+            outer.watch(seed)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                compared = ops.tanh(model.net(x)) * ops.var(model.net(x), 0)
+            slopes = tape.gradient(compared, x, output_gradients=seed)
+            loss = ops.sum(slopes)
+        product = outer.gradient(loss, seed, unconnected_gradients="zero")
+        return {"product": ops.sum(product)}
+
     with pytest.warns(kc.ConfluxWarning, match="a GradientTape differentiates"):
-        trained(2, with_penalty)
-
-
-def test_one_replica_differentiates_twice_as_one_device():
-    assert_equal(trained(None, with_penalty), trained(1, with_penalty))
+        trained(2, step)
 
 
 def following(model, loss, primals=None):
@@ -229,6 +306,29 @@ def assert_mixes_as_one_device(count, build, x):
         found.append((model, logs))
     (one, first), (many, second) = found
     assert_same_training(one, many, first, second)
+
+
+class Scaled(layers.Layer):
+    """Has no derivative for a sample alone, whose variance is 0."""
+
+    def call(self, x):
+        return x * ops.log(ops.var(x, 0))
+
+
+@pytest.mark.parametrize("microbatches", [None, 2])
+def test_a_part_of_one_sample_need_not_have_a_derivative(microbatches, count):
+    if (batch := count * (microbatches or 1)) == 1:
+        pytest.skip("one device has none either")
+    found = []
+    for each in (None, count):
+        keras.utils.set_random_seed(1)
+        model = functional(Scaled(), 8)
+        if each:
+            kc.replicate(model, each, microbatches=microbatches)
+        model.fit(X[:8], Y[:8, :1], batch, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert np.all(np.isfinite(found[0][0]))
+    assert_equal(*found)
 
 
 @pytest.mark.parametrize("name", MIXING)

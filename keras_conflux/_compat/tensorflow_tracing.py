@@ -26,7 +26,7 @@ _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 """The name scope of what `pfor` vectorizes."""
 
 
-def is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+def is_recorded(tensors: Sequence[Any]) -> bool:
     """Whether a gradient tape records what is computed of one of these."""
     return record.should_record_backprop(tensors)
 

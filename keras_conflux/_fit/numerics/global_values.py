@@ -22,6 +22,7 @@ from keras_conflux._batch_analysis import rows
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
+from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -187,15 +188,12 @@ def _passing_gradients(
 
     @tf.custom_gradient
     def passed(mixed: tf.Tensor, *sources: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            slopes = tf.gradients(
-                result,
-                [known[key] for key in floating],
-                upstream,
-                unconnected_gradients="zero",
-            )
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            values = [known[key] for key in floating]
+            slopes = slopes_of([result], values, [upstream])
             slopes = _own_slopes([*floating.values()], slopes, step)
-            return [tf.zeros_like(mixed), *slopes]
+            # None: what a replica alone has mixed may have no derivative.
+            return [None, *slopes]
 
         del sources
         return tf.identity(result), gradient
@@ -208,8 +206,8 @@ _DIFFERENTIABLE = (Role.EQUAL, Role.TOTAL, Role.MEAN, Role.ROWS)
 
 
 def _own_slopes(
-    sources: list[tf.Tensor], slopes: list[tf.Tensor], step: Step
-) -> list[tf.Tensor]:
+    sources: list[tf.Tensor], slopes: list[tf.Tensor | None], step: Step
+) -> list[tf.Tensor | None]:
     """Returns derivatives by what a replica has contributed to global values.
 
     Args:
@@ -219,12 +217,15 @@ def _own_slopes(
     """
     fraction = step.batch_fraction
     # What stands in for no samples has derivatives of its own.
-    slopes = [tf.where(fraction > 0, x, tf.zeros_like(x)) for x in slopes]
+    slopes = [
+        None if x is None else tf.where(fraction > 0, x, tf.zeros_like(x))
+        for x in slopes
+    ]
     total = replica_collectives().all_reduce("sum", slopes)
-    found = []
+    found: list[tf.Tensor | None] = []
     for source, slope, of_all in zip(sources, slopes, total, strict=True):
-        if step.kinds.of(source).role is Role.EQUAL:
-            found.append(slope)  # gradients by it are summed later
+        if slope is None or step.kinds.of(source).role is Role.EQUAL:
+            found.append(slope)  # gradients by what is equal are summed later
             continue
         own = own_slope(source, of_all, step)
         found.append(tf.where(fraction > 0, own, tf.zeros_like(own)))

@@ -133,7 +133,9 @@ def _exchanged(inputs: Any, step: Step) -> Any:
             if (found := _tried(value, step)) is not None:
                 step.kinds.mark(value, found)
             elif kind.mixed and kind.axis == 0:
-                return _own(value, step)
+                if replica_collectives().count > 1:
+                    return _own(value, step)
+                step.kinds.mark(value, rows(0).with_entries(kind.entries))
         return value
 
     return keras.tree.map_structure(exchanged, inputs)

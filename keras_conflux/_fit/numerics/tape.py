@@ -32,9 +32,9 @@ from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.layers import Layers
+from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
-from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
@@ -107,35 +107,7 @@ def gradient(
                 step,
             )
         found = _reduced(targets, found, flat, step)
-        ThroughReductions.of(step).note(found)
     return tf.nest.pack_sequence_as(sources, found)
-
-
-class ThroughReductions(Part):
-    """Gradients that have passed what replicas reduce.
-
-    The terms of other replicas are constants in them, so no derivative of them
-    is that of one device.
-    """
-
-    def __init__(self, step: Step) -> None:
-        super().__init__(step)
-        self.is_passed = False
-        """Whether those that are being computed have."""
-        self._found: list[tf.Tensor] = []
-
-    def note(self, found: list[Any]) -> None:
-        """Notes what a tape has found."""
-        if self.is_passed:
-            self._found += [x for x in found if isinstance(x, tf.Tensor)]
-        self.is_passed = False
-
-    def lead_to(self, target: tf.Tensor) -> bool:
-        """Whether a derivative of a target passes one."""
-        return any(
-            traced_graphs.may_be_differentiated_by(target, [each])
-            for each in self._found
-        )
 
 
 def forward_of_operation(original: Callable, *args: Any) -> Any:
@@ -242,17 +214,15 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
         mixed = Layers.of(step).own_gradients.depending_on_mixed(loss)
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
-    elif not by_hand and ThroughReductions.of(step).lead_to(loss):
-        _warn_of_target(step, target)
     elif is_alone:
         pass  # the tape differentiates what one device computes, also twice
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
     ):
+        if is_seeded and tensorflow_tracing.is_recorded([seed]):
+            _warn_of_target(step, target)  # derivatives by the seed are lost
         try:
-            found = _through_reductions(loss, sources, mixed, step)
-            ThroughReductions.of(step).is_passed |= found[0][0] is not loss
-            return found
+            return _through_reductions(loss, sources, mixed, step)
         except NotDerivable:
             _warn_of_target(step, target)
     elif kind.role is Role.OPAQUE and is_seeded:
@@ -309,14 +279,21 @@ def _through_reductions(
     found = derivation_of(target, step.kinds, made=mixed)
     known = reduced_by_role(found.sources, step)
     everywhere = recomputed(found, known, step)
-    entries = found.sources | found.reads
+    entries = {
+        key: entry
+        for key, entry in (found.sources | found.reads).items()
+        if entry.dtype.is_floating
+    }
     keys = [
         key
-        for key, x in entries.items()
-        if x.dtype.is_floating
-        and traced_graphs.may_be_differentiated_by(x, sources)
+        for key, entry in entries.items()
+        if traced_graphs.may_be_differentiated_by(entry, sources)
     ]
-    slopes = tf.gradients(everywhere, [known[key] for key in keys])
+    slopes = slopes_of(
+        [everywhere],
+        [known[key] for key in keys],
+        others=[known[key] for key in entries if key not in keys],
+    )
     seeded: _Seeded = []
     for key, slope in zip(keys, slopes, strict=True):
         source = entries[key]
