@@ -129,18 +129,47 @@ def test_a_batch_that_does_not_divide_says_what_to_write():
     assert "3, 2, 2 of 7 samples" in caught.value.__notes__[0]
 
 
+class Picks(keras.layers.Layer):
+    """Adds a sample that only the whole batch has."""
+
+    def __init__(self, checks=False):
+        super().__init__()
+        self._checks = checks
+
+    def call(self, x):
+        picked = tf.gather(x, [4])
+        if self._checks:
+            tf.debugging.assert_greater(picked, -1e6)
+        return x + picked
+
+
+def with_picks(**options):
+    keras.utils.set_random_seed(1)
+    dense = keras.layers.Dense
+    picks = Picks(**options)
+    model = keras.Sequential([dense(4, use_bias=False), picks, dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.skipif(ON_GPU, reason="GPUs give zeros for places out of bounds")
+def test_samples_that_a_replica_lacks_are_those_of_others():
+    one, many = with_picks(), kc.replicate(with_picks(), 3)
+    for model in (one, many):
+        for _ in range(2):
+            model.train_on_batch(X[:5], Y[:5])
+    for expected, got in zip(
+        one.get_weights(), many.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.filterwarnings("ignore:.*depends on other samples")
 @pytest.mark.skipif(ON_GPU, reason="GPUs give zeros for places out of bounds")
 def test_samples_that_a_replica_lacks_say_what_to_write():
-    class Picks(keras.layers.Layer):
-        def call(self, x):
-            return x + tf.gather(x, [4])
-
-    dense = keras.layers.Dense
-    model = keras.Sequential([dense(4), Picks(), dense(1)])
-    model.compile("sgd", "mse")
+    model = kc.replicate(with_picks(checks=True), 3)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        kc.replicate(model, 3).train_on_batch(X[:5], Y[:5])
+        model.train_on_batch(X[:5], Y[:5])
     assert "`keras_conflux.allgather(x)`" in caught.value.__notes__[0]
 
 
