@@ -177,6 +177,21 @@ def test_second_derivatives_of_what_is_of_all_samples(
     assert_equal(one, many)
 
 
+@pytest.mark.parametrize("microbatches", [None, 2])
+def test_what_is_compared_may_be_checked(microbatches, count):
+    def step(model, x):
+        with tf.GradientTape() as tape:
+            rows = model.net(x)
+            ratio = ops.sum(rows**2) / ops.sum(1 + ops.abs(rows))
+            loss = tf.debugging.check_numerics(ratio, "of the loss")
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    assert_equal(
+        trained(None, step), trained(count, step, microbatches=microbatches)
+    )
+
+
 @needs_two
 def test_a_derivative_by_output_gradients_of_what_is_compared_warns():
     def step(model, x):

@@ -356,6 +356,38 @@ def test_turns_read_what_the_replica_has_counted():
     assert_same_outcome(expected, got)
 
 
+class MeasuresAfterwards(keras.Model):
+    """Makes the variables of its metrics while its step is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.compute_metrics(x, y, self(x), None)
+
+
+def measuring():
+    model = MeasuresAfterwards()
+    model(X[:1])
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def test_a_turn_that_makes_variables_is_traced_twice():
+    expected, got = trained(measuring), trained(measuring, MANY, microbatches=2)
+    assert_same_outcome(expected, got)
+
+
 def test_an_assertion_of_one_turn_raises():
     model = kc.replicate(reading(), 1, microbatches=3)
     x = X.copy()

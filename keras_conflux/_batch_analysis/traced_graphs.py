@@ -252,9 +252,13 @@ def _has_state(operation: tf.Operation) -> bool:
     is_of_zeros = operation.type == "Empty" and operation.get_attr("init")
     return (
         operation.op_def.is_stateful
-        and operation.type not in WITH_BODIES
+        and operation.type not in (*WITH_BODIES, *_CHECKS)
         and not is_of_zeros
     )
+
+
+_CHECKS = "CheckNumerics", "CheckNumericsV2"
+"""Stateful only so that nobody leaves them out."""
 
 
 def call_of(graph: Any, outer: Any) -> tf.Operation | None:

@@ -338,6 +338,23 @@ class Communicator:
         elif position < len(trace.signatures):
             check(trace.signatures[position], signature, index)
 
+    def called(self, index: int) -> tuple[int, int]:
+        """Returns how many calls a replica has made and compared so far."""
+        trace = self._present_trace()
+        return trace.calls[index], trace.compared[index]
+
+    def forget_since(self, index: int, before: tuple[int, int]) -> None:
+        """Forgets what a replica has called in a trace that is made again.
+
+        Args:
+            index: The replica.
+            before: What `called` returned before the trace.
+        """
+        trace = self._present_trace()
+        trace.calls[index], trace.compared[index] = before
+        if index == 0:
+            del trace.signatures[before[1] :]
+
     def trace_all_replicas(self, run: Callable[[], Any]) -> Any:
         """Calls `run`, which traces all replicas, and checks their calls.
 

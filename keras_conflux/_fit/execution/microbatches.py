@@ -160,8 +160,12 @@ class StepInTurns:
         else:
             arguments = _Even(self._count, leaves, compiled, turns.size)
         structures: list[Tree] = []
+        collectives = replica_collectives()
+        before = collectives.called()
 
         def turn(*given: Any) -> list[tf.Tensor]:
+            # TensorFlow traces again what has made variables, as of metrics.
+            collectives.forget_since(before)
             own, numbers = given[: len(leaves)], given[len(leaves) :]
             turns.begin(numbers[0])
             output = self._trace(
