@@ -359,13 +359,6 @@ def test_turns_read_what_the_replica_has_counted():
 class MeasuresAfterwards(keras.Model):
     """Makes the variables of its metrics while its step is traced."""
 
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
-
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -376,8 +369,8 @@ class MeasuresAfterwards(keras.Model):
 
 
 def measuring():
-    model = MeasuresAfterwards()
-    model(X[:1])
+    given = layers.Input((8,))
+    model = MeasuresAfterwards(given, layers.Dense(1)(given))
     optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
     model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
     return model
