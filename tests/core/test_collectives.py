@@ -556,6 +556,30 @@ def test_in_a_branch():
     assert float(run(tf.constant(True))[-1][0]) == MANY
 
 
+@tf.custom_gradient
+def _two_sums(x, y):
+    sums = kc.allreduce("sum", x), kc.allreduce("sum", y)
+    return sums, lambda dx, dy: (kc.allreduce("sum", dx), dy)
+
+
+@pytest.mark.parametrize("around", [lambda run: run, tf.function])
+def test_after_a_gradient_of_the_users_own(around):
+    """TensorFlow joins its results, and later drops what joins them."""
+
+    @kc.withdevices(devices=MANY)
+    def step(x):
+        first, second = _two_sums(x, 10 * x)
+        return first, second, kc.allreduce("sum", first + 1)
+
+    x = kc.replicate(tf.ones(2), MANY)
+    run = around(lambda: step(x)[0])
+    for _ in range(25):
+        first, second, third = run()
+        np.testing.assert_array_equal(first, [MANY] * 2)
+        np.testing.assert_array_equal(second, [10 * MANY] * 2)
+        np.testing.assert_array_equal(third, [MANY * (MANY + 1)] * 2)
+
+
 def test_in_a_loop_around_the_replicas():
     strategy = kc.replicate(devices=MANY)
 

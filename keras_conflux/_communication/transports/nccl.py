@@ -71,19 +71,23 @@ class NcclBetweenProcesses:
         dtype = tensor.dtype
         if dtype == tf.int32:  # which TensorFlow keeps on the host
             tensor = tf.cast(tensor, tf.int64)
-        counter = self._counters[index]
-        with tf.device("CPU:0"), tf.control_dependencies([tensor]):
+        counter, token = self._counters[index], self._tokens[index]
+        with tf.device("CPU:0"):
             key = tf.convert_to_tensor(counter.assign_add(1, read_value=True))
-        reduced = tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
-            group_size=self._size,
-            group_key=self._group_key,
-            instance_key=key,
-            ordering_token=[self._tokens[index].handle],
-            merge_op=op.merge_op,
-            final_op="Id",
-            communication_hint="nccl",
-        )
+        # It waits for the collective before, and for nothing else, so that
+        # Grappler keeps the order. See `CpuRing`.
+        turn = token.assign(0.0, read_value=False)
+        with tf.control_dependencies([turn]):
+            reduced = tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                group_size=self._size,
+                group_key=self._group_key,
+                instance_key=key,
+                ordering_token=[token.handle],
+                merge_op=op.merge_op,
+                final_op="Id",
+                communication_hint="nccl",
+            )
         return tf.cast(reduced, dtype)
 
     def recover(self) -> None:
