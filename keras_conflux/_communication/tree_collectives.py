@@ -145,14 +145,32 @@ class ReplicaCollectives:
     ) -> list[tf.Tensor]:
         """Returns the replica's parts of the sums of all replicas' tensors.
 
+        They can be differentiated.
+
         Args:
             flats: Of one axis, which the number of replicas divides.
             sums_in: The dtype in which each is added up, by default its own.
         """
+        dtypes_of_sums = sums_in or [flat.dtype for flat in flats]
+
+        @tf.custom_gradient
+        def scatter(*flats: tf.Tensor) -> Any:
+            def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+                whole = self.joined(upstream)
+                return [
+                    tf.cast(each, flat.dtype)
+                    for each, flat in zip(whole, flats, strict=True)
+                ]
+
+            return self._scattered(flats, dtypes_of_sums), gradient
+
+        return _listed(scatter, flats)
+
+    def _scattered(
+        self, flats: Sequence[tf.Tensor], sums_in: Sequence[tf.DType]
+    ) -> list[tf.Tensor]:
         self._assert_same_call("reduce-scatter", flats)
         rank = functools.cache(self._rank_as_tensor)
-        if sums_in is None:
-            sums_in = [flat.dtype for flat in flats]
         # Those of the last layers are known first.
         parts = [
             self._communicator.reduce_scatter(
@@ -161,6 +179,15 @@ class ReplicaCollectives:
             for flat, dtype in zip(flats[::-1], sums_in[::-1], strict=True)
         ]
         return parts[::-1]
+
+    def joined(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what `gathered` does, and it can be differentiated."""
+
+        @tf.custom_gradient
+        def join(*parts: tf.Tensor) -> Any:
+            return self.gathered([*parts]), lambda *up: self.scattered(up)
+
+        return _listed(join, parts)
 
     @property
     def can_gather_again(self) -> bool:
@@ -422,6 +449,16 @@ class ReplicaCollectives:
 
 GATHERED_TOGETHER = 1 << 25
 """About how many entries one collective joins."""
+
+
+def _listed(
+    function: Callable, tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns the list that a function with a gradient of its own returns.
+
+    Eagerly, a list of one comes back as its element.
+    """
+    return tf.nest.flatten(function(*tensors)) if tensors else []
 
 
 def _open_along(leaf: Any, axis: int) -> Any:

@@ -147,9 +147,8 @@ class _Unit:
             return found, gradient
 
         self.parts = [state.own_copy(each).value() for each in self.variables]
-        found = gathered(*self.parts)
-        # A list of one comes back as its element.
-        self.whole = list(found) if isinstance(found, list | tuple) else [found]
+        # Eagerly, a list of one comes back as its element.
+        self.whole = tf.nest.flatten(gathered(*self.parts))
         step.kinds.mark_equal(self.whole)
 
     def gather_again(self, after: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -223,7 +223,7 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
 def _gathered(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     """Returns whole gradients of what lies in parts."""
     given = [i for i, g in enumerate(grads) if g is not None]
-    flats = replica_collectives().gathered([grads[i] for i in given])
+    flats = replica_collectives().joined([grads[i] for i in given])
     found = list(grads)
     for i, flat in zip(given, flats, strict=True):
         found[i] = keras_variables.backing(sources[i]).layout.whole(flat)
