@@ -433,6 +433,24 @@ def test_many_steps_in_a_program_are_no_reason_to_warn(recwarn, caplog):
     assert "retracing" not in caplog.text
 
 
+def test_many_steps_in_a_function_of_the_users_own(count):
+    step = kc.withdevices(
+        lambda x: (kc.allreduce("sum", x), tf.ones(2)), devices=count
+    )
+
+    @tf.function
+    def run(parts):
+        for _ in tf.range(2):
+            parts = kc.Replicas([total for total, _ in step(parts)], count)
+        return parts
+
+    first = kc.Replicas([tf.constant(float(i)) for i in range(count)], count)
+    found = run(first)
+    assert found.devices == first.devices
+    expected = count * sum(range(count))
+    assert [float(each) for each in found] == [expected] * count
+
+
 def test_a_whole_step_runs_eagerly():
     model = kc.replicate(dense(), MANY)
     optimizer = kc.replicate(keras.optimizers.SGD(0.1), MANY)

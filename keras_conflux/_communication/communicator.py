@@ -462,8 +462,10 @@ class Communicator:
 
         @tf.function(autograph=False)
         def all_devices() -> None:
-            for index, _ in enumerate(self.devices):
-                self.all_reduce(tf.zeros(()), index, SUM)
+            for index, device in enumerate(self.devices):
+                call = self._next_call(index)
+                with tf.device(device):
+                    self._in_graph.all_reduce(tf.zeros(()), index, SUM, call)
 
         with (
             errors_reported_to_all("a strategy's first collective"),

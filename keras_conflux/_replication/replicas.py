@@ -151,6 +151,14 @@ class Replicas(Sequence[T_co]):
             f"A Replicas has no {name!r}.{hint}", name=name, obj=self
         )
 
+    # So `tf.function` and `tf.nest` know what it is made of.
+    def __tf_flatten__(self) -> tuple[Any, tuple[T_co, ...]]:
+        return self.devices, tuple(self._values)
+
+    @classmethod
+    def __tf_unflatten__(cls, devices: Any, values: Any) -> "Replicas[Any]":
+        return cls(values, devices)
+
     def __float__(self) -> NoReturn:
         raise TypeError(f"A Replicas is not one number. {_HINT}")
 

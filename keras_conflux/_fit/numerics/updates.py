@@ -197,9 +197,8 @@ def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
             else:
                 raise StrategyError(
                     f"{state.name_of(variable)}, {what}, has a single "
-                    "copy, but the step runs on several devices. Give the "
-                    "model and the optimizer to `keras_conflux.replicate` "
-                    "before the step."
+                    "copy that belongs to no replica. Give the model and the "
+                    "optimizer to `keras_conflux.replicate` before the step."
                 )
 
 
