@@ -121,6 +121,21 @@ class Adversaries(After):
         return {"loss": loss}
 
 
+class PenalizedSlopes(keras.Model):
+    """Adds the slopes by its weights to the loss."""
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_variables
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            slopes = inner.gradient(loss, weights)
+            penalized = loss + sum(map(tf.nn.l2_loss, slopes))
+        self.optimizer.apply(outer.gradient(penalized, weights), weights)
+        return {"loss": penalized}
+
+
 class Groups(OfTwo):
     """Two optimizers in a step, for two groups of weights."""
 
@@ -150,6 +165,11 @@ def two_optimizers():
 def two_tapes():
     one = own_step()
     return Adversaries(one.inputs, one.outputs)
+
+
+def slopes_of_slopes():
+    one = own_step()
+    return PenalizedSlopes(one.inputs, one.outputs)
 
 
 def two_updates():
@@ -495,36 +515,13 @@ def test_a_value_that_was_read_before_the_tape_is_refused():
         model.fit(X, np.ones([len(X), 67]), batch_size=10, verbose=0)
 
 
-class PenalizedSlopes(keras.Model):
-    """Adds the slopes by its weights to the loss."""
-
-    def train_step(self, data):
-        x, y = data
-        weights = self.trainable_variables
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                loss = self.compute_loss(x, y, self(x, training=True))
-            slopes = inner.gradient(loss, weights)
-            penalized = loss + sum(map(tf.nn.l2_loss, slopes))
-        self.optimizer.apply(outer.gradient(penalized, weights), weights)
-        return {"loss": penalized}
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_second_derivatives_by_weights(compiled):
-    found = []
-    for count in (None, MANY):
-        keras.utils.set_random_seed(0)
-        given = layers.Input((WIDTH,))
-        hidden = layers.Dense(67, "tanh")(given)
-        model = PenalizedSlopes(given, layers.Dense(3)(hidden))
-        if count:
-            kc.replicate(model, count, shard="weights")
-        model.compile("sgd", "mse", jit_compile=compiled)
-        model.fit(X, X[:, :3], batch_size=12, shuffle=False, verbose=0)
-        found.append(model.get_weights())
-    for one, many in zip(*found, strict=True):
-        np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-6)
+    def run(*replicated):
+        options = {"made": slopes_of_slopes, "jit_compile": compiled}
+        return trained(optimizers.SGD(0.01), *replicated, **options)
+
+    assert_equal(run(MANY, "weights"), run(), 5e-6)
 
 
 def test_recomputation():
