@@ -181,15 +181,23 @@ def build(
 
 
 def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
-    values = [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
-    if not any(value.any() for _, value in values):
+    """Has a reset change nothing in variables, once.
+
+    A metric may hold what others own, such as a weight. Its copies are equal.
+    """
+    if not variables:
         return
 
     def reset_once() -> None:
         del vars(model)["reset_metrics"]
+        held = [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
         model.reset_metrics()
-        for variable, value in values:
-            state.set_sum(keras_variables.backing(variable), value)
+        for variable, value in held:
+            backing = keras_variables.backing(variable)
+            if state.is_sum(backing):
+                state.set_sum(backing, value)
+            else:
+                variable.assign(value)
 
     vars(model)["reset_metrics"] = reset_once
 
