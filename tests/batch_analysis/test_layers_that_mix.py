@@ -296,6 +296,39 @@ def trained(function, count):
     return model, logs
 
 
+def _filled_in(x):
+    """Fills missing values by the mean of those that are there."""
+    missing = tf.abs(x) < 0.02
+    present = tf.cast(~missing, x.dtype)
+    mean = tf.reduce_sum(x * present, 0) / (tf.reduce_sum(present, 0) + 1)
+    return tf.where(missing & (x > -0.02), mean + tf.zeros_like(x), x)
+
+
+UNTRIED = {
+    "codes below zero": lambda x: tf.where(
+        tf.cast(x * 1e4, tf.int32) % 7 == 5, tf.reduce_mean(x, 0), x
+    ),
+    "extremes": lambda x: x / tf.maximum(1e-3, tf.reduce_max(tf.abs(x)) - 200),
+    "missing values": _filled_in,
+    "large batches": lambda x: tf.where(
+        tf.shape(x)[0] < 3, x, tf.where(tf.shape(x)[0] < 12, x - _mean(x), x)
+    ),
+    "little": lambda x: x + 2e-5 * tf.reduce_mean(1e3 * x, 0),
+}
+"""Samples are mixed only where drawn ones hardly come."""
+
+
+def _mean(x):
+    return tf.reduce_mean(x, 0)
+
+
+@pytest.mark.parametrize("name", UNTRIED)
+def test_rules_are_believed_before_trials(name):
+    one, first = trained(UNTRIED[name], None)
+    many, second = trained(UNTRIED[name], MANY)
+    assert_same_training(one, many, first, second)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [x for x in MIXING if "as many" not in x])
 def test_a_layer_that_mixes_is_that_of_one_device_or_warns(name):
@@ -491,3 +524,37 @@ def test_a_layer_whose_gradient_cannot_be_tried_out_warns():
         model.fit(x, x, verbose=0)
     (warning,) = [each for each in caught if "slopes" in str(each.message)]
     assert warning.filename == __file__
+
+
+class Limited(keras.layers.Layer):
+    """Scales a weight by the deviation of the batch, and limits it twice."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def build(self, shape):
+        size = (shape[-1], 5)
+        self.kernel = self.add_weight(shape=size)
+        self.top = self.add_weight(shape=size, initializer="ones")
+
+    def call(self, x):
+        top = self.limit(0.6 * self.top)
+        scaled = self.kernel / ops.std(x, 0)[:, None]
+        scaled = ops.where(scaled > top, top, scaled)
+        return x @ ops.where(scaled < -top, -top, scaled)
+
+
+@pytest.mark.parametrize("limit", [ops.square, ops.exp, lambda top: top - 0.1])
+def test_a_source_that_is_made_of_another_counts_once(limit):
+    def train(count):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,)), Limited(limit)])
+        model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+        if count:
+            kc.replicate(model, count)
+        x = np.random.default_rng(0).normal(size=(13, 6))
+        return model, model.fit(x, x[:, :1], 13, verbose=0)
+
+    (one, first), (many, second) = train(None), train(MANY)
+    assert_same_training(one, many, first, second)

@@ -129,13 +129,17 @@ def _exchanged(inputs: Any, step: Step) -> Any:
         kind = step.kinds.of(value)
         if value.shape[0] is not None or kind.role is Role.OPAQUE:
             return value
-        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
-            if (found := _tried(value, step)) is not None:
-                step.kinds.mark(value, found)
-            elif kind.mixed and kind.axis == 0:
-                if replica_collectives().count > 1:
-                    return _own(value, step)
-                step.kinds.mark(value, rows(0).with_entries(kind.entries))
+        if kind.role is not Role.DERIVED and not kind.depends_on_other_samples:
+            return value
+        is_alone = replica_collectives().count == 1
+        if _is_mixed(kind) and not is_alone:
+            own = _own(value, step)
+            if own is not value:
+                return own
+        if (found := _tried(value, step)) is not None:
+            step.kinds.mark(value, found)
+        elif _is_mixed(kind) and is_alone:
+            step.kinds.mark(value, rows(0).with_entries(kind.entries))
         return value
 
     return keras.tree.map_structure(exchanged, inputs)
@@ -190,15 +194,18 @@ def _marked(
             is_apart = not is_of_users or draws_numbers(output, inputs)
             is_mixed = known.depends_on_other_samples
             found = kind if is_apart and not is_mixed else None
-        if found is not None:
-            kind = kind.with_entries(found.entries)
-        elif _compares(output):
+        if found is None and _compares(output):
             return output
-        elif replica_collectives().count > 1:
-            own = _own(output, step)
+        if found is None or _is_mixed(known):
+            own = output
+            if replica_collectives().count > 1:
+                own = _own(output, step)
             if own is not output:
                 keras_models.copy_mask(output, own)
                 return own
+        if found is not None:
+            kind = kind.with_entries(found.entries)
+        elif replica_collectives().count > 1:
             _warn_of_mixing(layer, step)
     step.kinds.mark(output, kind)
     return output
@@ -215,6 +222,14 @@ def _may_mix(layer: Any, found: Kind) -> bool:
     """
     shown = found.role in (Role.ROWS, Role.DERIVED)
     return shown or isinstance(layer, keras.Model)
+
+
+def _is_mixed(known: Kind) -> bool:
+    """Whether rules find rows that depend on other samples.
+
+    A trial on drawn samples may not come to where they are mixed.
+    """
+    return known.role is Role.ROWS and known.axis == 0 and known.mixed
 
 
 def _compares(output: tf.Tensor) -> bool:

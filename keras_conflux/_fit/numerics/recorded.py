@@ -29,7 +29,10 @@ def slopes_of(
     """
     if upstream is None:
         upstream = [tf.ones_like(each) for each in results]
-    found = tf.gradients([*results], [*sources], [*upstream])
+    # Each of the sources is held, also where one is computed of another.
+    found = tf.gradients(
+        [*results], [*sources], [*upstream], stop_gradients=[*sources]
+    )
     given = [tf.convert_to_tensor(x) for x in found if x is not None]
     seen = iter(_recorded(given, [*sources, *others, *upstream]))
     return [None if each is None else next(seen) for each in found]
