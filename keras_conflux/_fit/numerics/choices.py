@@ -82,16 +82,20 @@ class Choices(Exit):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._traced: list[_Choice | _Call] = []
-        self._updates: list[tuple[str, Any]] = []
+        self._places: list[tuple[str, Any]] = []
+        """What replicas have to do together in branches, and the graphs."""
 
     def end(self, output: Tree) -> Tree:
-        """Sees to it that replicas come to the updates of optimizers together.
+        """Warns where replicas do not come together, or refuses it.
 
         See `Exit`.
         """
-        for name, graph in self._updates:
-            if not self.is_everywhere(graph):
-                _warn_of_optimizer(name, self.step)
+        for what, graph in self._places:
+            if self.is_everywhere(graph):
+                continue
+            if what == _GRADIENT and replica_collectives().count > 1:
+                raise NotImplementedError(_apart(what, self.step.name))
+            self.step.warn_once(what, _apart(what, "the step"))
         return output
 
     @contextlib.contextmanager
@@ -127,10 +131,17 @@ class Choices(Exit):
 
     def note_update(self, optimizer: Any) -> None:
         """Notes where in a step an optimizer changes weights."""
-        self.come_together()
+        self._note(f"applies the optimizer {optimizer.name!r}")
+
+    def note_gradient(self) -> None:
+        """Notes where in a step a tape adds up the replicas' gradients."""
+        self._note(_GRADIENT)
+
+    def _note(self, what: str) -> None:
         graph = tf.compat.v1.get_default_graph()
         if graph is not self.step.graph:
-            self._updates.append((optimizer.name, graph))
+            self.come_together()
+            self._places.append((what, graph))
 
     def is_everywhere(self, graph: Any, repeated: bool = False) -> bool:
         """Whether all replicas run a graph inside of the step's, or none, once.
@@ -154,14 +165,16 @@ class Choices(Exit):
         return True
 
 
-def _warn_of_optimizer(name: str, step: Step) -> None:
-    step.warn_once(
-        f"optimizer {name}",
-        f"the step applies the optimizer {name!r} in a loop, or in a branch "
-        "that each replica chooses by its own samples, in a way that the graph "
-        "does not show. Replicas that choose different branches get different "
-        "weights. Compute the condition from `keras_conflux.allreduce` of what "
-        "the replicas have.",
+_GRADIENT = "computes gradients"
+
+
+def _apart(what: str, step: str) -> str:
+    return (
+        f"{step} {what} in a loop, or in a branch that each replica chooses by "
+        "its own samples, in a way that the graph does not show. Replicas that "
+        "choose different branches get different weights, or wait for each "
+        "other. Compute the condition from `keras_conflux.allreduce` of what "
+        "the replicas have."
     )
 
 

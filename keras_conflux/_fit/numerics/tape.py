@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import DERIVED
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import MEAN
 from keras_conflux._batch_analysis import OPAQUE
@@ -26,6 +27,7 @@ from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.global_values import OwnRows
 from keras_conflux._fit.numerics.global_values import own_slope
 from keras_conflux._fit.numerics.global_values import recomputed
@@ -84,7 +86,9 @@ def gradient(
     if output_gradients is not None:
         given = tf.nest.flatten(output_gradients)
     flat = tf.nest.flatten(sources)
-    _refuse_in_loops(flat, step)
+    if any(_is_shared(source, step) for source in flat):
+        _refuse_in_loops(step)
+        Choices.of(step).note_gradient()
     with Gradients.of(step).computing():
         seeded = [
             pair
@@ -331,7 +335,10 @@ def _reduced(
         if i not in shared and isinstance(one, tf.Tensor):
             # It is this replica's part of what one device has.
             own = OwnRows.of(step).of_tensor(source)
-            step.kinds.mark(one, step.kinds.of(own[-1] if own else source))
+            kind = step.kinds.of(own[-1] if own else source)
+            if kind.divided:  # one device divides by another number
+                kind = DERIVED
+            step.kinds.mark(one, _DUAL.get(kind.role, kind))
     variables = [sources[i] for i in shared]
     _refuse_tangents([found[i] for i in shared], step)
     total = Gradients.of(step).reduced(
@@ -342,14 +349,14 @@ def _reduced(
     return found
 
 
-def _refuse_in_loops(sources: list[Any], step: Step) -> None:
+_DUAL = {Role.MEAN: TOTAL, Role.TOTAL: MEAN}
+"""The kinds of derivatives by reductions over samples."""
+
+
+def _refuse_in_loops(step: Step) -> None:
     """Raises where gradients would have to be summed, and cannot be."""
     has_others = replica_collectives().count > 1
-    if (
-        has_others
-        and tensorflow_tracing.in_replica_loop()
-        and any(_is_shared(source, step) for source in sources)
-    ):
+    if has_others and tensorflow_tracing.in_replica_loop():
         raise NotImplementedError(
             f"{step.name}: a GradientTape in a loop, such as that of "
             "`tf.while_loop`, `tf.map_fn` or `tf.vectorized_map`, "
