@@ -82,7 +82,32 @@ def by_similarities(rows):
     return similar, lambda: ops.mean(ops.exp(-similar))
 
 
-@pytest.mark.parametrize("made", [by_a_root, by_centered_rows, by_similarities])
+def by_a_mean(rows):
+    mean = ops.mean(rows, 0)
+    return mean, lambda: ops.sum(ops.exp(mean))
+
+
+def by_a_total(rows):
+    total = ops.sum(rows, 0)
+    return total, lambda: ops.mean(ops.tanh(total))
+
+
+def by_rows_over_their_number(rows):
+    parts = rows / ops.cast(ops.shape(rows)[0], rows.dtype)
+    return parts, lambda: ops.exp(ops.sum(parts))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        by_a_root,
+        by_a_mean,
+        by_a_total,
+        by_centered_rows,
+        by_rows_over_their_number,
+        by_similarities,
+    ],
+)
 def test_derivatives_by_what_is_of_all_samples(made, count):
     def step(model, x):
         with tf.GradientTape() as outer:
@@ -597,3 +622,168 @@ def test_a_value_of_unknown_rank_warns():
     with pytest.warns(kc.ConfluxWarning, match="does not show how"):
         logs, _ = trained(2, step)
     assert logs[0]["found"] == [0.5]
+
+
+def by_other_losses(model, x):
+    return [ops.mean(model.net(x) ** 2), ops.mean(ops.abs(model.net(x)))]
+
+
+def by_mixing_losses(model, x):
+    return [ops.std(model.net(x)), ops.log(ops.mean(ops.exp(model.net(x))))]
+
+
+@pytest.mark.parametrize("losses", [by_other_losses, by_mixing_losses])
+@pytest.mark.parametrize("gives_zeros", [False, True])
+def test_gradients_in_branches_that_samples_choose(losses, gives_zeros, count):
+    """Replicas that chose apart would add up, or wait for, different ones."""
+
+    def step(model, x):
+        weights = model.net.trainable_variables
+
+        def slopes_of(number):
+            with tf.GradientTape() as tape:
+                loss = losses(model, x)[number]
+            return tape.gradient(loss, weights)
+
+        slopes = tf.cond(
+            ops.mean(x) > -0.05,
+            lambda: slopes_of(0),
+            lambda: (
+                [*map(tf.zeros_like, weights)] if gives_zeros else slopes_of(1)
+            ),
+        )
+        model.optimizer.apply(slopes, weights)
+        return {"first": ops.sum(slopes[0])}
+
+    assert_equal(trained(None, step), trained(count, step))
+
+
+@needs_two
+def test_gradients_in_branches_of_unknown_conditions_are_refused():
+    def step(model, x):
+        def slope():
+            with tf.GradientTape() as tape:
+                loss = ops.mean(model.net(x) ** 2)
+            return tape.gradient(loss, model.net.trainable_variables[0])
+
+        chosen = tf.numpy_function(lambda rows: rows.sum() > 0, [x], tf.bool)
+        chosen.set_shape([])
+        tf.cond(chosen, slope, lambda: ops.zeros((8, 3)))
+        return {"mean": ops.mean(x)}
+
+    with pytest.raises(NotImplementedError, match="computes gradients in a"):
+        trained(2, step)
+
+
+def by_a_counter(model, calls):
+    return len(calls)
+
+
+def by_a_flag(model, calls):
+    return 1 + (len(calls) > 1)
+
+
+def by_numpy(model, calls):
+    return np.random.default_rng(len(calls)).normal(size=(6, 3))
+
+
+def by_large_arrays(model, calls):
+    return np.random.default_rng(len(calls)).normal(size=(70, 3))[:1]
+
+
+def by_other_weights(model, calls):
+    return model.head.weights[0][len(calls) % 3 - 1, :1]
+
+
+@needs_two
+@pytest.mark.parametrize(
+    "made", [by_a_counter, by_a_flag, by_numpy, by_large_arrays]
+)
+def test_python_that_changes_between_replicas_is_refused(made):
+    calls = []
+
+    def step(model, x):
+        calls.append(x)
+        factor = tf.reduce_mean(tf.constant(made(model, calls), x.dtype))
+        with tf.GradientTape() as tape:
+            loss = factor * ops.mean(model.net(x) ** 2)
+        apply(model, tape, loss)
+        return {"loss": loss}
+
+    with pytest.raises(kc.StrategyError, match="Python code of the step did"):
+        trained(2, step)
+
+
+@needs_two
+def test_replicas_that_read_different_weights_are_refused():
+    calls = []
+
+    def step(model, x):
+        calls.append(x)
+        scale = model.head.trainable_variables[len(calls) % 2]
+        return {"loss": ops.mean(x) * ops.sum(scale)}
+
+    with pytest.raises(kc.StrategyError, match="variable"):
+        trained(2, step)
+
+
+def test_an_optimizer_that_a_step_builds_is_asked_again(count):
+    """`scale_loss` takes its first scale for a constant until it is built."""
+
+    def train(devices):
+        keras.utils.set_random_seed(1)
+        model = Stepping(scaled)
+        model.scaling = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=1
+        )
+        model.compile(jit_compile=False)
+        model.build((None, 8))
+        if devices:
+            kc.replicate(model, devices)
+        model.fit(X, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights(), model.scaling.dynamic_scale.numpy()
+
+    def scaled(model, x):
+        weights = model.net.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = ops.mean(model.net(x) ** 2)
+            large = model.scaling.scale_loss(loss)
+        model.scaling.apply(tape.gradient(large, weights), weights)
+        return {"loss": loss}
+
+    assert_equal(train(None), train(count))
+
+
+def test_an_optimizer_that_a_loop_builds_is_asked_again():
+    def train(decorated, replicate):
+        keras.utils.set_random_seed(1)
+        net = replicate(keras.Sequential([layers.Input((8,)), layers.Dense(3)]))
+        scaling = replicate(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1), initial_scale=8.0
+            )
+        )
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = scaling.scale_loss(ops.mean(net(x) ** 2))
+            slopes = tape.gradient(loss, net.trainable_variables)
+            if replicate is not one_device:
+                slopes = kc.allreduce("mean", slopes, weight=len(x))
+            scaling.apply(slopes, net.trainable_variables)
+
+        run = decorated(step)
+        for _ in range(3):
+            run(X if replicate is one_device else kc.split(X, devices=MANY))
+        return net.get_weights()
+
+    def one_device(held):
+        return held
+
+    assert_equal(
+        train(tf.function, one_device),
+        train(
+            kc.withdevices(devices=MANY),
+            lambda held: kc.replicate(held, devices=MANY),
+        ),
+    )

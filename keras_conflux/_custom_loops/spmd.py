@@ -31,6 +31,7 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._fit.numerics import updates
+from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import steps
@@ -225,6 +226,7 @@ class _Compiled:
         self._strategy = strategy
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
+        self._has_built = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         is_alone = strategy.communicator.size == 1
         self._leaves_out = (
@@ -258,7 +260,7 @@ class _Compiled:
                     except Exception as error:
                         fail(index, error)
                         raise
-                finish(program, shared, outputs, index, output)
+                finish(program, step, shared, outputs, index, output)
 
             try:
                 strategy.run(one_replica)
@@ -303,6 +305,10 @@ class _Compiled:
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return self._function(*given)
         program = self._function.get_concrete_function(*given)
+        if self._has_built:  # an optimizer, see `TraceFindings.built`
+            self._has_built = False
+            self._function = tensorflow_tracing.untraced(self._function)
+            program = self._function.get_concrete_function(*given)
         program.graph.conflux_program.agree(what)
 
         def run() -> Any:
@@ -319,6 +325,7 @@ class _Compiled:
     def _finish(
         self,
         program: CommonProgram,
+        step: steps.Step,
         shared: tuple[bool, ...],
         outputs: dict[int, Any],
         index: int,
@@ -327,6 +334,7 @@ class _Compiled:
         """Looks at what a replica has traced, and keeps its outputs."""
         if not tf.executing_eagerly():
             program.end()
+            self._has_built |= Gradients.of(step).have_built
             given = zip(keras.tree.flatten(program.inputs), shared, strict=True)
             equal = {id(leaf) for leaf, is_shared in given if is_shared}
             branches.refuse_unequal(self._name, program.operations, equal)

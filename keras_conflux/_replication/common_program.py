@@ -1,8 +1,8 @@
-"""Whether all processes have traced the same program, and what differs first.
+"""Whether all replicas have traced the same program, and what differs first.
 
 What a replica traces is listed as lines, one per operation: its type, its
 attributes, the constants that it takes, and what its other inputs come from. In
-no line is what may differ between processes that run one program: names,
+no line is what may differ between replicas that run one program: names,
 devices, shapes, the seeds that TensorFlow draws, and what is computed from a
 replica's rank inside of `of_rank`. Neither is the order of lines. Of a program
 that asks for its rank elsewhere, as by `replica()`, collectives alone are
@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import traced_graphs
@@ -32,11 +31,13 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
+from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 
 _LARGEST = 64
-"""How many entries the constants have that are compared."""
+"""How many entries the constants have that are shown in full."""
 _UNSAID = {"Const", "Identity", "NoOp", "Placeholder"}
 """The operations that compute nothing. Constants are said where they are used.
 """
@@ -78,25 +79,25 @@ class CommonProgram:
 
     def __init__(self, inputs: Any) -> None:
         self.inputs = inputs
-        self._graph: Any = tf.compat.v1.get_default_graph()
-        self._begin = self._end = len(self._graph.get_operations())
-        self._asked = tensorflow_tracing.ranks_asked_in(self._graph)
+        self.graph: Any = tf.compat.v1.get_default_graph()
+        self._begin = self._end = len(self.graph.get_operations())
+        self._asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = False
 
     @property
     def operations(self) -> list[tf.Operation]:
         """What has been traced."""
-        return self._graph.get_operations()[self._begin : self._end]
+        return self.graph.get_operations()[self._begin : self._end]
 
     def end(self) -> None:
         """Leaves out what is traced from now on."""
-        self._end = len(self._graph.get_operations())
-        asked = tensorflow_tracing.ranks_asked_in(self._graph)
+        self._end = len(self.graph.get_operations())
+        asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = asked > self._asked
 
     def keep_with_graph(self) -> None:
         """Makes this the `conflux_program` of the graph that has it."""
-        self._graph.conflux_program = self
+        self.graph.conflux_program = self
 
     def agree(self, what: str) -> None:
         """Raises in all processes unless all have traced the same.
@@ -121,23 +122,68 @@ class CommonProgram:
         shown = None
         if process_index() in pair:
             other = pair[1 - pair.index(process_index())]
-            shown = _shown(self._lines(), told[other][1])
+            own = self.lines(_Lines(self.graph))
+            shown = _shown(own, told[other][1])
         shown = all_gather_json(f"what differs at {what}", shown)
         message = _message(what, pair, [shown[index] for index in pair])
         raise of_all_processes(ReplicaMismatchError(message))
 
     @functools.cached_property
     def _own(self) -> Comparable:
-        tensors = [x for x in trees.flatten(self.inputs) if tf.is_tensor(x)]
-        inputs = [f"{x.dtype.name} {x.shape}" for x in tensors]
-        return Comparable([inputs, sorted(line.sum for line in self._lines())])
+        lines = self.lines(_Lines(self.graph))
+        return Comparable([self.specs, sorted(line.sum for line in lines)])
 
-    def _lines(self) -> list[_Line]:
-        lines = _Lines(self._graph).of(self.operations)
+    @property
+    def specs(self) -> list[str]:
+        """The dtypes and shapes of the inputs."""
+        tensors = [x for x in trees.flatten(self.inputs) if tf.is_tensor(x)]
+        return [f"{x.dtype.name} {x.shape}" for x in tensors]
+
+    def lines(self, of_graph: "_Lines") -> list[_Line]:
+        """Returns what has been traced, line by line.
+
+        Args:
+            of_graph: Lists what is in the graph.
+        """
+        lines = of_graph.of(self.operations)
         if not self._knows_rank:
             return lines
         collectives = [line for line in lines if line.kind in COLLECTIVES]
         return [dataclasses.replace(x, inputs="") for x in collectives]
+
+
+def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
+    """Raises unless the replicas of this process have traced the same.
+
+    Those whose parts of the data are of other shapes are not compared.
+
+    Args:
+        programs: Of the replicas, in one graph.
+        name: The name of the model.
+
+    Raises:
+        StrategyError: If Python code has done something else for a replica.
+    """
+    listed = functools.cache(_Lines)
+    first, *others = programs or [None]
+    for index, other in enumerate(others, 1):
+        if other.specs != first.specs:
+            continue
+        pair = [each.lines(listed(each.graph)) for each in (first, other)]
+        own, theirs = ([line.sum for line in lines] for lines in pair)
+        if sorted(own) != sorted(theirs):
+            shown = _shown(pair[0], theirs), _shown(pair[1], own)
+            _refuse(name, index, *(f"{text}{at}" for *_, text, at in shown))
+
+
+def _refuse(name: str, index: int, first: str, other: str) -> None:
+    raise StrategyError(
+        f"{name}: Python code of the step did something else when it was "
+        f"traced for replica {index}: {other} in place of {first}. "
+        "One device runs that code once. Do not let a counter, a flag or a "
+        "random number of Python's change the step: keep what changes in a "
+        "`keras.Variable`, draw with `keras.random`, or pass it with the data."
+    )
 
 
 def _first_pair(told: list[Any]) -> tuple[int, int] | None:
@@ -205,7 +251,7 @@ class _Lines:
         self._definition = graph.as_graph_def()
         library = self._definition.library.function
         self._library = {each.signature.name: each for each in library}
-        self._bodies: dict[str, list[_Line]] = {}
+        self._variables = _variables_in(graph)
 
     def of(self, operations: Sequence[tf.Operation]) -> list[_Line]:
         """Returns a line for each operation, after those of functions.
@@ -213,16 +259,21 @@ class _Lines:
         Args:
             operations: Of the graph.
         """
+        self._bodies: dict[str, list[_Line]] = {}
         named = {each.name for each in operations}
         nodes = self._definition.node
         known = {node.name: node for node in nodes}
         own = [node for node in nodes if node.name in named]
         find = functools.partial(_operation_of, self._graph)
-        lines = list(self._lines(own, known, find))
+        lines = list(self._lines(own, known, find, self._variables))
         return [*itertools.chain.from_iterable(self._bodies.values()), *lines]
 
     def _lines(
-        self, nodes: Sequence[Any], known: dict[str, Any], find: _Find
+        self,
+        nodes: Sequence[Any],
+        known: dict[str, Any],
+        find: _Find,
+        variables: dict[str, str],
     ) -> Iterator[_Line]:
         for node in nodes:
             if _is_unsaid(node):
@@ -235,7 +286,7 @@ class _Lines:
             sums = " ".join(str(zlib.crc32(each.encode())) for each in runs)
             yield _Line(
                 node.op,
-                _inputs_of(node, known),
+                _inputs_of(node, known, variables),
                 f"{_attributes_of(node)} {sums}".rstrip(),
                 functools.partial(find, node.name),
             )
@@ -247,7 +298,7 @@ class _Lines:
             nodes = [] if function is None else function.node_def
             known = {node.name: node for node in nodes}
             inside = functools.partial(_operation_in, self._graph, name)
-            self._bodies[name] = list(self._lines(nodes, known, inside))
+            self._bodies[name] = list(self._lines(nodes, known, inside, {}))
         return self._bodies[name]
 
 
@@ -295,9 +346,28 @@ def _attributes_of(node: Any) -> str:
     return f"{{{', '.join(attributes)}}}"
 
 
-def _inputs_of(node: Any, known: dict[str, Any]) -> str:
+def _variables_in(graph: Any) -> dict[str, str]:
+    """Returns which variable each placeholder for one stands for.
+
+    Variables are numbered as a graph comes to them, so that they may have other
+    names in other processes.
+    """
+    numbers: dict[int, int] = {}
+    found = {}
+    for _, inside in graph.captures:
+        handle = traced_graphs.outermost(inside, graph)
+        variable = tensorflow_graphs.container_of(handle)
+        if variable is not None:
+            number = numbers.setdefault(id(variable), len(numbers))
+            found[inside.op.name] = f"variable {number}"
+    return found
+
+
+def _inputs_of(
+    node: Any, known: dict[str, Any], variables: dict[str, str]
+) -> str:
     names = [name for name in node.input if not name.startswith("^")]
-    return ", ".join(_source_of(name, known) for name in names)
+    return ", ".join(_source_of(name, known, variables) for name in names)
 
 
 def _value_of(value: Any) -> str | None:
@@ -316,15 +386,17 @@ def _value_of(value: Any) -> str | None:
     return None
 
 
-def _source_of(name: str, known: dict[str, Any]) -> str:
-    """Returns what an input is: a constant, or the type of an operation."""
+def _source_of(
+    name: str, known: dict[str, Any], variables: dict[str, str]
+) -> str:
+    """Returns a constant, a variable, or the type of an operation."""
     node = known.get(name.partition(":")[0])
     while node is not None and node.op == "Identity" and node.input:
         if tensorflow_tracing.is_of_rank(node.name):
             break
         node = known.get(node.input[0].partition(":")[0])
     if node is None or node.op == "Placeholder":
-        return _UNKNOWN
+        return _UNKNOWN if node is None else variables.get(node.name, _UNKNOWN)
     if tensorflow_tracing.is_of_rank(node.name):
         return "rank"
     if node.op == "Const":
@@ -334,8 +406,9 @@ def _source_of(name: str, known: dict[str, Any]) -> str:
 
 def _constant(proto: Any) -> str:
     dtype = tf.as_dtype(proto.dtype)
-    size = np.prod([each.size for each in proto.tensor_shape.dim], dtype=int)
-    is_number = dtype.is_numpy_compatible and dtype != tf.string
-    if size > _LARGEST or not is_number:
+    if not dtype.is_numpy_compatible:
         return dtype.name
-    return str(tf.make_ndarray(proto).tolist())
+    value = tf.make_ndarray(proto)
+    if value.size > _LARGEST:
+        return f"{dtype.name} {zlib.crc32(proto.SerializeToString())}"
+    return str(value.tolist())

@@ -30,6 +30,7 @@ from keras_conflux._fit.numerics.returns import Predictions
 from keras_conflux._fit.numerics.warnings import plain_variables
 from keras_conflux._fit.numerics.warnings import warn_of_plain_variables
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._replication import common_program
 from keras_conflux._replication import common_state
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
@@ -124,7 +125,8 @@ class _ModelStep:
         self.tracing = threading.RLock()
         self._model = model
         self._steps: dict[int, Step] = {}
-        self._program: CommonProgram | None = None
+        self._programs: dict[int, CommonProgram] = {}
+        """What the replicas of this process have traced."""
         self._plain_variables: list[tuple[Any, bool]] = []
         """What the last trace reads that the model does not know, and whether
         it writes it, too."""
@@ -170,6 +172,7 @@ class _ModelStep:
             step.kinds.mark_equal([turns.rank])
         if replica_index() == 0:
             self._steps.clear()  # replicas may share this trace
+            self._programs.clear()
         self._steps[replica_index()] = step
         with steps.entered(step):
             Draws.of(step).draw_by_sample(self._drawn_by_sample)
@@ -178,8 +181,8 @@ class _ModelStep:
             program = CommonProgram(shard)
             output = self._run(shard, step)
             program.end()
+            self._programs[replica_index()] = program
             if replica_index() == 0 and process_count() > 1:
-                self._program = program
                 self._plain_variables = [
                     (variable, bool(writes))
                     for variable, writes in plain_variables(step)
@@ -206,6 +209,7 @@ class _ModelStep:
                 each.report(findings)
         self._drawn_by_sample |= findings.by_sample
         findings.raise_if_any()
+        common_program.assert_alike([*self._programs.values()], self.name)
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
         """See `ReplicaStep`."""
@@ -216,8 +220,9 @@ class _ModelStep:
 
     def agree(self) -> None:
         """See `ReplicaStep`."""
-        program, self._program = self._program, None
-        if program is not None:
+        program = self._programs.pop(0, None)
+        self._programs.clear()
+        if program is not None and process_count() > 1:
             program.agree(f"the first run of {self.identity}")
             self._common_variables += self._plain_variables
             common_state.compare_too(

@@ -66,10 +66,13 @@ class TraceFindings:
     """What it does with a number that may be that of its samples."""
     by_sample: set[int] = dataclasses.field(default_factory=set)
     """Which multiples of the samples' number are several rows of each."""
+    built: bool = False
+    """Whether it has built an optimizer, of which Python code may have asked
+    before whether it is built."""
 
     def raise_if_any(self) -> None:
         """Raises `TraceAgain` if there is something."""
-        if self.untracked or self.counted or self.by_sample:
+        if self.untracked or self.counted or self.by_sample or self.built:
             raise TraceAgain([*self.untracked.values()], self.counted)
 
 

@@ -16,6 +16,7 @@ from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
+from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
@@ -39,6 +40,12 @@ class Gradients(Exit):
         self._postponed_losses: list[tuple[Any, Summing | None]] = []
         self._postponed: list[Any] = []
         self._summed_by: Summing | None = None
+        self.have_built = False
+        """Whether an optimizer has been built to apply them."""
+
+    def report(self, findings: TraceFindings) -> None:
+        """See `Exit`."""
+        findings.built = findings.built or self.have_built
 
     @property
     def are_computed(self) -> bool:

@@ -74,7 +74,8 @@ def apply(
     if step is not None and Gradients.of(step).are_applied:
         return _inside(original, optimizer, list(grads), given, step)
     _check_replicated(optimizer, given)
-    _build(optimizer, given)
+    if _build(optimizer, given):
+        _note_build(optimizer, step)
     _refuse_overwriting(optimizer, given, step)
     grads = gradients.repeatable(list(grads))
     if step is not None and step.batch_fraction is not None:
@@ -162,21 +163,43 @@ def _refuse_overwriting(
     )
 
 
-def _build(optimizer: Any, trained: list[Any] | None) -> None:
+def _build(optimizer: Any, trained: list[Any] | None) -> bool:
     """Makes an optimizer's variables outside of all graphs that are traced.
 
-    XLA programs cannot make any, and TensorFlow traces a function twice that
-    has made some. Another thread traces nothing.
+    XLA programs cannot make any. Another thread traces nothing.
+
+    Returns:
+        Whether it has made some.
     """
-    if trained and not optimizer.built and not tf.executing_eagerly():
-        strategy = tf.distribute.get_strategy()
+    if not trained or optimizer.built or tf.executing_eagerly():
+        return False
+    before = len(optimizer.variables)
+    strategy = tf.distribute.get_strategy()
 
-        def build() -> None:
-            with strategy.scope():
-                optimizer.build(trained)
+    def build() -> None:
+        with strategy.scope():
+            optimizer.build(trained)
 
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(keras_internals.with_this_threads_state(build)).result()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(keras_internals.with_this_threads_state(build)).result()
+    return len(optimizer.variables) > before
+
+
+def _note_build(optimizer: Any, step: Step | None) -> None:
+    """Has a step traced again, as TensorFlow does where it makes variables.
+
+    Python code may have asked before whether the optimizer is built, as
+    `scale_loss` does.
+    """
+    if step is not None:
+        Gradients.of(step).have_built = True
+    elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise StrategyError(
+            f"The optimizer {optimizer.name!r} is built in `strategy.run`, "
+            "after `scale_loss` may have used its initial scale as a "
+            "constant. Write `optimizer.build(model.trainable_variables)` "
+            "in the strategy's scope, before the step."
+        )
 
 
 def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
