@@ -8,7 +8,6 @@ from keras_conflux._extensions.keras_distribution import (
 )
 from keras_conflux._extensions.kernels import patches as kernels
 from keras_conflux._extensions.launchers import order as launchers
-from keras_conflux._extensions.memory import fitting_turns
 from keras_conflux._extensions.memory import notes as memory
 from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._extensions.program_cache import cached_program
@@ -40,6 +39,5 @@ def install(version: str) -> None:
     keras_distribution.install()
     recomputation.install()
     memory.install()
-    fitting_turns.install()
     slow_input.install()
     resume.install()

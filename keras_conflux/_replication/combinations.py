@@ -14,7 +14,7 @@ from keras_conflux._replication import parts
 
 
 def refusal(
-    shard: str | None, microbatches: int | str = 1, owners: Sequence[Any] = ()
+    shard: str | None, microbatches: int = 1, owners: Sequence[Any] = ()
 ) -> str | None:
     """Returns why options of `replicate` are refused, `None` if they work.
 
@@ -58,7 +58,7 @@ def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
 
 
 def _refusal_of_turns(
-    shard: str | None, microbatches: int | str, owners: Sequence[Any]
+    shard: str | None, microbatches: int, owners: Sequence[Any]
 ) -> str | None:
     if shard is not None:
         return (

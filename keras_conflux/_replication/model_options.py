@@ -11,7 +11,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_models
 from keras_conflux._replication import running
 from keras_conflux._replication import traced_functions
-from keras_conflux._replication.strategy import Microbatches
 from keras_conflux._replication.strategy import check_microbatches
 
 DataContract: TypeAlias = Literal["global", "local"]
@@ -79,7 +78,7 @@ def choose(
     model: Any,
     data: str | None,
     reshuffle: bool | None,
-    microbatches: Microbatches | None,
+    microbatches: int | None,
 ) -> None:
     """Records the options of a model; `None` leaves one as it is.
 
@@ -142,7 +141,7 @@ def reshuffles(model: keras.Model) -> bool:
     return _reshuffle.get(model, False)
 
 
-def microbatches_of(model: keras.Model) -> Microbatches:
+def microbatches_of(model: keras.Model) -> int:
     """In how many parts each replica runs its part of a batch."""
     strategy = keras_models.strategy_of(model)
     of_scope = getattr(strategy, "microbatches", 1)

@@ -63,8 +63,7 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
 def _turns(owners: list[Any], strategy: ReplicatedStrategy) -> int:
     models = [each for each in owners if isinstance(each, keras.Model)]
     found = [model_options.microbatches_of(each) for each in models]
-    given = [strategy.microbatches, *found]
-    return max([1, *(each for each in given if isinstance(each, int))])
+    return max([strategy.microbatches, *found])
 
 
 def _described(strategy: ReplicatedStrategy) -> str:

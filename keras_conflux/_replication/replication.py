@@ -24,7 +24,6 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.strategy import Microbatches
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import Shard
 from keras_conflux._replication.strategy import current_strategy
@@ -46,7 +45,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
-    microbatches: Microbatches | None = None,
+    microbatches: int | None = None,
 ) -> ReplicatedStrategy: ...
 @overload
 def replicate(
@@ -54,7 +53,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
-    microbatches: Microbatches | None = None,
+    microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> KerasObject: ...
@@ -63,7 +62,7 @@ def replicate(
     target: list[KerasObject],
     devices: DevicesLike = None,
     *,
-    microbatches: Microbatches | None = None,
+    microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> list[KerasObject]: ...
@@ -80,7 +79,7 @@ def replicate(
     devices: DevicesLike = None,
     *,
     shard: Shard | None = None,
-    microbatches: Microbatches | None = None,
+    microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
 ) -> Any:
@@ -117,10 +116,9 @@ def replicate(
             scope they are made, in how many parts, one after another, each
             replica runs its part of a batch in `fit` and `evaluate`. A step
             then needs the memory for the activations of one part. The result
-            is that of the whole batch. `"auto"` are as few as fit into the
-            memory of GPUs: the first steps run small parts, whose memory is
-            measured, and a line says what is chosen. By default what it was
-            before; at first 1.
+            is that of the whole batch. `keras_conflux.memory(model, batch)`
+            says how many a GPU needs. By default what it was before; at first
+            1.
         data: For a model, or a tree of models, what each of several processes
             reads. `"global"`: all read the same batches, and each computes
             its rows of them. `"local"`: each brings its own part of every
@@ -147,8 +145,7 @@ def replicate(
         TypeError: If the target is a string or a number, has a dataset or a
             loss in it, or has both models and arrays; if `data` is given for
             something else than models, or `reshuffle` is; if `shard` is given
-            for values; if `microbatches` is neither a whole number nor
-            `"auto"`.
+            for values; if `microbatches` is no whole number.
         ValueError: If `data` is neither `"global"` nor `"local"`, `reshuffle`
             neither `True` nor `False`, `microbatches` below 1, or `shard`
             neither `"optimizer"` nor `"weights"`.

@@ -104,8 +104,6 @@ class Step:
     """Whether the replica may run on a stand-in, as it has no samples."""
     turns: Turns | None = None
     """The turns of which one is traced, if the replica runs several."""
-    turns_may_change: bool = False
-    """Whether their number may change while the model trains."""
     _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """By class, the parts that somebody has asked for."""
 
@@ -154,17 +152,7 @@ class Step:
             key: What is warned of, once in this step on any replica.
             message: What to say after the name of the step.
             operation: What is warned of, if it was traced before this call.
-
-        Raises:
-            NotImplementedError: If the number of turns may change, and with it
-                what is warned of.
         """
-        if self.turns and self.turns_may_change:
-            raise NotImplementedError(
-                f'{self.name}: {message} With `microbatches="auto"` the memory '
-                "of a device would decide which samples these are. Or give a "
-                "number."
-            )
         if key not in self.warned and (self.turns or not _is_alone()):
             self.warned.add(key)
             warn(f"{self.name}: {message}", operation)

@@ -34,9 +34,6 @@ from keras_conflux._replication import steps
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
 """What of a model lies in parts, one on each device."""
-Microbatches: TypeAlias = int | Literal["auto"]
-"""In how many parts a replica runs its part of a batch; `"auto"` are as few as
-fit into memory."""
 
 
 class ReplicatedStrategy(tf.distribute.MirroredStrategy):
@@ -62,7 +59,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
         NotImplementedError: If `shard` is given in one of several processes.
-        TypeError: If `microbatches` is neither a whole number nor `"auto"`.
+        TypeError: If `microbatches` is no whole number.
         ValueError: If `shard` is another word, or `microbatches` is below 1.
 
     Example:
@@ -80,14 +77,12 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         devices: DevicesLike = None,
         *,
         shard: Shard | None = None,
-        microbatches: Microbatches = 1,
+        microbatches: int = 1,
     ) -> None:
         initialize_from_environment()
         _check_shard(shard)
         self._conflux_shard: Shard | None = shard
-        self._conflux_microbatches: Microbatches = check_microbatches(
-            microbatches
-        )
+        self._conflux_microbatches = check_microbatches(microbatches)
         self._conflux_devices = find_devices(devices)
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
@@ -130,7 +125,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         return self.shard == "weights"
 
     @property
-    def microbatches(self) -> Microbatches:
+    def microbatches(self) -> int:
         """In how many parts a replica of models made here runs its part."""
         return self._conflux_microbatches
 
@@ -243,7 +238,7 @@ _strategies: dict[Hashable, ReplicatedStrategy] = {}
 def strategy_for(
     which: DevicesLike,
     shard: Shard | None = None,
-    microbatches: Microbatches = 1,
+    microbatches: int = 1,
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
     _check_shard(shard)
@@ -281,20 +276,18 @@ def _check_shard(shard: Any) -> None:
         raise NotImplementedError(refused)
 
 
-def check_microbatches(microbatches: Any) -> Microbatches:
-    """Returns a number of microbatches as one of Python's, or `"auto"`.
+def check_microbatches(microbatches: Any) -> int:
+    """Returns a number of microbatches as one of Python's.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If it is no whole number.
         ValueError: If it is 0 or less.
     """
-    if isinstance(microbatches, str) and microbatches == "auto":
-        return "auto"
     arguments.assert_count(
         "microbatches",
         microbatches,
-        '"auto", or in how many parts, one after another, each replica runs '
-        "its part of a batch",
+        "in how many parts, one after another, each replica runs its part of "
+        "a batch",
     )
     return int(microbatches)
 

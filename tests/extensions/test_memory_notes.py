@@ -1,21 +1,22 @@
 """What an error of memory advises where the rest of a program refuses it."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
 from keras import layers
 
 import keras_conflux as kc
+from keras_conflux._extensions.memory import model_memory
 from keras_conflux._extensions.memory import notes
-from keras_conflux._fit.execution.microbatches import refuse_others
 from keras_conflux._replication import combinations
 
 
 def said_of(model):
     error = tf.errors.ResourceExhaustedError(None, None, "OOM")
     notes.explain(error, model, keeps_activations=True)
-    return error.__notes__[0]
+    return " ".join(error.__notes__[0].split())
 
 
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")
@@ -29,12 +30,45 @@ def test_nothing_is_advised_that_several_processes_refuse(monkeypatch):
     monkeypatch.setattr(combinations, "process_count", lambda: 2)
     with pytest.raises(NotImplementedError, match="There are 2 processes"):
         kc.replicate(model, 2, shard="weights")
-    with pytest.raises(NotImplementedError, match="There are 2 processes"):
-        refuse_others("model", kc.replicate(devices=2))
+    assert "There are 2 processes" in combinations.refusal(None, 2)
     said = said_of(model)
     assert "shard=" not in said
     assert "microbatches=" not in said
     assert "keras.RematScope" in said
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_as_many_microbatches_are_advised_as_fit(monkeypatch):
+    """The limit is that of a GPU that is made up, of which 0.9 are used."""
+    model = keras.Sequential([layers.Input((32,)), layers.Dense(200)])
+    kc.replicate(model, 2)
+    model.compile("adam", "mse")
+    held = kc.memory(model).variables
+    gradients = 4 * model.count_params()
+    limit = 0
+
+    def of_gpu(strategy):
+        return limit
+
+    monkeypatch.setattr(notes, "limit_of", of_gpu)
+    monkeypatch.setattr(model_memory, "limit_of", of_gpu)
+    monkeypatch.setattr(
+        notes.compat, "bytes_of_failed_program", lambda _: 2**21
+    )
+    assert "microbatches=2) saves at most" in said_of(model)
+    limit = (held + gradients + 2**21 / 5) / 0.9  # a fifth fits
+    saved = (2**21 * 7 / 8 - gradients) / 1e6
+    assert f"microbatches=8) saves at most {saved:.3g} MB" in said_of(model)
+    batch = [np.ones([4_000, n], "float32") for n in (32, 200)]
+    step = kc.memory(model, batch).step
+    limit = (held + gradients + step / 3) / 0.9
+    advised = kc.memory(model, batch)
+    assert advised.microbatches == 4
+    assert "It fits with `replicate(..., microbatches=4)`" in str(advised)
+    assert kc.memory(model, batch, devices=64).microbatches == 1
+    limit = (held + gradients) / 0.9
+    assert kc.memory(model, batch).microbatches is None
+    assert kc.memory(model).microbatches is None
 
 
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")

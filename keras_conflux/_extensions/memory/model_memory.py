@@ -9,6 +9,7 @@ from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.memory import step as step_of
 from keras_conflux._extensions.memory import table
 from keras_conflux._extensions.memory import variables
@@ -47,12 +48,15 @@ class Memory:
     the batch. `None` without a batch, and where it is not known."""
     peak: int | None = dataclasses.field(compare=False)
     """The most that this process has needed so far on the fullest of the
-    model's GPUs, all else that is there included, or has needed since
-    `microbatches="auto"` has measured last. `None` on CPU devices."""
+    model's GPUs, all else that is there included. `None` on CPU devices."""
     devices: int
     """On how many devices the model is, or would be."""
     shard: Shard | None
     """What of it lies in parts: nothing, `"optimizer"` or `"weights"`."""
+    microbatches: int | None = dataclasses.field(default=None, compare=False)
+    """What to give `replicate(microbatches=)`: the least power of two that lets
+    variables and step fit into a GPU. `None` without `step`, on CPU devices,
+    and where no number is enough."""
     others: "tuple[Memory, ...]" = dataclasses.field(
         default=(), repr=False, compare=False
     )
@@ -92,7 +96,7 @@ class Memory:
         )
         count = self.devices
         where = f"each of {count} devices" if count > 1 else "one device"
-        return table.lines(
+        said = table.lines(
             [f"{unit} on {where}", "weights", "optimizer", "step"],
             [
                 [
@@ -104,6 +108,10 @@ class Memory:
                 for row in rows
             ],
         )
+        turns = self.with_shard(None).microbatches
+        if turns is None:
+            return said
+        return f"{said}\nIt fits with `replicate(..., microbatches={turns})`."
 
 
 def memory(
@@ -160,9 +168,30 @@ def memory(
     step = None
     if batch is not None:
         step = _step(model, batch, count, used.devices[0])
-    first, *others = _of_each_shard(model, count, step, _peak(used))
+    whole, *others = _of_each_shard(model, count, step, _peak(used))
+    first = dataclasses.replace(
+        whole, microbatches=_turns(model, whole, limit_of(used))
+    )
     found = dataclasses.replace(first, others=tuple(others))
     return found.with_shard(shard)
+
+
+def limit_of(strategy: ReplicatedStrategy) -> int:
+    """Returns what TensorFlow may take of each GPU, 0 on CPU devices."""
+    if not strategy.communicator.on_gpu:
+        return 0
+    return min(map(tensorflow_internals.memory_of, strategy.devices))
+
+
+def _turns(model: keras.Model, whole: Memory, limit: int) -> int | None:
+    if whole.step is None or not limit:
+        return None
+    return step_of.turns_that_fit(
+        whole.step,
+        sum(map(variables.size_of, model.trainable_variables)),
+        whole.variables,
+        limit,
+    )
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:

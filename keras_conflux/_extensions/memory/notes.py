@@ -6,12 +6,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import error_notes
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.memory import compat
+from keras_conflux._extensions.memory import step as step_of
 from keras_conflux._extensions.memory import table
 from keras_conflux._extensions.memory import variables
 from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
+from keras_conflux._extensions.memory.model_memory import limit_of
 from keras_conflux._extensions.memory.model_memory import memory
 from keras_conflux._replication import combinations
 from keras_conflux._replication import model_options
@@ -96,9 +97,7 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
 def _limit(model: Any) -> int:
     """Returns what TensorFlow may take of a GPU, 0 where it is not on one."""
     strategy = state.replicated_by(state.variables_of(model))
-    if strategy is None or not strategy.communicator.on_gpu:
-        return 0
-    return min(map(tensorflow_internals.memory_of, strategy.devices))
+    return 0 if strategy is None else limit_of(strategy)
 
 
 def _shards(model: Any, found: Memory) -> Iterator[_Row]:
@@ -118,24 +117,26 @@ def _shards(model: Any, found: Memory) -> Iterator[_Row]:
 
 
 def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
-    """Yields a row for twice as many turns, if they may save something."""
+    """Yields a row for as many turns as fit, or twice as many as there are."""
     turns = model_options.microbatches_of(model)
-    if turns == "auto":
-        return  # these are as many as help
     owners = [*state.stateful_objects(model)]
     if combinations.refusal(found.shard, 2 * turns, owners):
         return
     saved = None
+    times = 2
     if step is not None:
-        # Half of the activations. Sums of gradients come with the first turns,
-        # and are no activations later.
+        # Sums of gradients come with the first turns, and are no activations
+        # later.
         gradients = sum(map(variables.size_of, model.trainable_variables))
-        saved = step // 2 - gradients
-        if turns > 1:
-            saved = (step - gradients) // 2
+        activations = step - gradients * (turns > 1)
+        fitting = step_of.turns_that_fit(
+            activations, gradients, found.variables, _limit(model)
+        )
+        times = max(2, fitting or 2)
+        saved = activations - activations // times - gradients * (turns == 1)
     if saved is None or saved > 0:
         yield (
-            f"replicate(..., microbatches={2 * turns})",
+            f"replicate(..., microbatches={times * turns})",
             f"{_at_most(saved)}runs a batch in parts, one after another, with "
             "the same result",
         )

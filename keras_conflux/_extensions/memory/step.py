@@ -18,6 +18,29 @@ from keras_conflux._extensions.memory import compat
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import outside_of_strategies
 
+_USED = 0.9
+"""How much of a device's memory a step may take. The allocator needs pieces
+that are whole, and batches are moved while a step runs."""
+
+
+def turns_that_fit(
+    activations: int, gradients: int, variables: int, limit: int
+) -> int | None:
+    """Returns the least power of two of microbatches that fit, if any do.
+
+    Args:
+        activations: The bytes that microbatches divide.
+        gradients: The bytes of the sums that all microbatches add up.
+        variables: The bytes of the variables of a device.
+        limit: The bytes that TensorFlow may take of it.
+    """
+    room = int(_USED * limit) - variables
+    if activations <= room:
+        return 1
+    if room <= gradients:
+        return None
+    return 1 << (-(-activations // (room - gradients)) - 1).bit_length()
+
 
 def bytes_of_step(
     model: keras.Model, batch: Tree, devices: int, device: str

@@ -82,7 +82,7 @@ def run(
     arguments: Callable[[Any], Sequence[tf.Tensor]],
     everywhere: Callable[[Op, list[tf.Tensor]], list[tf.Tensor]],
     compiled: bool,
-) -> tuple[list[tf.Tensor], int]:
+) -> list[tf.Tensor]:
     """Runs a step in the graph that is being traced.
 
     Args:
@@ -94,7 +94,7 @@ def run(
         compiled: Whether XLA compiles what is traced.
 
     Returns:
-        The outputs, and how many bytes any turn finds added up by others.
+        The outputs.
 
     Raises:
         CannotRunInTurns: If turns would write to variables.
@@ -108,9 +108,7 @@ def run(
         pairs = list(zip(loop.cuts, given, strict=True))
         _exchange(pairs, everywhere, runner.known)
     outputs = map(_behind_identities, traced.outputs)
-    loops = [each for each in plan.loops if each.operations]
-    kept = min((each.kept_bytes for each in loops), default=0)
-    return [runner.known[id(each)] for each in outputs], kept
+    return [runner.known[id(each)] for each in outputs]
 
 
 def _log_if_repeated(loops: "list[_Loop]") -> None:
@@ -156,11 +154,6 @@ class _Loop:
     effects: list[tf.Operation]
     operations: list[tf.Operation]
     """All that a turn runs, in order."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """How large what its turns add up is, as far as it is known."""
-        return sum(_Accumulator(cut.given, cut.op).bytes for cut in self.cuts)
 
 
 class _Plan:
@@ -470,11 +463,6 @@ class _Accumulator:
         given = self.given.dtype
         is_rounded = given in (tf.float16, tf.bfloat16) and self.op is not None
         return tf.float32 if is_rounded else given
-
-    @property
-    def bytes(self) -> int:
-        """How large it is, as far as the graph knows."""
-        return (self.given.shape.num_elements() or 0) * self.kept_dtype.size
 
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
         """Returns what is kept before the first turn.

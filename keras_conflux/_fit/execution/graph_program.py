@@ -12,7 +12,6 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._replication.steps import Place
@@ -26,14 +25,14 @@ class GraphProgram(StepPrograms):
     Args:
         step: What each replica does.
         strategy: What replicates the model.
-        turns: Says in how many turns a replica runs a step.
+        turns: In how many turns a replica runs a step.
     """
 
     def __init__(
         self,
         step: ReplicaStep,
         strategy: ReplicatedStrategy,
-        turns: NumberOfTurns,
+        turns: int,
     ) -> None:
         super().__init__(step, strategy, turns)
         _ = strategy.places  # cannot be made while a function is traced
@@ -42,25 +41,24 @@ class GraphProgram(StepPrograms):
         """Runs a step per batch and returns the last one's result."""
         result = None
         for batch in batches:
-            run = functools.partial(self._run, batch)
-            result = self._turns.run(batch, False, run)
+            result = self._run(batch)
         return result
 
-    def _run(self, batch: Batch, turns: int) -> Tree:
-        trace = functools.partial(self._trace, batch, turns)
+    def _run(self, batch: Batch) -> Tree:
+        trace = functools.partial(self._trace, batch)
         # Shards of known sizes may be new to one process alone.
         is_common = not batch.sizes_are_known
-        program = self._program((batch.signature, turns), trace, is_common)
+        program = self._program(batch.signature, trace, is_common)
         return program(batch.shards, _constant(batch.sizes))
 
-    def _trace(self, batch: Batch, turns: int) -> TracedProgram:
+    def _trace(self, batch: Batch) -> TracedProgram:
         specs = [trees.present(spec) for spec in batch.specs]
         known = batch.sizes if batch.sizes_are_known else None
 
         def packed(shards: list[list[Any]], sizes: tf.Tensor) -> Tree:
             with tensorflow_tracing.noting_new_variables() as made:
                 filled = map(trees.refill, batch.specs, shards)
-                result = self._all_replicas([*filled], sizes, turns, known)
+                result = self._all_replicas([*filled], sizes, known)
             if not made:  # else TensorFlow traces this once more
                 self._step.raise_if_retrace_needed()
             return result
@@ -75,7 +73,6 @@ class GraphProgram(StepPrograms):
         self,
         shards: list[Tree],
         sizes: tf.Tensor,
-        turns: int,
         known: tuple[int, ...] | None = None,
     ) -> Tree:
         communicator = self._communicator
@@ -100,7 +97,7 @@ class GraphProgram(StepPrograms):
                 fractions[index],
                 lambda: places[index],
                 each[index],
-                turns=turns,
+                turns=self._turns,
             )
             self._step.after_steps(fractions[index])
             outputs[index] = self._watchdog.mark_end(index, output)

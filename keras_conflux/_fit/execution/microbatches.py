@@ -139,8 +139,6 @@ class StepInTurns:
         self._name = name
         self._count = count
         self._trace = trace
-        self.kept_bytes = 0
-        """How much any turn finds added up by others, once it is traced."""
 
     def __call__(
         self,
@@ -152,7 +150,7 @@ class StepInTurns:
     ) -> Tree:
         """Runs the step. See `ReplicaStep.on_replica`."""
         leaves = trees.present(shard)
-        refuse_others(self._name, tf.distribute.get_strategy())
+        self._refuse_options()
         in_xla = compiled is not None
         turns = TracedTurns(self._name, self._count, fraction, in_xla)
         if compiled is None:
@@ -194,6 +192,13 @@ class StepInTurns:
         )
         return trees.refill(structures[-1], outputs)
 
+    def _refuse_options(self) -> None:
+        """Raises if the strategy does what does not work with turns."""
+        shard = getattr(tf.distribute.get_strategy(), "shard", None)
+        refused = combinations.refusal(shard, self._count)
+        if refused:
+            raise NotImplementedError(f"{self._name}: {refused}")
+
     def _refuse_written_places(self, graph: Any) -> None:
         """Raises if a function inside of a step asks where its samples are."""
         strategy: Any = tf.distribute.get_strategy()
@@ -217,23 +222,15 @@ class StepInTurns:
 
         try:
             with steps.entered(Step(self._name, compiled=compiled)):
-                outputs, self.kept_bytes = graph_in_turns.run(
+                return graph_in_turns.run(
                     traced,
                     self._count,
                     arguments,
                     everywhere,
                     compiled is not None,
                 )
-                return outputs
         except CannotRunInTurns as error:
             raise _refusal(self._name, error) from error
-
-
-def refuse_others(name: str, strategy: Any) -> None:
-    """Raises if a strategy does what does not work with turns."""
-    refused = combinations.refusal(getattr(strategy, "shard", None), "auto")
-    if refused:
-        raise NotImplementedError(f"{name}: {refused}")
 
 
 def _refusal(name: str, error: CannotRunInTurns) -> NotImplementedError:

@@ -1,7 +1,6 @@
 """What each replica does with its shard of a batch, and the common result."""
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -50,11 +49,6 @@ class ReplicaStep(Protocol):
     """What is the same in each process that makes the same step."""
     runs_in_turns: bool
     """Whether a replica may run its part of a batch in turns."""
-    kept_bytes: int
-    """How many bytes any turn finds added up by others, in each trace or more;
-    `sys.maxsize` before a step is traced in turns."""
-    turns_may_change: bool
-    """Whether the number of turns may change while the model trains."""
     tracing: threading.RLock
     """Held by the thread that traces the step. Others may ask at once, as when
     each replica of another model wants predictions."""
@@ -116,8 +110,6 @@ class _ModelStep:
 
     returns: type[Exit]
     runs_in_turns = True
-    kept_bytes = sys.maxsize
-    turns_may_change = False
 
     def __init__(self, model: keras.Model) -> None:
         self.name = model.name
@@ -152,9 +144,7 @@ class _ModelStep:
         if turns == 1:
             return self._trace(shard, fraction, place, size, compiled)
         in_turns = StepInTurns(self.name, turns, self._trace)
-        outputs = in_turns(shard, fraction, place, size, compiled)
-        self.kept_bytes = min(self.kept_bytes, in_turns.kept_bytes)
-        return outputs
+        return in_turns(shard, fraction, place, size, compiled)
 
     def _trace(
         self,
@@ -259,7 +249,6 @@ class _ModelStep:
                 is_blind=specs.sizes_are_known(shard),
             ),
             model=self._model,
-            turns_may_change=self.turns_may_change,
         )
 
     def _run(self, shard: Tree, step: Step) -> Tree:

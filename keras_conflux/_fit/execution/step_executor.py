@@ -19,7 +19,6 @@ from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.turns import turns_of
 from keras_conflux._fit.execution.what_runs import tell_what_runs
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.batches import Batch
@@ -59,10 +58,12 @@ class StepExecutor:
         self._strategy = plan.strategy
         self._step = step
         self._is_eager = plan.eager
-        self._turns = turns_of(model, plan, step)
-        self._graph = GraphProgram(step, plan.strategy, self._turns)
+        in_turns = step.runs_in_turns and not plan.eager
+        turns = plan.turns if in_turns else 1
+        self._has_turns = turns > 1
+        self._graph = GraphProgram(step, plan.strategy, turns)
         self._xla = XlaProgram(
-            step, plan.strategy, self._turns, model.steps_per_execution
+            step, plan.strategy, turns, model.steps_per_execution
         )
         self._may_compile = plan.compiled
         self._name = f"{type(step).__name__} of {model.name}"
@@ -87,7 +88,6 @@ class StepExecutor:
             assert_same_place(f"execution {self._calls} of {name}", group)
             for batch in group.batches[:1]:
                 tell_what_runs(self._model, self._plan, batch.sizes)
-            self._turns.begins(group)
             try:
                 result = None
                 for batch in group.batches:
@@ -148,7 +148,7 @@ class StepExecutor:
                 raise
             except (AttributeError, TypeError, ValueError) as error:
                 is_open = needs or not batch.sizes_are_known
-                if is_open or self._turns.may_be_several:
+                if is_open or self._has_turns:
                     self._note_sizes(error, batch.sizes)
                     raise
                 needs = error
@@ -173,9 +173,7 @@ class StepExecutor:
 
     def _note_sizes(self, error: Exception, sizes: tuple[int, ...]) -> None:
         """Says how many samples a replica has, where this may be the cause."""
-        if self._turns.may_be_several and not isinstance(
-            error, tf.errors.OpError
-        ):
+        if self._has_turns and not isinstance(error, tf.errors.OpError):
             error.add_note(
                 f"{self._model.name}: with `microbatches` a step is traced for "
                 "any number of samples. If it needs `x.shape[0]`, write "

@@ -19,7 +19,6 @@ from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._replication import lost_values
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.traced_functions import Staleness
@@ -166,7 +165,7 @@ class StepPrograms:
     Args:
         step: What each replica does.
         strategy: What replicates the model.
-        turns: Says in how many turns a replica does it.
+        turns: In how many turns a replica does it.
         steps: Keras' `steps_per_execution`, if one call runs as many.
     """
 
@@ -174,7 +173,7 @@ class StepPrograms:
         self,
         step: ReplicaStep,
         strategy: ReplicatedStrategy,
-        turns: NumberOfTurns,
+        turns: int,
         steps: int = 1,
     ) -> None:
         self._step = step

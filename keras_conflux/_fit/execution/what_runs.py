@@ -40,13 +40,13 @@ def tell_what_runs(
         return
     _told[model] = plan.strategy
     how = "XLA" if plan.compiled else "without XLA"
-    fixed = plan.fixed_turns
-    if plan.compiled and any(n % fixed or n != sizes[0] for n in sizes):
+    turns = plan.turns
+    if plan.compiled and any(n % turns or n != sizes[0] for n in sizes):
         how = "without XLA where batches are uneven"
     if plan.eager:
         how = f"eagerly on {plan.strategy.devices[0]} alone"
         sizes = [sum(sizes)]
-    parts = f", each in {fixed} parts" * (fixed > 1)
+    parts = f", each in {turns} parts" * (turns > 1)
     tell(f"{_devices(plan.strategy)}, {how}, {_batches(sizes)}{parts}")
     if plan.strategy.devices[0].kind == "CPU":
         _tell_of_driver()

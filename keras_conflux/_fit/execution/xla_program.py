@@ -23,7 +23,6 @@ from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_program import make
-from keras_conflux._fit.execution.turns import NumberOfTurns
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
@@ -41,7 +40,7 @@ class XlaProgram(StepPrograms):
         step: What each replica does.
         strategy: What replicates the model: one device, or GPUs. XLA has no
             collectives for several CPU devices in TensorFlow 2.21.
-        turns: Says in how many turns a replica runs a step.
+        turns: In how many turns a replica runs a step.
         steps: Keras' `steps_per_execution`.
     """
 
@@ -49,7 +48,7 @@ class XlaProgram(StepPrograms):
         self,
         step: ReplicaStep,
         strategy: ReplicatedStrategy,
-        turns: NumberOfTurns,
+        turns: int,
         steps: int,
     ) -> None:
         super().__init__(step, strategy, turns, steps)
@@ -64,21 +63,15 @@ class XlaProgram(StepPrograms):
             limit: How many steps an execution may have. A program is compiled
                 for each limit that is asked for.
         """
-
-        def run(turns: int) -> Tree:
-            key = stack.signature, limit, stack.shape, turns
-            trace = functools.partial(
-                self._trace, stack.specs, limit, stack.shape, turns
-            )
-            return self._program(key, trace)(tf.constant(stack.count), shards)
-
+        key = stack.signature, limit, stack.shape, self._turns
+        trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
         shards = [
             [_padded(leaf, limit, device) for leaf in shard]
             for shard, device in zip(
                 stack.shards, self._strategy.devices, strict=True
             )
         ]
-        return self._turns.run(stack, True, run)
+        return self._program(key, trace)(tf.constant(stack.count), shards)
 
     def _made(
         self, key: Hashable, trace: Callable[[], TracedProgram]
@@ -93,7 +86,7 @@ class XlaProgram(StepPrograms):
         return make(trace, purpose)
 
     def _trace(
-        self, shard_specs: list[Tree], limit: int, shape: tuple, turns: int
+        self, shard_specs: list[Tree], limit: int, shape: tuple
     ) -> TracedProgram:
         shapes = [each for each, _ in shape]
 
@@ -110,7 +103,7 @@ class XlaProgram(StepPrograms):
                     output = shared[0].for_replica(index, *arguments)
                 else:
                     program = self._many_steps(
-                        shard_specs[index], limit, shapes, turns
+                        shard_specs[index], limit, shapes
                     )
                     trace = SharedTrace(program, arguments)
                     output = trace(*arguments)
@@ -151,7 +144,7 @@ class XlaProgram(StepPrograms):
         )
 
     def _many_steps(
-        self, shard_spec: Tree, limit: int, shapes: list, turns: int
+        self, shard_spec: Tree, limit: int, shapes: list
     ) -> Callable:
         """Returns what a replica runs, on as many as `limit` batches.
 
@@ -173,7 +166,7 @@ class XlaProgram(StepPrograms):
                 place,
                 size=None,
                 compiled=CompiledStep(shapes, self._ranks),
-                turns=turns,
+                turns=self._turns,
             )
 
         def after_steps() -> None:

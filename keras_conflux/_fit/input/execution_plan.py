@@ -20,7 +20,6 @@ from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.local_batches import LocalSharder
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._replication import model_options
-from keras_conflux._replication.strategy import Microbatches
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
@@ -37,7 +36,7 @@ class ExecutionPlan:
     """Whose call it is, as messages between processes say it."""
     is_local: bool = False
     """Whether each process brings its own part of the batches."""
-    turns: Microbatches = 1
+    turns: int = 1
     """In how many parts each replica runs its part of a batch."""
     reshuffles: bool = False
     """Whether arrays are shuffled in another order in each epoch."""
@@ -102,11 +101,6 @@ class ExecutionPlan:
             is_ending=lambda: getattr(weakly(), "stop_training", False),
         )
 
-    @property
-    def fixed_turns(self) -> int:
-        """The number that the user has given, or 1 with `"auto"`."""
-        return 1 if self.turns == "auto" else self.turns
-
     def sharder(self) -> BatchSharder:
         """Returns what shards the batches of one source of data."""
         if self.eager:
@@ -115,7 +109,7 @@ class ExecutionPlan:
             return LocalSharder(self.strategy, self.compiled, self.name)
         # One device is given such batches one by one, and sees their shapes.
         return BatchSharder(
-            self.strategy, self.compiled, self.drawn_by_keras, self.fixed_turns
+            self.strategy, self.compiled, self.drawn_by_keras, self.turns
         )
 
 

@@ -421,15 +421,9 @@ def call_batch_norm(
 
     Without `synchronized=True` each row depends on the other samples of the
     replica's shard. That is what the user has chosen.
-
-    Raises:
-        NotImplementedError: If nobody has chosen these samples.
     """
     step = steps.current_fit_step()
     if step is not None:
-        training = args[1] if len(args) > 1 else kwargs.get("training")
-        if training and layer.trainable and not layer.synchronized:
-            _refuse_if_turns_may_change(step, layer)
         statistics = layer.non_trainable_variables
         Writes.of(step).keep_own_statistics(statistics)
     outputs = original(layer, *args, **kwargs)
@@ -437,12 +431,3 @@ def call_batch_norm(
         kind = step.kinds.of(args[0] if args else kwargs["inputs"])
         step.kinds.mark(outputs, kind)
     return outputs
-
-
-def _refuse_if_turns_may_change(step: Step, layer: Any) -> None:
-    if step.turns_may_change:
-        raise NotImplementedError(
-            f'{step.name}: with `microbatches="auto"` the memory of a device '
-            f"would decide by which samples {layer.name} normalizes. Call "
-            "`keras_conflux.synchronize_batch_norm(model)`, or give a number."
-        )
