@@ -161,10 +161,6 @@ CALLS = {
         lambda v, **_: kc.initialize(["localhost:1"], v),
         (*(v for v in NO_COUNTS if v is not None), 1),
     ),
-    "initialize(resolver)": (
-        lambda v, **_: kc.initialize(resolver=v),
-        (5, "", [], NAN, THING),
-    ),
     "initialize(heartbeat)": (
         lambda v, **_: kc.initialize(["localhost:1"], 0, heartbeat=v),
         NO_SECONDS,

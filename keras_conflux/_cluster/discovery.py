@@ -9,31 +9,31 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.cluster import separated
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._cluster.launchers import announcements
-from keras_conflux._cluster.launchers import resolved
 from keras_conflux._common.errors import ClusterError
 
 ARGUMENTS = "the arguments of initialize"
+DEFAULT_SECONDS = 300.0
+"""How long processes wait for each other."""
 
 
 def find_cluster(
     addresses: Sequence[str] | str | None = None,
     index: int | None = None,
-    resolver: Any = None,
     environ: Mapping[str, str] = os.environ,
+    seconds: float = DEFAULT_SECONDS,
 ) -> Cluster | None:
     """Returns the processes that train together.
 
     The arguments decide, or the first launcher that tells of processes.
-    TensorFlow is not started, and nothing connects, except where MPI exchanges
-    addresses.
+    TensorFlow is not started, and nothing connects, except where processes tell
+    each other of their addresses.
 
     Args:
         addresses: `"host:port"` of every process, equal in all of them; as a
             text, separated by commas.
         index: Which of the addresses is this process'.
-        resolver: A `tf.distribute.cluster_resolver.ClusterResolver`, in place
-            of addresses.
         environ: The environment variables.
+        seconds: How long processes wait for each other.
 
     Returns:
         The processes, or `None` if this process trains alone.
@@ -50,22 +50,16 @@ def find_cluster(
         ```
     """
     if addresses is not None or index is not None:
-        cluster = _from_arguments(addresses, index, resolver)
-    elif resolver is not None:
-        cluster = resolved(resolver)
+        cluster = _from_arguments(addresses, index)
     else:
-        cluster = _from_environment(environ)
+        cluster = _from_environment(environ, seconds)
     is_alone = cluster is None or len(cluster.addresses) == 1
     return None if is_alone else cluster
 
 
 def _from_arguments(
-    addresses: Sequence[str] | str | None, index: int | None, resolver: object
+    addresses: Sequence[str] | str | None, index: int | None
 ) -> Cluster:
-    if resolver is not None:
-        raise ClusterError(
-            "Expected addresses and an index, or a resolver. Got both."
-        )
     if addresses is None:
         raise ClusterError(
             f"Got the index {index}, but no addresses. Give the addresses of "
@@ -93,12 +87,14 @@ def _from_arguments(
     return Cluster(tuple(addresses), index or 0, ARGUMENTS)
 
 
-def _from_environment(environ: Mapping[str, str]) -> Cluster | None:
+def _from_environment(
+    environ: Mapping[str, str], seconds: float
+) -> Cluster | None:
     found = announcements(environ)
     for other in found[1:]:
         _refuse_contradiction(found[0], other)
     # MPI cannot find a process that is alone without mpi4py, and need not.
-    return found[0].find() if found and found[0].count > 1 else None
+    return found[0].find(seconds) if found and found[0].count > 1 else None
 
 
 def _refuse_contradiction(one: Announcement, other: Announcement) -> None:

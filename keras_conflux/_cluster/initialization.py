@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_conflux._cluster import processes
+from keras_conflux._cluster.discovery import DEFAULT_SECONDS
 from keras_conflux._cluster.discovery import find_cluster
 from keras_conflux._common import arguments
 from keras_conflux._common.errors import ProcessError
@@ -20,9 +21,8 @@ def initialize(
     addresses: Sequence[str] | str | None = None,
     index: int | None = None,
     *,
-    resolver: Any = None,
     heartbeat: float = processes.DEFAULT_HEARTBEAT_SECONDS,
-    timeout: float = processes.DEFAULT_CONNECT_SECONDS,
+    timeout: float = DEFAULT_SECONDS,
 ) -> None:
     """Joins the other processes of a training, on this host or on others.
 
@@ -46,12 +46,11 @@ def initialize(
             process can read and write your files, and run programs as you:
             see "Ports" in the guide *Several processes and hosts*.
         index: The position of this process among the addresses, from 0.
-        resolver: A `tf.distribute.cluster_resolver.ClusterResolver` to ask
-            instead.
         heartbeat: After so many seconds of silence a process counts as dead,
             and all others end with a `ProcessError`.
-        timeout: How many seconds to wait for the other processes. If one dies
-            during the connection, process 0 exits after 5 s more.
+        timeout: How many seconds to wait for the other processes, whoever has
+            started them. If one dies during the connection, process 0 exits
+            after 5 s more.
 
     Raises:
         ClusterError: If what names the processes is wrong or incomplete, or
@@ -75,7 +74,8 @@ def initialize(
     step_timeout()  # an error now, and not after hours
     if processes.source() is not None:
         return
-    _join(find_cluster(addresses, index, resolver), heartbeat, timeout)
+    cluster = find_cluster(addresses, index, seconds=timeout)
+    _join(cluster, heartbeat, timeout)
 
 
 def initialize_from_environment() -> None:
@@ -105,7 +105,7 @@ def join_others(environ: Mapping[str, str]) -> None:
         _join(
             find_cluster(environ=environ),
             processes.DEFAULT_HEARTBEAT_SECONDS,
-            processes.DEFAULT_CONNECT_SECONDS,
+            DEFAULT_SECONDS,
         )
 
 

@@ -7,7 +7,6 @@ processes. `ask` adds a launcher.
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import Any
 
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._common.errors import ClusterError
@@ -27,29 +26,19 @@ class Announcement:
     """The variable that tells the number of processes."""
     count: int
     """The number of processes."""
-    find: Callable[[], Cluster]
-    """Returns the processes."""
+    find: Callable[[float], Cluster]
+    """Returns the processes. It waits so many seconds for the others."""
 
 
 Launcher = Callable[[Mapping[str, str]], Announcement | None]
 """Returns what environment variables tell, `None` if they tell of nobody."""
 
 _launchers: list[Launcher] = []
-_resolvers: list[Callable[[Any], Cluster | None]] = []
 
 
 def ask(launcher: Launcher) -> None:
     """Has a launcher asked from now on, after those before it."""
     _launchers.append(launcher)
-
-
-def resolve_by(resolve: Callable[[Any], Cluster | None]) -> None:
-    """Has a function find the processes that a resolver knows.
-
-    Args:
-        resolve: Is given a `tf.distribute.cluster_resolver.ClusterResolver`.
-    """
-    _resolvers.append(resolve)
 
 
 def announcements(environ: Mapping[str, str]) -> list[Announcement]:
@@ -63,26 +52,11 @@ def announcements(environ: Mapping[str, str]) -> list[Announcement]:
             launcher.
     """
     if not _launchers:
-        raise _nobody_to_ask()
+        raise ClusterError(
+            "No launcher is asked for the other processes, as "
+            "CONFLUX_EXTENSIONS=0 does without them. Give `initialize` the "
+            "addresses of all processes and the index of this one, which is 0 "
+            "if it is alone, or unset CONFLUX_EXTENSIONS."
+        )
     told = [launcher(environ) for launcher in _launchers]
     return [each for each in told if each is not None]
-
-
-def resolved(resolver: Any) -> Cluster | None:
-    """Returns the processes that a resolver knows.
-
-    Raises:
-        ClusterError: If nobody has said how to ask resolvers.
-    """
-    if not _resolvers:
-        raise _nobody_to_ask()
-    return _resolvers[-1](resolver)
-
-
-def _nobody_to_ask() -> ClusterError:
-    return ClusterError(
-        "No launcher is asked for the other processes, as CONFLUX_EXTENSIONS=0 "
-        "does without them. Give `initialize` the addresses of all processes "
-        "and the index of this one, which is 0 if it is alone, or unset "
-        "CONFLUX_EXTENSIONS."
-    )

@@ -20,7 +20,6 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_processes
 
 DEFAULT_HEARTBEAT_SECONDS = 10.0
-DEFAULT_CONNECT_SECONDS = 300.0
 _LATE_SECONDS = 5.0
 """How much later than TensorFlow this ends what waits for a process."""
 _SEED = "conflux/seed"
@@ -114,7 +113,7 @@ def connect(
         )
     _present.index, _present.count = index, len(addresses)
     _present.source = source
-    _seed_alike()
+    _seed_alike(timeout)
 
 
 def _connected(
@@ -178,13 +177,13 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _seed_alike() -> None:
+def _seed_alike(timeout: float) -> None:
     """Gives the first process' seed to all that have not set one."""
     mine = keras_variables.random_seed()
     if _present.index == 0:
         seed = random.SystemRandom().randrange(2**31) if mine is None else mine
         tensorflow_processes.put_text(_SEED, str(seed))
-    seed = tensorflow_processes.wait_for_text(_SEED, DEFAULT_CONNECT_SECONDS)
+    seed = tensorflow_processes.wait_for_text(_SEED, timeout)
     if mine is None:
         _present.drawn_seed = int(seed)
         keras.utils.set_random_seed(_present.drawn_seed)

@@ -9,10 +9,15 @@ what is wrong, and all go on or raise alike.
 Anybody can call. So process 0 listens to all callers at once, until one
 deadline, and to a few bytes of each. A message is one line: a text, and a
 digest of it by which those know each other who have the same token.
+
+Processes that know the address of process 0 alone learn in the same way from
+which hosts all have come.
 """
 
 import contextlib
 import hmac
+import ipaddress
+import json
 import os
 import re
 import select
@@ -56,6 +61,7 @@ def call_roll(
     Returns:
         `None` when all are there, else what is wrong.
     """
+    names = [f"process {k} at {each}" for k, each in enumerate(addresses)]
     try:
         server = _listening_at(addresses[index])
     except OSError as error:
@@ -64,11 +70,64 @@ def call_roll(
         if loopback.are_local(addresses):
             loopback.bind_to_loopback(server)
         if index > 0:
-            return _reported(addresses, index, seconds + _LATE_SECONDS)
-        with _Callers(server) as callers:
-            wrong = _wait(callers, addresses, seconds)
-            callers.answer(wrong or _START)
-            return wrong
+            _, wrong = _reported(addresses[0], index, len(addresses), seconds)
+        else:
+            _, wrong = _answered(server, names, seconds)
+        return wrong
+
+
+def hosts_of_all(
+    first: str, index: int, count: int, seconds: float
+) -> tuple[list[str], str | None]:
+    """Waits until all processes have come, and returns from which hosts.
+
+    A host is the address from which its processes come, so it need not know a
+    name of its own.
+
+    Args:
+        first: `"host:port"` of process 0.
+        index: The index of this process.
+        count: The number of processes.
+        seconds: The time that process 0 waits for the others.
+
+    Returns:
+        The hosts, and `None` when all are there, else what is wrong.
+    """
+    if index > 0:
+        hosts, wrong = _reported(first, index, count, seconds)
+    else:
+        names = [f"process {each}" for each in range(count)]
+        try:
+            server = _listening_at(first)
+        except OSError as error:
+            return [], f"Its port cannot be used: {error}."
+        with server:
+            hosts, wrong = _answered(server, names, seconds)
+    host, _ = split_address(first, "the address of process 0")
+    return [each or host.strip("[]") for each in hosts], wrong
+
+
+def _answered(
+    server: socket.socket, names: Sequence[str], seconds: float
+) -> tuple[list[str], str | None]:
+    """Waits for the others, and answers all of them."""
+    with _Callers(server) as callers:
+        come, wrong = _wait(callers, names, seconds)
+        hosts = ["", *(_host(come[each]) for each in sorted(come))]
+        callers.answer(wrong or _START + json.dumps(hosts))
+        return hosts, wrong
+
+
+def _host(caller: Any) -> str:
+    """Returns the host that a caller has come from; "" is process 0's own."""
+    there, here = (
+        ipaddress.ip_address(name[0].partition("%")[0])
+        for name in (caller.getpeername(), caller.getsockname())
+    )
+    # From the own host, one comes from the address that one goes to.
+    if there == here or there.is_loopback:
+        return ""
+    return str(getattr(there, "ipv4_mapped", None) or there)
 
 
 def _listening_at(address: str) -> socket.socket:
@@ -82,34 +141,36 @@ def _listening_at(address: str) -> socket.socket:
 
 
 def _wait(
-    callers: "_Callers", addresses: Sequence[str], seconds: float
-) -> str | None:
-    """Waits for the others, and returns what is wrong."""
+    callers: "_Callers", names: Sequence[str], seconds: float
+) -> tuple[dict[int, socket.socket], str | None]:
+    """Waits for the others, and returns who has come and what is wrong."""
     end = time.monotonic() + seconds
-    count = len(addresses)
+    count = len(names)
     come: dict[int, socket.socket] = {}
     while len(come) < count - 1:
         if time.monotonic() > end:
             missing = [
-                f"process {index} at {address}"
-                for index, address in enumerate(addresses)
+                name
+                for index, name in enumerate(names)
                 if index and index not in come
             ]
-            return (
+            return come, (
                 f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
                 f"{callers.others()}"
             )
         for caller, index, known in callers.introduced(end):
             if known != count:
-                return (
+                return come, (
                     f"Process {index} was told of {known} processes, and "
                     f"process 0 of {count}."
                 )
             come = {i: s for i, s in come.items() if not _has_hung_up(s)}
             if index in come:
-                return f"Two processes were told that they are process {index}."
+                return come, (
+                    f"Two processes were told that they are process {index}."
+                )
             come[index] = caller
-    return None
+    return come, None
 
 
 class _Callers:
@@ -214,11 +275,16 @@ class _Callers:
 
 
 def _reported(
-    addresses: Sequence[str], index: int, seconds: float
-) -> str | None:
-    """Introduces this process to process 0, and returns what is wrong."""
-    host, port = split_address(addresses[0], "the address of process 0")
-    introduction = _message(f"{index} {len(addresses)}")
+    address: str, index: int, count: int, seconds: float
+) -> tuple[list[str], str | None]:
+    """Introduces this process to process 0.
+
+    Returns:
+        From which hosts all have come, and what is wrong.
+    """
+    seconds += _LATE_SECONDS
+    host, port = split_address(address, "the address of process 0")
+    introduction = _message(f"{index} {count}")
     end = time.monotonic() + seconds
     refused = ""
     while (left := end - time.monotonic()) > 0:
@@ -233,15 +299,22 @@ def _reported(
             first.sendall(introduction)
             answer = _text(_line(first, end))
             if answer is not None:
-                return None if answer == _START else answer
+                hosts = answer.removeprefix(_START)
+                return (
+                    ([], answer)
+                    if hosts == answer
+                    else (
+                        json.loads(hosts),
+                        None,
+                    )
+                )
         refused = (
             " Somebody there hangs up, as process 0 does on those who have "
             f"another {TOKEN}."
         )
         time.sleep(0.1)
-    return (
-        f"Process 0 does not answer at {addresses[0]}, in {seconds:g} s."
-        f"{refused}"
+    return [], (
+        f"Process 0 does not answer at {address}, in {seconds:g} s.{refused}"
     )
 
 

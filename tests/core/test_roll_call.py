@@ -4,6 +4,7 @@ import concurrent.futures
 import socket
 import threading
 import time
+import types
 
 import pytest
 from addresses import address_outside
@@ -164,3 +165,22 @@ def test_who_is_on_another_host_is_no_caller():
 )
 def test_which_processes_are_on_one_host(addresses, are_local):
     assert loopback.are_local(addresses) == are_local
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "expected"),
+    [
+        ("10.0.0.2", "10.0.0.1", "10.0.0.2"),
+        ("::ffff:10.0.0.2", "::ffff:10.0.0.1", "10.0.0.2"),
+        ("fd00::2", "fd00::1", "fd00::2"),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1", ""),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", ""),
+        ("127.0.0.1", "127.0.1.1", ""),
+        ("fe80::2%eth0", "fe80::1%eth0", "fe80::2"),
+    ],
+)
+def test_where_a_process_comes_from(there, here, expected):
+    caller = types.SimpleNamespace(
+        getpeername=lambda: (there, 1), getsockname=lambda: (here, 2)
+    )
+    assert roll_call._host(caller) == expected

@@ -16,12 +16,11 @@ import tensorflow as tf
 
 import keras_conflux as kc
 from keras_conflux._cluster import launchers
+from keras_conflux._cluster import roll_call
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.discovery import find_cluster
-from keras_conflux._extensions.launchers import meeting
-from keras_conflux._extensions.launchers.node_lists import expand_counts
-from keras_conflux._extensions.launchers.node_lists import expand_nodes
-from keras_conflux._extensions.launchers.ports import first_port
+from keras_conflux._extensions.launchers.first_host import first_port
+from keras_conflux._extensions.launchers.slurm import first_node
 
 TWO = ["10.0.0.1:2222", "10.0.0.2:2222"]
 KERAS = {
@@ -142,7 +141,7 @@ def test_hosts_may_be_names_and_numbers_of_both_kinds():
     assert Cluster(addresses, 2, "a test").addresses == addresses
 
 
-# --- arguments and resolvers ---------------------------------------------
+# --- arguments -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("addresses", [TWO, ", ".join(TWO)])
@@ -156,14 +155,10 @@ def test_no_launcher_means_one_process():
     assert find_cluster(["a:1"], environ={}) is None
 
 
-@pytest.mark.parametrize(
-    "asked", [{"environ": KERAS}, {"resolver": tf.distribute.cluster_resolver}]
-)
-def test_without_extensions_nobody_is_asked(monkeypatch, asked):
+def test_without_extensions_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(launchers, "_launchers", [])
-    monkeypatch.setattr(launchers, "_resolvers", [])
     with pytest.raises(kc.ClusterError, match=r"CONFLUX_EXTENSIONS=0.*index"):
-        find_cluster(**asked)
+        of(KERAS)
     assert find_cluster(TWO, 1).index == 1
 
 
@@ -172,44 +167,12 @@ def test_without_extensions_nobody_is_asked(monkeypatch, asked):
     [
         ({"addresses": TWO}, "2 addresses, but no index"),
         ({"index": 1}, "index 1, but no addresses"),
-        ({"addresses": TWO, "index": 0, "resolver": 1}, "Got both"),
         ({"addresses": TWO, "index": 2}, "0 to 1. Got 2"),
     ],
 )
 def test_incomplete_arguments(arguments, message):
     with pytest.raises(kc.ClusterError, match=message):
         find_cluster(**arguments, environ={})
-
-
-def resolver(jobs, task_type, task_id):
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(jobs), task_type=task_type, task_id=task_id
-    )
-
-
-def test_resolver_puts_the_chief_first():
-    jobs = {"worker": ["a:1", "b:1"], "chief": ["c:1"]}
-    found = find_cluster(resolver=resolver(jobs, "worker", 1), environ=KERAS)
-    assert found == Cluster(("c:1", "a:1", "b:1"), 2, "SimpleClusterResolver")
-
-
-def test_resolver_without_processes():
-    assert find_cluster(resolver=resolver({}, "", 0), environ={}) is None
-
-
-@pytest.mark.parametrize(
-    ("job", "reason"), [("ps", "asynchronous"), ("evaluator", "checkpoints")]
-)
-def test_resolver_with_other_jobs_is_refused(job, reason):
-    given = resolver({"worker": ["a:1"], job: ["b:1"]}, "worker", 0)
-    with pytest.raises(kc.ClusterError, match=f"'{job}'.*{reason}"):
-        find_cluster(resolver=given, environ={})
-
-
-def test_resolver_that_does_not_know_its_task():
-    given = resolver({"worker": ["a:1", "b:1"]}, None, None)
-    with pytest.raises(kc.ClusterError, match="type None and the index None"):
-        find_cluster(resolver=given, environ={})
 
 
 # --- the variables of keras.distribution ---------------------------------
@@ -334,46 +297,49 @@ def test_malformed_tf_config(config, message):
 # --- Slurm ---------------------------------------------------------------
 
 
-def test_slurm():
-    found = of(SLURM)
+@pytest.fixture
+def hosts(monkeypatch):
+    """Returns the hosts that tasks of Slurm and torchrun come from."""
+    found = ["first", "first", "10.0.0.2", "10.0.0.2"]
+    asked = []
+
+    def hosts_of_all(*arguments):
+        asked.append(arguments)
+        return found, None
+
+    monkeypatch.setattr(roll_call, "hosts_of_all", hosts_of_all)
+    return types.SimpleNamespace(found=found, asked=asked)
+
+
+def test_slurm(hosts):
     port = first_port({}, 1234)
+    found = find_cluster(environ=SLURM, seconds=7)
+    assert hosts.asked == [(f"gpu01:{port}", 3, 4, 7)]
     assert found.addresses == (
-        f"gpu01:{port}",
-        f"gpu01:{port + 1}",
-        f"gpu02:{port}",
-        f"gpu02:{port + 1}",
+        f"first:{port}",
+        f"first:{port + 1}",
+        f"10.0.0.2:{port}",
+        f"10.0.0.2:{port + 1}",
     )
     assert (found.index, found.source) == (3, "Slurm")
 
 
-def test_slurm_keeps_the_order_of_its_nodes():
-    nodes = {"SLURM_STEP_NODELIST": "z1,a1"}
-    found = of(SLURM | nodes | {"CONFLUX_PORT": "7000"})
-    assert found.addresses == ("z1:7000", "z1:7001", "a1:7000", "a1:7001")
+def test_slurm_may_deal_tasks_out_in_any_order(hosts):
+    hosts.found[:] = ["z1", "a1", "z1", "z1"]
+    found = of(SLURM | {"SLURM_STEP_NODELIST": "z1,a1", "CONFLUX_PORT": "7000"})
+    assert hosts.asked[0][0] == "z1:7000"
+    assert found.addresses == ("z1:7000", "a1:7000", "z1:7001", "z1:7002")
 
 
-def test_slurm_with_cyclic_distribution():
-    found = of(
-        SLURM
-        | {"SLURM_DISTRIBUTION": "cyclic:cyclic", "CONFLUX_PORT": "7000"}
-        | {
-            "SLURM_STEP_NUM_TASKS": "4",
-            "SLURM_STEP_TASKS_PER_NODE": "3,1",
-            "SLURM_PROCID": "3",
-            "SLURM_NODEID": "0",
-            "SLURM_LOCALID": "2",
-        }
-    )
-    ends = ["gpu01:7000", "gpu02:7000", "gpu01:7001", "gpu01:7002"]
-    assert list(found.addresses) == ends
+def test_slurm_on_one_node_asks_nobody(hosts):
+    found = of(SLURM | {"SLURM_STEP_NUM_NODES": "1", "CONFLUX_PORT": "7000"})
+    assert found.addresses == tuple(f"localhost:{7000 + k}" for k in range(4))
+    assert not hosts.asked
 
 
-def test_slurm_with_a_distribution_that_is_unknown():
+def test_slurm_with_a_first_task_anywhere():
     with pytest.raises(kc.ClusterError, match="srun --distribution=block"):
-        of(SLURM | {"SLURM_NODEID": "0"})
-    # This task is where it would be anyway, but others are not.
-    with pytest.raises(kc.ClusterError, match="Got SLURM_DISTRIBUTION='plane'"):
-        of(SLURM | {"SLURM_DISTRIBUTION": "plane"})
+        of(SLURM | {"SLURM_DISTRIBUTION": "arbitrary"})
 
 
 @pytest.mark.parametrize(
@@ -394,19 +360,17 @@ def test_slurm_outside_of_steps_of_several_tasks(changed):
     [
         ({"SLURM_PROCID": ""}, "SLURM_STEP_NUM_TASKS is set.*SLURM_PROCID is"),
         ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4 and SLURM_STEP_NUM_TASKS=4"),
-        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not"),
-        ({"SLURM_STEP_NODELIST": "gpu01"}, "has 1 nodes"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2,1"}, "3 tasks on 2 nodes"),
+        ({"SLURM_STEP_NODELIST": ""}, "Got ''. Start the program with `srun`"),
         ({"CONFLUX_PORT": "x"}, "CONFLUX_PORT to be a number"),
-        ({"CONFLUX_PORT": "65535"}, "Got 'gpu01:65536'"),
+        ({"CONFLUX_PORT": "65535"}, "Got 'first:65536'"),
     ],
 )
-def test_incomplete_slurm(changed, message):
+def test_incomplete_slurm(hosts, changed, message):
     with pytest.raises(kc.ClusterError, match=message):
         of(SLURM | changed)
 
 
-def test_ports_of_steps_that_run_at_a_time_differ():
+def test_ports_of_steps_that_run_at_a_time_differ(hosts):
     def port(job, step):
         ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
         return int(of(SLURM | ids).addresses[0].rpartition(":")[2])
@@ -423,27 +387,20 @@ def test_ports_of_steps_that_run_at_a_time_differ():
     ("nodes", "expected"),
     [
         ("gpu1", "gpu1"),
-        ("gpu[01-03,7],login1", "gpu01 gpu02 gpu03 gpu7 login1"),
-        ("a[9-11]", "a9 a10 a11"),
-        ("a[099-100]", "a099 a100"),
-        ("r[1-2]n[1,3]-ib", "r1n1-ib r1n3-ib r2n1-ib r2n3-ib"),
-        ("b,a", "b a"),
+        ("gpu[01-03,7],login1", "gpu01"),
+        ("a[099-100]", "a099"),
+        ("r[1-2]n[1,3]-ib", "r1n1-ib"),
+        ("b,a", "b"),
     ],
 )
-def test_lists_of_nodes(nodes, expected):
-    assert expand_nodes(nodes) == expected.split()
+def test_the_first_of_a_list_of_nodes(nodes, expected):
+    assert first_node(nodes) == expected
 
 
-@pytest.mark.parametrize("nodes", ["", "a[1-2", "a,,b", "a[x]", "a]1[", "a[]"])
+@pytest.mark.parametrize("nodes", ["", "a[1-2", ",b", "a[x]", "a]1[", "a[]"])
 def test_malformed_lists_of_nodes(nodes):
-    with pytest.raises(kc.ClusterError, match="Slurm to list nodes"):
-        expand_nodes(nodes)
-
-
-def test_lists_of_counts():
-    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
-    with pytest.raises(kc.ClusterError, match=r"2\(y3\)"):
-        expand_counts("2(y3)")
+    with pytest.raises(kc.ClusterError, match="to list nodes"):
+        first_node(nodes)
 
 
 # --- MPI -----------------------------------------------------------------
@@ -452,10 +409,14 @@ def test_lists_of_counts():
 class World:
     """What mpi4py offers, as the second of two processes sees it."""
 
-    first = ("a", 1)
+    first = ("a", 1, None)
+    all_have_come = True
 
     def __init__(self, size=2):
         self.size = size
+
+    def Ibarrier(self):
+        return types.SimpleNamespace(Test=lambda: self.all_have_come)
 
     def Get_rank(self):
         return self.size - 1
@@ -489,15 +450,21 @@ def world(monkeypatch):
 def test_mpi_exchanges_addresses(world, environ):
     installed = world(World())
     found = of(environ)
-    name, port = installed.own
+    name, port, _ = installed.own
     assert found == Cluster(("a:1", f"{name}:{port}"), 1, "MPI")
 
 
 def test_mpi_on_one_host_needs_no_name_of_it(world):
     installed = world(World())
-    installed.first = (socket.gethostname(), 1)
+    installed.first = (socket.gethostname(), 1, None)
     found = of(OPEN_MPI)
     assert found.addresses == ("localhost:1", f"localhost:{installed.own[1]}")
+
+
+def test_mpi_waits_as_long_as_is_said(world):
+    world(World()).all_have_come = False
+    with pytest.raises(kc.ClusterError, match=r"all of 2 .* in 0\.2 s"):
+        find_cluster(environ=OPEN_MPI, seconds=0.2)
 
 
 def test_mpi4py_of_another_mpi(world):
@@ -552,12 +519,13 @@ def free_port():
         return bound.getsockname()[1]
 
 
-def meet(ranks, environ):
+def meet(ranks, environ, seconds=60):
     """Returns what each rank finds; an error is one of its results."""
 
     def found(rank):
+        mine = environ | {"RANK": str(rank)}
         try:
-            return of(environ | {"RANK": str(rank)})
+            return find_cluster(environ=mine, seconds=seconds)
         except kc.ClusterError as error:
             return error
 
@@ -594,29 +562,9 @@ def test_processes_of_torchrun_meet(unknown):
     assert found == [Cluster(addresses, rank, "torchrun") for rank in (1, 2, 0)]
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "expected"),
-    [
-        ("10.0.0.2", "10.0.0.1", "10.0.0.2"),
-        ("::ffff:10.0.0.2", "::ffff:10.0.0.1", "10.0.0.2"),
-        ("fd00::2", "fd00::1", "fd00::2"),
-        ("::ffff:10.0.0.1", "::ffff:10.0.0.1", "first"),
-        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", "first"),
-        ("127.0.0.1", "127.0.1.1", "first"),
-        ("fe80::2%eth0", "fe80::1%eth0", "fe80::2"),
-    ],
-)
-def test_where_a_process_of_torchrun_comes_from(there, here, expected):
-    caller = types.SimpleNamespace(
-        getpeername=lambda: (there, 1), getsockname=lambda: (here, 2)
-    )
-    assert meeting._host(caller, "first") == expected
-
-
-def test_addresses_over_hosts(monkeypatch):
+def test_addresses_over_hosts(hosts):
     """Each host has the same ports, however ranks are dealt out."""
-    hosts = ["first", "fd00::2", "first", "fd00::2"]
-    monkeypatch.setattr(meeting, "hosts_of_all", lambda *_: hosts)
+    hosts.found[:] = ["first", "fd00::2", "first", "fd00::2"]
     found = of(TORCHRUN | {"CONFLUX_PORT": "7000"})
     assert found.addresses == (
         "first:7000",
@@ -627,12 +575,13 @@ def test_addresses_over_hosts(monkeypatch):
 
 
 def test_processes_of_torchrun_that_do_not_meet(monkeypatch):
-    monkeypatch.setattr(meeting, "SECONDS", 0.5)
+    monkeypatch.setattr(roll_call, "_LATE_SECONDS", 0.2)
     environ = TORCHRUN | {"CONFLUX_PORT": str(free_port())}
-    (last,) = meet([3], environ)
-    assert "Process 3 has not reached process 0 at 127.0.0.1:" in str(last)
-    first, _ = meet([0, 2], environ)
-    assert "for the processes 1, 3. Each must be started" in str(first)
+    (last,) = meet([3], environ, 0.5)
+    assert "Process 0 does not answer at 127.0.0.1:" in str(last)
+    assert "in 0.7 s" in str(last)
+    for found in meet([0, 2], environ, 0.5):
+        assert "in 0.5 s as process 1, process 3. Each must be" in str(found)
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -641,19 +590,61 @@ def test_processes_of_torchrun_that_do_not_meet(monkeypatch):
     assert "Set CONFLUX_PORT to another port" in str(first)
 
 
+@pytest.fixture
+def gpus_of_host(monkeypatch):
+    """Returns a function that tells which of some GPUs a process takes."""
+
+    def taken(seen, environ):
+        found = []
+        config = types.SimpleNamespace(
+            get_visible_devices=lambda kind: list(range(seen)),
+            set_visible_devices=lambda gpus, kind: found.append(gpus),
+        )
+        with monkeypatch.context() as patched:
+            patched.setattr(tf, "config", config)
+            of(environ)
+        return found[0] if found else None
+
+    return taken
+
+
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [(8, [4, 5, 6, 7]), (3, [1]), (2, [1]), (1, None), (0, None)],
 )
-def test_processes_of_torchrun_share_the_gpus(monkeypatch, seen, expected):
-    taken = []
-    config = types.SimpleNamespace(
-        get_visible_devices=lambda kind: list(range(seen)),
-        set_visible_devices=lambda gpus, kind: taken.append(gpus),
-    )
-    monkeypatch.setattr(tf, "config", config)
-    of(TORCHRUN | {"WORLD_SIZE": "2", "RANK": "1"})
-    assert taken == ([] if expected is None else [expected])
+def test_processes_of_a_host_divide_its_gpus(
+    gpus_of_host, hosts, world, seen, expected
+):
+    """Whoever has started them."""
+    on_one_host = TORCHRUN | {"WORLD_SIZE": "2", "RANK": "1"}
+    assert gpus_of_host(seen, on_one_host) == expected
+    assert gpus_of_host(seen, SLURM) == expected
+    installed = world(World())
+    assert gpus_of_host(seen, OPEN_MPI) is None  # the other is at host a
+    installed.first = (socket.gethostname(), 1, None)
+    assert gpus_of_host(seen, OPEN_MPI) == expected
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"SLURM_GPUS_PER_TASK": "4"},
+        {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:4"},
+        {"SLURM_GPU_BIND": "verbose,closest"},
+    ],
+)
+def test_gpus_that_slurm_deals_out(gpus_of_host, hosts, bound):
+    assert gpus_of_host(8, SLURM | bound) is None
+    unbound = SLURM | bound | {"SLURM_GPU_BIND": "none"}
+    assert gpus_of_host(8, unbound) == [4, 5, 6, 7]
+
+
+def test_gpus_that_a_script_of_mpi_deals_out(gpus_of_host, world):
+    world(World()).first = (socket.gethostname(), 1, "0,1")
+    own = OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert gpus_of_host(2, own) is None
+    own["CUDA_VISIBLE_DEVICES"] = "0,1"
+    assert gpus_of_host(2, own) == [1]
 
 
 def test_torchrun_with_one_process():
@@ -688,7 +679,7 @@ def test_a_torchrun_in_each_task_of_another():
 # --- several at a time ---------------------------------------------------
 
 
-def test_order_of_precedence():
+def test_order_of_precedence(hosts):
     two = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     place = {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
@@ -698,9 +689,6 @@ def test_order_of_precedence():
     assert of(environ).source == "TF_CONFIG"
     environ |= KERAS
     assert of(environ).source == "KERAS_DISTRIBUTION_JOB_ADDRESSES"
-    given = resolver({"worker": TWO}, "worker", 0)
-    found = find_cluster(resolver=given, environ=environ)
-    assert found.source == "SimpleClusterResolver"
     found = find_cluster(["a:1", "b:1", "c:1"], 0, environ=environ)
     assert found.source == "the arguments of initialize"
 
@@ -732,3 +720,15 @@ def test_mpirun_in_a_step_of_slurm(world):
 def test_one_process_of_mpi_may_start_others():
     environ = KERAS | {"PMI_RANK": "0", "PMI_SIZE": "1"}
     assert of(environ) == of(KERAS)
+
+
+@pytest.mark.parametrize("environ", [OPEN_MPI, SLURM, TORCHRUN])
+def test_initialize_waits_as_long_as_it_is_told(monkeypatch, world, environ):
+    world(World()).all_have_come = False
+    monkeypatch.setattr(roll_call, "_LATE_SECONDS", 0.0)
+    monkeypatch.setenv("CONFLUX_PORT", str(free_port()))
+    for name, value in environ.items():
+        here = "localhost" if name == "SLURM_STEP_NODELIST" else value
+        monkeypatch.setenv(name, here)
+    with pytest.raises(kc.ClusterError, match=r"in 0\.3 s"):
+        kc.initialize(timeout=0.3)

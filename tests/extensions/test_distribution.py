@@ -554,15 +554,6 @@ def test_processes_cannot_be_joined_once_tensorflow_has_started(
         call()
 
 
-def from_a_resolver():
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]}),
-        task_type="worker",
-        task_id=0,
-    )
-    kc.initialize(resolver=resolver)
-
-
 @pytest.mark.parametrize(
     ("call", "source"),
     [
@@ -570,7 +561,6 @@ def from_a_resolver():
             lambda: keras.distribution.initialize("a:1,b:1", 2, 1),
             "KERAS_DISTRIBUTION_JOB_ADDRESSES",
         ),
-        (from_a_resolver, "SimpleClusterResolver"),
         (lambda: kc.initialize("a:1,b:1", 1), "the arguments of initialize"),
     ],
 )

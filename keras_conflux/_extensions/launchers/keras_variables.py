@@ -49,7 +49,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
         source="the variables of keras.distribution",
         count_from=ADDRESSES if count is None else COUNT,
         count=len(addresses),
-        find=lambda: cluster,
+        find=lambda seconds: cluster,
     )
 
 

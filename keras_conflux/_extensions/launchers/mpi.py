@@ -1,16 +1,19 @@
 """Processes that `mpirun` or `mpiexec` has started.
 
 MPI tells each process its rank, but nobody's address. The processes exchange
-their addresses with mpi4py.
+their addresses with mpi4py, and tell each other which GPUs they see.
 """
 
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import first_host
+from keras_conflux._extensions.launchers import gpus
 from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.keras_variables import ADDRESSES
 from keras_conflux._extensions.launchers.keras_variables import INDEX
@@ -47,12 +50,14 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
                 source="MPI",
                 count_from=count_name,
                 count=task[1],
-                find=lambda task=task: _find(*task),
+                find=lambda seconds, task=task: _find(environ, *task, seconds),
             )
     return None
 
 
-def _find(rank: int, count: int) -> Cluster:
+def _find(
+    environ: Mapping[str, str], rank: int, count: int, seconds: float
+) -> Cluster:
     """Exchanges the addresses; all processes call it."""
     world = _world()
     if (world.Get_rank(), world.Get_size()) != (rank, count):
@@ -62,18 +67,39 @@ def _find(rank: int, count: int) -> Cluster:
             "was probably built for another MPI: install it anew with "
             "`python -m pip install --no-binary mpi4py mpi4py`."
         )
+    _wait_for_all(world, seconds)
     # No other process of this host gets the port while it is bound.
     with socket.socket() as bound:
         bound.bind(("", 0))
         port = bound.getsockname()[1]
-        found = world.allgather((socket.gethostname(), port))
-    hosts = {host for host, _ in found}
+        own = socket.gethostname(), port, environ.get(gpus.VISIBLE)
+        found = world.allgather(own)
+    hosts = [host for host, _, _ in found]
+    seen = {gpu for host, _, gpu in found if host == hosts[rank]}
+    if len(seen) == 1:  # else somebody has dealt them out
+        local_rank = first_host.local_ranks(hosts)[rank]
+        gpus.take_part(local_rank, hosts.count(hosts[rank]))
     addresses = [
         # A host need not know its own name.
-        f"{host if hosts - {host} else 'localhost'}:{port}"
-        for host, port in found
+        f"{host if {*hosts} - {host} else 'localhost'}:{port}"
+        for host, port, _ in found
     ]
     return Cluster(tuple(addresses), rank, "MPI")
+
+
+def _wait_for_all(world: Any, seconds: float) -> None:
+    """Waits until all processes have called it."""
+    end = time.monotonic() + seconds
+    barrier = world.Ibarrier()
+    while not barrier.Test():
+        if time.monotonic() > end:
+            raise ClusterError(
+                f"MPI: not all of {world.Get_size()} processes have called "
+                f"`keras_conflux.initialize()` in {seconds:g} s. All must run "
+                "the same program; `keras_conflux.initialize(timeout=900)` "
+                "waits longer."
+            )
+        time.sleep(0.01)
 
 
 def _world() -> Any:

@@ -9,7 +9,6 @@ from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import slurm
 from keras_conflux._extensions.launchers import tf_config
 from keras_conflux._extensions.launchers import torchrun
-from keras_conflux._extensions.launchers.resolver import resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,4 +84,3 @@ def install() -> None:
     """Has all of them asked. Called once, at import."""
     for each in LAUNCHERS:
         launchers.ask(each.announced)
-    launchers.resolve_by(resolve)

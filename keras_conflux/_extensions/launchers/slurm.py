@@ -1,38 +1,30 @@
 """Processes that `srun` has started as the tasks of one step.
 
-TensorFlow has a `SlurmClusterResolver`. It is not used here, as it calls
-nvidia-smi and sets CUDA_VISIBLE_DEVICES, which `srun --gpus-per-task` does
-better, and as it sorts the nodes by name, while Slurm numbers the tasks in its
-own order.
+TensorFlow's `SlurmClusterResolver` is not used, as it sets
+CUDA_VISIBLE_DEVICES, and sorts the nodes by name, while Slurm numbers the tasks
+in its own order. Only the first node of its list is read, where task 0 runs:
+the tasks tell it where they are.
 """
 
-import dataclasses
+import re
 from collections.abc import Mapping
 
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers import first_host
+from keras_conflux._extensions.launchers import gpus
 from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import torchrun
-from keras_conflux._extensions.launchers.node_lists import expand_counts
-from keras_conflux._extensions.launchers.node_lists import expand_nodes
-from keras_conflux._extensions.launchers.ports import first_port
 from keras_conflux._extensions.launchers.variables import integer
 from keras_conflux._extensions.launchers.variables import rank_and_count
 
-# What Slurm itself runs has numbers from here on: the batch script, and the
-# shell of `salloc`.
+# Slurm's own steps have numbers from here on: the batch script, and the shell
+# of `salloc`.
 _FIRST_SPECIAL_STEP = 0xFFFFFF00
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a task runs."""
-
-    node: int
-    """The position of its node in the list of nodes."""
-    local_rank: int
-    """Which of the tasks of its node it is."""
+# The first name of a list such as `gpu[01-03,7],login1`.
+_FIRST_NODE = re.compile(r"(?:[^,\[\]]|\[\d+[-,\d]*\])+")
+_RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
@@ -64,8 +56,34 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
         source="Slurm",
         count_from=count_name,
         count=task[1],
-        find=lambda: _find(environ, *task),
+        find=lambda seconds: _find(environ, *task, seconds),
     )
+
+
+def first_node(nodes: str) -> str:
+    """Returns the first name of a list of nodes.
+
+    Args:
+        nodes: Names separated by commas. A name may have ranges of numbers in
+            brackets, at any place.
+
+    Raises:
+        ClusterError: If the text is no list of nodes.
+
+    Example:
+        ```python
+        first_node("gpu[01-03,7],login1")  # "gpu01"
+        ```
+    """
+    found = _FIRST_NODE.match(nodes)
+    if found is None or nodes[found.end() : found.end() + 1] not in ("", ","):
+        raise ClusterError(
+            "Expected SLURM_STEP_NODELIST to list nodes such as "
+            f"'gpu[01-03,7],login1'. Got {nodes!r}. Start the program with "
+            "`srun`, or give the addresses of all processes, in "
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES."
+        )
+    return _RANGES.sub(r"\1", found[0])
 
 
 def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
@@ -82,80 +100,33 @@ def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
     return not (is_by_slurm and inner.count == count)
 
 
-def _find(environ: Mapping[str, str], rank: int, count: int) -> Cluster:
-    nodes = expand_nodes(_required(environ, "SLURM_STEP_NODELIST"))
-    tasks = expand_counts(_required(environ, "SLURM_STEP_TASKS_PER_NODE"))
-    if len(nodes) != len(tasks) or sum(tasks) != count:
+def _find(
+    environ: Mapping[str, str], rank: int, count: int, seconds: float
+) -> Cluster:
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         raise ClusterError(
-            f"Slurm: SLURM_STEP_NODELIST has {len(nodes)} nodes, "
-            f"SLURM_STEP_TASKS_PER_NODE has {sum(tasks)} tasks on "
-            f"{len(tasks)} nodes, and there are {count} tasks. Expected "
-            "these to agree; start the program with one `srun`."
+            "Slurm: expected task 0 to run on the first node of the step. Got "
+            "SLURM_DISTRIBUTION='arbitrary'. Type `srun --distribution=block`."
         )
-    places = _places(environ.get("SLURM_DISTRIBUTION", ""), tasks)
-    _check_own_place(environ, places[rank])
-    first = _port(environ)
-    addresses = [
-        f"{nodes[place.node]}:{first + place.local_rank}" for place in places
-    ]
-    return Cluster(tuple(addresses), rank, "Slurm")
-
-
-def _places(distribution: str, tasks: list[int]) -> list[_Place]:
-    """Returns where each task runs.
-
-    Args:
-        distribution: How `srun --distribution` deals tasks out.
-        tasks: The number of tasks of each node.
-
-    Returns:
-        One place per task, in the order of their ranks.
-
-    Raises:
-        ClusterError: If another way is asked for.
-    """
-    if distribution.startswith(("plane", "arbitrary")) and len(tasks) > 1:
-        raise ClusterError(
-            "Slurm: expected tasks to be dealt out to nodes in the way of "
-            "`srun --distribution=block` or `cyclic`. Got "
-            f"SLURM_DISTRIBUTION={distribution!r}. Type "
-            "`srun --distribution=block`."
-        )
-    places = [
-        _Place(node, local)
-        for node, count in enumerate(tasks)
-        for local in range(count)
-    ]
-    if distribution.startswith("cyclic"):  # one to each node, and again
-        places.sort(key=lambda place: place.local_rank)
-    return places
-
-
-def _check_own_place(environ: Mapping[str, str], place: _Place) -> None:
-    """Refuses tasks that are dealt out in a way that only Slurm knows."""
-    node = integer(environ, "SLURM_NODEID")
-    local = integer(environ, "SLURM_LOCALID")
-    if node not in (None, place.node) or local not in (None, place.local_rank):
-        raise ClusterError(
-            f"Slurm: expected SLURM_NODEID={place.node} and SLURM_LOCALID="
-            f"{place.local_rank} for this task, as tasks fill one node after "
-            f"another. Got SLURM_NODEID={node} and SLURM_LOCALID={local}. "
-            "Type `srun --distribution=block`."
-        )
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    """Returns the port of the first task of each node."""
+    first = first_node(environ.get("SLURM_STEP_NODELIST", ""))
     job = integer(environ, "SLURM_JOB_ID") or 0
     step = integer(environ, "SLURM_STEP_ID") or 0
     # 37 is odd, so that all steps of a job differ.
-    return first_port(environ, job + 37 * step)
+    port = first_host.first_port(environ, job + 37 * step)
+    if environ.get("SLURM_STEP_NUM_NODES") == "1":
+        hosts = ["localhost"] * count
+    else:
+        hosts = first_host.hosts_of_all(first, port, rank, count, seconds)
+    if not _has_dealt_out_gpus(environ):
+        local_rank = first_host.local_ranks(hosts)[rank]
+        gpus.take_part(local_rank, hosts.count(hosts[rank]))
+    return first_host.cluster_of(hosts, port, rank, "Slurm")
 
 
-def _required(environ: Mapping[str, str], name: str) -> str:
-    if not environ.get(name):
-        raise ClusterError(
-            f"Slurm: SLURM_STEP_ID is set, but {name} is not. Start the "
-            "program with `srun`, or unset the variables of Slurm."
-        )
-    return environ[name]
+def _has_dealt_out_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether each task sees GPUs of its own, as with `--gpus-per-task`."""
+    binding = environ.get("SLURM_GPU_BIND", "")
+    if binding:
+        return "none" not in binding
+    of_task = environ.get("SLURM_TRES_PER_TASK", "")
+    return "SLURM_GPUS_PER_TASK" in environ or "gpu" in of_task

@@ -9,14 +9,29 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
-from keras_conflux._extensions.launchers.jobs import cluster_of_jobs
 
 _EXAMPLE = (
     '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+_ORDER = ("chief", "master", "worker")
+"""The jobs whose tasks train, in the order of the processes."""
+
+_REFUSED = {
+    "ps": (
+        "Parameter servers hold variables for asynchronous training, but "
+        "here every process holds all of them. Start workers only."
+    ),
+    "evaluator": (
+        "An evaluator reads checkpoints beside the training, and takes no "
+        "part in it. Evaluate with `validation_data` in `fit`, or start the "
+        "evaluator as a program of its own, without these settings."
+    ),
+}
+"""Jobs of `tf.distribute` that there are not here, and why."""
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
@@ -44,18 +59,44 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if not any(jobs.values()):
         return None
     task = _dict(config, "task")
-    cluster = cluster_of_jobs(
+    cluster = _cluster(
         {name: _addresses(name, tasks) for name, tasks in jobs.items()},
         task.get("type"),
         _index(task.get("index")),
-        "TF_CONFIG",
     )
     return Announcement(
         source="TF_CONFIG",
         count_from="TF_CONFIG",
         count=len(cluster.addresses),
-        find=lambda: cluster,
+        find=lambda seconds: cluster,
     )
+
+
+def _cluster(
+    jobs: dict[str, list[str]], task_type: Any, task_index: int | None
+) -> Cluster:
+    """Returns the tasks of `chief` or `master`, then of `worker`."""
+    for name in [*jobs, *filter(None, [task_type])]:
+        if name not in _ORDER:
+            reason = _REFUSED.get(name, f"Expected only {', '.join(_ORDER)}.")
+            raise ClusterError(f"TF_CONFIG has the job {name!r}. {reason}")
+    if jobs.get("chief") and jobs.get("master"):
+        raise ClusterError(
+            "TF_CONFIG: expected one chief. Got the job 'chief' and the job "
+            "'master', which is an older name of it."
+        )
+    own = jobs.get(task_type or "", [])
+    if task_index is None or not 0 <= task_index < len(own):
+        counts = {name: len(tasks) for name, tasks in jobs.items()}
+        raise ClusterError(
+            "TF_CONFIG: expected the type and the index of one of these "
+            f"tasks: {counts}. Got the type {task_type!r} and the index "
+            f"{task_index!r}."
+        )
+    before = _ORDER[: _ORDER.index(task_type)]
+    first = sum(len(jobs.get(name, ())) for name in before)
+    addresses = [each for name in _ORDER for each in jobs.get(name, ())]
+    return Cluster(tuple(addresses), first + task_index, "TF_CONFIG")
 
 
 def _parsed(text: str) -> dict[str, Any]:

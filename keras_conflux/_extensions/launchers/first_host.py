@@ -1,0 +1,97 @@
+"""Processes that know the host of process 0, and nobody else's address.
+
+All derive one port from a number of the training. Each process introduces
+itself to process 0 there, which tells all from which hosts they have come. The
+processes of a host listen at this port and those after it, in the order of
+their ranks, and process 0 is met at the first one before TensorFlow takes that.
+Trainings that share a host have other numbers, and so other ports. CONFLUX_PORT
+chooses another one.
+"""
+
+from collections.abc import Mapping
+
+from keras_conflux._cluster import roll_call
+from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._common.errors import ClusterError
+from keras_conflux._extensions.launchers.variables import integer
+
+PORT = "CONFLUX_PORT"
+
+# Ports that the system gives to outgoing connections begin at 32768.
+_FIRST_PORT = 16384
+_PORTS = 64
+_SLOTS = (32768 - _FIRST_PORT) // _PORTS
+
+
+def hosts_of_all(
+    first: str, port: int, rank: int, count: int, seconds: float
+) -> list[str]:
+    """Returns the host of each process; all processes call it.
+
+    Args:
+        first: The host of the first process.
+        port: A port there that is free.
+        rank: Which process this is.
+        count: How many there are.
+        seconds: How long they wait for each other.
+
+    Raises:
+        ClusterError: If they do not come, or the port is in use.
+    """
+    host = f"[{first}]" if ":" in first else first
+    hosts, wrong = roll_call.hosts_of_all(
+        f"{host}:{port}", rank, count, seconds
+    )
+    if wrong:
+        raise ClusterError(
+            f"Process {rank} has not met the others. {wrong} Each must be "
+            f"started, and reach process 0 at {host}:{port}. Set {PORT} to "
+            "another port, in all processes, if something else uses this one."
+        )
+    return hosts
+
+
+def cluster_of(hosts: list[str], port: int, rank: int, source: str) -> Cluster:
+    """Returns processes that listen at consecutive ports of their hosts.
+
+    Args:
+        hosts: That of each process.
+        port: The port of the first process of each host.
+        rank: Which process this is.
+        source: Where this was found.
+    """
+    addresses = [
+        f"[{host}]:{port + place}" if ":" in host else f"{host}:{port + place}"
+        for host, place in zip(hosts, local_ranks(hosts), strict=True)
+    ]
+    return Cluster(tuple(addresses), rank, source)
+
+
+def local_ranks(hosts: list[str]) -> list[int]:
+    """Returns which of the processes of its host each process is."""
+    return [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+
+
+def first_port(
+    environ: Mapping[str, str], number: int, taken: int | None = None
+) -> int:
+    """Returns the port of the first process of each host.
+
+    Trainings that share a host get other ports, unless their numbers lie 128 or
+    more apart.
+
+    Args:
+        environ: The environment variables, of which CONFLUX_PORT decides.
+        number: A number of the training, equal in all of its processes.
+        taken: A port that somebody else uses.
+
+    Returns:
+        The first of 64 ports.
+    """
+    given = integer(environ, PORT)
+    if given is not None:
+        return given
+    first = _FIRST_PORT + number % _SLOTS * _PORTS
+    if taken is not None and first <= taken < first + _PORTS:
+        return first_port(environ, number + _SLOTS // 2)
+    return first
