@@ -7,6 +7,7 @@ written as paths in the repository, and become paths in the site.
 import pathlib
 import posixpath
 import re
+import runpy
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -20,10 +21,11 @@ OUTSIDE_DOCS = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "LICENSE": "LICENSE",
+    "tests/batch_analysis/known-operations.md": "notes/known-operations.md",
 }
 """Files of the repository, and where they are in the site."""
 SEARCH = {
-    ("log/", "notes/", "changelog"): {"exclude": True},
+    ("log.", "notes/", "changelog"): {"exclude": True},
     ("design/", "contributing", "keras-suite", "parity"): {"boost": 0.2},
     ("recipes", "troubleshooting"): {"boost": 2},
     ("index", "questions", "quickstart"): {"boost": 4},
@@ -39,7 +41,9 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the pages that lie outside of `docs/`."""
+    """Adds the pages that lie outside of `docs/`, and the tree."""
+    tree = runpy.run_path(str(ROOT / "docs" / "design" / "tree.py"))["page"]()
+    files.append(File.generated(config, "design/tree.md", content=tree))
     for source, page in OUTSIDE_DOCS.items():
         path = str(ROOT / source)
         file = File.generated(config, page, abs_src_path=path)

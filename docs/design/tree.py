@@ -1,20 +1,18 @@
-"""Writes `tree.md`: every file of the package, and its first sentence.
+"""Prints every file of the package, and its first sentence.
 
     python docs/design/tree.py
 
-A test fails while the page says something else than the files.
+The site has it as a page.
 """
 
 import ast
 import pathlib
-import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = pathlib.Path(__file__).with_suffix(".md")
 HEAD = """# The tree
 
 Every file of the package, with the first sentence that it says of itself.
-`python docs/design/tree.py` writes this page.
+`python docs/design/tree.py` prints this page.
 
 """
 
@@ -48,7 +46,4 @@ def _lines(folder: pathlib.Path, heading: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    if "--print" in sys.argv:
-        print(page(), end="")
-    else:
-        PAGE.write_text(page())
+    print(page(), end="")

@@ -16,7 +16,7 @@ BUCKET_BYTES = 32 << 20
 MAX_IN_ORDER = 4
 """About as many buckets wait for each other. XLA computes the gradients of a
 bucket right before its reduction, so many small ones hide no more than few, and
-cost more (docs/log/round-5.md)."""
+cost more (docs/log.md)."""
 
 
 def plan(

@@ -39,7 +39,7 @@ from keras_conflux._batch_analysis.traced_graphs import CALLS
 from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
 from keras_conflux._batch_analysis.traced_graphs import LOOPS
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs/notes/known-operations.md"
+PAGE = pathlib.Path(__file__).with_name("known-operations.md")
 UNKNOWN = ("DERIVED", "OPAQUE")
 """What is said of operations without a rule."""
 _SECONDS = 20
