@@ -1,8 +1,6 @@
 """Times `allreduce` in a process of its own and prints JSON lines.
 
-    python -m examples.benchmarks.collectives DEVICES [options]
-
-`keras-conflux check` times them in the same way.
+python -m examples.benchmarks.collectives DEVICES [options]
 """
 
 import argparse
@@ -15,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_conflux as kc
-from keras_conflux.tools.checks import all_reduce_time
+from examples.benchmarks import all_reduce_time
 
 FORMS = {"flat": (1, (10, 40)), "list of 160": (160, (2, 10))}
 """By name, how many tensors, and how many reductions the two calls have."""

@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import json
 import sys
-from pathlib import Path
 
 from keras_conflux.tools.checks.table import CHECKS
 from keras_conflux.tools.checks.table import Wrong
@@ -17,7 +16,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("name", choices=[check.name for check in CHECKS])
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=0, help="of the machine")
-    parser.add_argument("--directory", type=Path)
     parser.add_argument(
         "--running",
         nargs=3,
@@ -25,14 +23,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=[],
         metavar=("UUID", "PID", "NAME"),
         help="a process that computed on a GPU before the checks began",
-    )
-    parser.add_argument(
-        "--memory",
-        nargs=3,
-        action="append",
-        default=[],
-        metavar=("UUID", "FREE", "TOTAL"),
-        help="MiB of a GPU before the checks began",
     )
     return parser.parse_args(arguments)
 

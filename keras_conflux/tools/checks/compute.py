@@ -2,12 +2,11 @@
 
 import argparse
 import os
-from typing import Any
 
 from keras_conflux.tools.checks import nvidia
-from keras_conflux.tools.checks.progress import doing
 from keras_conflux.tools.checks.table import Passed
 from keras_conflux.tools.checks.table import Wrong
+from keras_conflux.tools.checks.table import doing
 
 _SIZE = 512
 
@@ -54,59 +53,7 @@ def check(options: argparse.Namespace) -> Passed:
     text = f"{count} {kind}{'s' if count > 1 else ''}"
     if kind == "CPU":
         text = f"{count} logical CPU device{'s' if count > 1 else ''}"
-    text = f"{text} ({devices[0].name}), each computes right"
-    return _with_memory(text, count, options.memory if options.gpus else [])
-
-
-def _bytes_per_parameter(count: int) -> tuple[float, float]:
-    """Returns what Adam needs on each of so many GPUs, in float32.
-
-    That is what `kc.memory` tells of a large layer, and its gradient: of
-    copies, and of parts of weights.
-    """
-    import keras
-
-    import keras_conflux as kc
-
-    layer = keras.layers.Dense(1024, use_bias=False)
-    model: Any = keras.Sequential([keras.Input((1024,)), layer])
-    model.compile("adam", "mse")
-    told = kc.memory(model, devices=count)
-    copies, parts = told.with_shard(None), told.with_shard("weights")
-    return (
-        (copies.variables + copies.weights) / model.count_params(),
-        (parts.variables + parts.weights) / model.count_params(),
-    )
-
-
-def _with_memory(text: str, count: int, memory: list[list[str]]) -> Passed:
-    """Adds what is free on the fullest GPU, and what fits there.
-
-    Args:
-        text: What was found so far.
-        count: How many GPUs are used, the first of the visible ones.
-        memory: UUID, free and total MiB of each GPU.
-    """
-    used = _used(count)
-    sizes = [
-        (int(free), int(total)) for uuid, free, total in memory if uuid in used
-    ]
-    if not sizes:
-        return Passed(text)
-    free, total = (size * 2**20 for size in min(sizes))
-    copies, parts = _bytes_per_parameter(count)
-    fits = f"Adam trains {_billions(free / copies)} parameters at most"
-    if count > 1:
-        fits += f', {_billions(free / parts)} with shard="weights"'
-    return Passed(
-        f"{text}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free: {fits}, "
-        "activations left out",
-        {"free_gb": free / 1e9, "total_gb": total / 1e9},
-    )
-
-
-def _billions(count: float) -> str:
-    return f"{count / 1e9:.1f} billion"
+    return Passed(f"{text} ({devices[0].name}), each computes right")
 
 
 def _refuse_busy_gpus(count: int, running: list[list[str]]) -> None:

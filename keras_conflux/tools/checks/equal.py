@@ -2,14 +2,18 @@
 
 import argparse
 
-from keras_conflux.tools.checks.progress import doing
 from keras_conflux.tools.checks.table import Passed
 from keras_conflux.tools.checks.table import Wrong
+from keras_conflux.tools.checks.table import doing
 
 _TOLERANCE = 1e-4
 """Larger than the roundings of some steps, and far below any error."""
 
 _REPORT = "`keras-conflux env`, and report both: the package promises this"
+_ACCESS = (
+    "NCCL_P2P_DISABLE=1 keras-conflux check. If that passes, the direct access "
+    "from GPU to GPU is broken, as with some settings of IOMMU and ACS. Else "
+)
 
 
 def check(options: argparse.Namespace) -> Passed:
@@ -34,7 +38,7 @@ def check(options: argparse.Namespace) -> Passed:
         raise Wrong(
             f"a model that is trained on {len(devices)} devices differs by "
             f"{difference:.1e} from one that is trained on one",
-            _REPORT,
+            _ACCESS * (devices[0].kind == "GPU") + _REPORT,
         )
     return Passed(
         f"a training on all devices differs by {difference:.0e} from one "

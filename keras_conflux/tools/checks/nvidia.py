@@ -18,18 +18,6 @@ def processes() -> list[list[str]]:
     return [[uuid, pid, ",".join(name)] for uuid, pid, *name in rows]
 
 
-def memory() -> list[list[str]]:
-    """Returns UUID, free and total MiB of each GPU that tells them."""
-    rows = gpus("uuid", "memory.free", "memory.total")
-    found = [[uuid, *map(_mebibytes, sizes)] for uuid, *sizes in rows]
-    return [row for row in found if all(row)]
-
-
-def _mebibytes(cell: str) -> str:
-    number, _, unit = cell.partition(" ")
-    return number if unit == "MiB" and number.isdigit() else ""
-
-
 def topology() -> str:
     """Returns how the GPUs are connected, `""` if nobody tells."""
     table = nvidia_smi("topo", "-m")

@@ -2,9 +2,9 @@
 
 import argparse
 
-from keras_conflux.tools.checks.progress import doing
 from keras_conflux.tools.checks.table import Passed
 from keras_conflux.tools.checks.table import Wrong
+from keras_conflux.tools.checks.table import doing
 
 _SECONDS = 60
 

@@ -6,6 +6,7 @@ row.
 """
 
 import dataclasses
+import json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Check:
     """Whether nothing else may run meanwhile."""
 
 
-_PEER_ACCESS = (
+PEER_ACCESS = (
     "NCCL_P2P_DISABLE=1 keras-conflux check tells whether the direct access "
     "from GPU to GPU is to blame, NCCL_DEBUG=INFO keras-conflux check what "
     "NCCL does"
@@ -32,13 +33,9 @@ _BUSY = "look with `top` and `nvidia-smi` for what else runs on this machine"
 CHECKS = (
     Check("versions", 60, _BUSY),
     Check("compute", 60, _BUSY),
-    Check("collectives", 60, _PEER_ACCESS),
-    Check("equal", 120, _PEER_ACCESS),
+    Check("equal", 120, PEER_ACCESS),
     Check("compiled", 120, "compile your models with `jit_compile=False`"),
-    Check("faster", 120, _PEER_ACCESS, is_timed=True),
-    Check("disk", 60, "choose another directory", is_timed=True),
-    Check("resume", 120, "choose another directory"),
-    Check("ports", 60, _BUSY),
+    Check("faster", 120, PEER_ACCESS, is_timed=True),
     Check(
         "processes",
         120,
@@ -58,8 +55,6 @@ class Passed:
     """Numbers that were measured."""
     slow: str | None = None
     """What to type if it works, but slower than it should."""
-    open_to_others: str | None = None
-    """What to type if it works, but others can use what is one's own."""
 
 
 class Wrong(Exception):
@@ -73,3 +68,8 @@ class Wrong(Exception):
     def __init__(self, text: str, todo: str) -> None:
         super().__init__(text)
         self.todo = todo
+
+
+def doing(what: str) -> None:
+    """Says what a check comes to next, for the case that it does not end."""
+    print(json.dumps({"doing": what}), flush=True)

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +22,7 @@ _CPU_DEVICES = 2
 _EPILOG = """exit status:
   0  all is good
   1  something is wrong
-  3  all works, but slower than it should, or open to others (with --strict: 1)
+  3  all works, but slower than it should (with --strict: 1)
 """
 
 
@@ -54,14 +53,7 @@ def add_to(subcommands: Any) -> None:
         "--processes",
         type=at_least(2),
         metavar="N",
-        help="also start so many processes, as `keras-conflux run` does, and "
-        "tell who else can reach them",
-    )
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        metavar="PATH",
-        help="also write checkpoints there: how fast, and resume from one",
+        help="also start so many processes, as `keras-conflux run` does",
     )
     parser.add_argument(
         "--only",
@@ -73,7 +65,7 @@ def add_to(subcommands: Any) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="what is slow, or open to others, is wrong",
+        help="what is slow is wrong",
     )
     add_json(parser)
     parser.set_defaults(main=main)
@@ -92,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
     devices = options.devices or gpus or _CPU_DEVICES
     console = Console(quiet=options.json, highlight=False)
     checks = _chosen(options, several_gpus=gpus > 0 and devices > 1)
-    runner = CheckRunner(devices, gpus, options.processes, options.directory)
+    runner = CheckRunner(devices, gpus, options.processes)
     running = runner.results(checks)
     results = []
     for check in checks:
@@ -103,20 +95,13 @@ def main(options: argparse.Namespace) -> int:
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
         found = [dataclasses.asdict(result) for result in results]
-        typed = "keras-conflux check"
-        if options.directory:
-            typed += f" --directory {options.directory}"
-        document = {"typed": typed, "sentence": said, "checks": found}
-        print(json.dumps(document, indent=1))
+        print(json.dumps({"sentence": said, "checks": found}, indent=1))
     return check_report.exit_status(results, options.strict)
 
 
 def _chosen(options: argparse.Namespace, several_gpus: bool) -> list[Check]:
     """Returns the checks to run; some need an option, or several GPUs."""
     asked = {
-        "disk": options.directory,
-        "resume": options.directory,
-        "ports": options.processes,
         "processes": options.processes,
         "faster": several_gpus,
     }

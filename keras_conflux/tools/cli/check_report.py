@@ -8,24 +8,19 @@ from rich.text import Text
 
 from keras_conflux.tools.cli.check_runner import Result
 
-_STATUS = {"good": 0, "slow": 3, "open": 3, "wrong": 1}
+_STATUS = {"good": 0, "slow": 3, "wrong": 1}
 _MARKS = {
     "good": ("ok", "green"),
     "slow": ("slow", "yellow"),
-    "open": ("open", "yellow"),
+    "wrong": ("wrong", "bold red"),
 }
-_VERBS = {
-    "wrong": "failed",
-    "open": "open to others",
-    "slow": "slower than usual",
-}
-_WRONG = ("wrong", "bold red")
+_VERBS = {"wrong": "failed", "slow": "slower than usual"}
 
 
 def exit_status(results: list[Result], strict: bool) -> int:
     """Returns the exit status of `keras-conflux check`."""
     found = {result.status for result in results}
-    if strict and found & {"slow", "open"}:
+    if strict and "slow" in found:
         found.add("wrong")
     worst = next((each for each in _VERBS if each in found), "good")
     return _STATUS[worst]
@@ -75,7 +70,7 @@ def line(result: Result) -> Text:
     Args:
         result: That of a check.
     """
-    mark, style = _MARKS.get(result.status, _WRONG)
+    mark, style = _MARKS[result.status]
     shown = Text.assemble(
         (f"{mark:<6}", style),
         (f"{result.name:<13}", "bold"),

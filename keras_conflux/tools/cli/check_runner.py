@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from keras_conflux._extensions.launchers.order import without_launchers
@@ -30,7 +29,7 @@ class Result:
 
     name: str
     status: str
-    """`"good"`, `"slow"`, `"open"` or `"wrong"`."""
+    """`"good"`, `"slow"` or `"wrong"`."""
     text: str
     """What was found."""
     todo: str
@@ -46,7 +45,6 @@ class CheckRunner:
         devices: How many devices they are for.
         gpus: How many GPUs there are.
         processes: How many processes one of them starts.
-        directory: Where some write.
     """
 
     def __init__(
@@ -54,16 +52,13 @@ class CheckRunner:
         devices: int,
         gpus: int,
         processes: int | None = None,
-        directory: Path | None = None,
     ) -> None:
         self._devices = devices
         self._gpus = gpus
         self._processes = processes
-        self._directory = directory
         self._started: list[subprocess.Popen[str]] = []
         # Other checks compute on the GPUs as soon as the first one has begun.
         self._running = nvidia.processes() if gpus else []
-        self._memory = nvidia.memory() if gpus else []
 
     def results(self, checks: Sequence[Check]) -> Iterator[Result]:
         """Yields how each check ends; several run at once.
@@ -90,12 +85,8 @@ class CheckRunner:
         """
         module = ["-m", "keras_conflux.tools.checks", name]
         module += [f"--devices={self._devices}", f"--gpus={self._gpus}"]
-        if self._directory:
-            module.append(f"--directory={self._directory}")
         for process in self._running:
             module += ["--running", *process]
-        for gpu in self._memory:
-            module += ["--memory", *gpu]
         if name == "processes":
             run = ["-m", "keras_conflux_command", "run", "--processes"]
             run += [str(self._processes), "--grace", "5"]
@@ -168,16 +159,9 @@ def _result(
             return Result(check.name, "wrong", text, todo, seconds, {})
     passed = next((each for each in said if "text" in each), None)
     if status == 0 and passed:
-        todo = passed["open_to_others"] or passed["slow"]
-        usable = "open" if passed["open_to_others"] else "slow"
-        return Result(
-            check.name,
-            usable if todo else "good",
-            passed["text"],
-            todo or "",
-            seconds,
-            passed["values"],
-        )
+        todo, values = passed["slow"] or "", passed["values"]
+        usable = "slow" if todo else "good"
+        return Result(check.name, usable, passed["text"], todo, seconds, values)
     how = f"exit status {status}"
     if status < 0:
         how = signal.strsignal(-status) or f"signal {-status}"
