@@ -16,15 +16,12 @@ from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )
 from keras_conflux._extensions.kernels import patches as kernels
-from keras_conflux._extensions.kernels import private_names as kernels_names
 from keras_conflux._extensions.optimizers import patches as optimizers
-from keras_conflux._extensions.optimizers import (
-    private_names as optimizers_names,
-)
 from keras_conflux._extensions.resume import private_names as resume
 from keras_conflux._fit import keras_patches
 
@@ -124,15 +121,17 @@ def test_each_patch_point_is_patched_once():
     assert found <= set(LISTED)
 
 
-def test_each_extension_lists_what_it_needs():
-    for path in (PACKAGE / "_extensions").glob("*/compat*"):
+def test_what_extensions_need_is_listed():
+    paths = [*(PACKAGE / "_extensions").glob("*/private_names.py")]
+    assert paths
+    for path in paths:
         module = f"keras_conflux._extensions.{path.parent.name}.private_names"
         assert set(importlib.import_module(module).NAMES) <= set(LISTED)
 
 
 def test_no_name_of_speed_is_in_the_table_of_the_core():
     points = {point for point, _ in keras_patches.PATCHES}
-    assert not points & {*kernels_names.NAMES, *optimizers_names.NAMES}
+    assert not points & {*private_names.KERNELS, *private_names.OPTIMIZERS}
 
 
 def names_and_strings(path: pathlib.Path) -> set[str]:

@@ -32,8 +32,8 @@ from keras_conflux._extensions.program_cache.cached_program import CachedProgram
 from keras_conflux._extensions.program_cache.exchange_folder import (
     ExchangeFolder,
 )
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 from keras_conflux._extensions.program_cache.store import Store
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 from keras_conflux._fit.execution.traced_program import Purpose
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "cached_training.py"

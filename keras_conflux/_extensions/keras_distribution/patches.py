@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import compat
 from keras_conflux._extensions.keras_distribution import keras_distribution
-from keras_conflux._extensions.keras_distribution import private_names
 from keras_conflux._replication.strategy import ask_for_distribution
 from keras_conflux._replication.strategy import distribution_strategy
 

@@ -1,11 +1,11 @@
 """What layers of Keras compute by faster kernels."""
 
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.kernels import attention
 from keras_conflux._extensions.kernels import dense_products
 from keras_conflux._extensions.kernels import gelu
 from keras_conflux._extensions.kernels import pointwise
-from keras_conflux._extensions.kernels import private_names
 from keras_conflux._extensions.kernels import replacements
 from keras_conflux._replication import steps
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from keras_conflux._cluster import roll_call
 from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._common.errors import ClusterError
-from keras_conflux._extensions.launchers.variables import integer
+from keras_conflux._extensions.launchers.environment_numbers import integer
 
 PORT = "CONFLUX_PORT"
 

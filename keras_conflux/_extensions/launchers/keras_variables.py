@@ -13,7 +13,7 @@ from keras_conflux._cluster.cluster import separated
 from keras_conflux._cluster.cluster import split_address
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
-from keras_conflux._extensions.launchers.variables import integer
+from keras_conflux._extensions.launchers.environment_numbers import integer
 
 ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 COUNT = "KERAS_DISTRIBUTION_NUM_PROCESSES"

@@ -13,11 +13,13 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import first_host
-from keras_conflux._extensions.launchers import gpus
+from keras_conflux._extensions.launchers import shared_gpus
 from keras_conflux._extensions.launchers import torchrun
+from keras_conflux._extensions.launchers.environment_numbers import (
+    rank_and_count,
+)
 from keras_conflux._extensions.launchers.keras_variables import ADDRESSES
 from keras_conflux._extensions.launchers.keras_variables import INDEX
-from keras_conflux._extensions.launchers.variables import rank_and_count
 
 PMI_SIZE = "PMI_SIZE"
 """The one of these variables that Slurm sets as well."""
@@ -72,13 +74,13 @@ def _find(
     with socket.socket() as bound:
         bound.bind(("", 0))
         port = bound.getsockname()[1]
-        own = socket.gethostname(), port, environ.get(gpus.VISIBLE)
+        own = socket.gethostname(), port, environ.get(shared_gpus.VISIBLE)
         found = world.allgather(own)
     hosts = [host for host, _, _ in found]
     seen = {gpu for host, _, gpu in found if host == hosts[rank]}
     if len(seen) == 1:  # else somebody has dealt them out
         local_rank = first_host.local_ranks(hosts)[rank]
-        gpus.take_part(local_rank, hosts.count(hosts[rank]))
+        shared_gpus.take_part(local_rank, hosts.count(hosts[rank]))
     addresses = [
         # A host need not know its own name.
         f"{host if {*hosts} - {host} else 'localhost'}:{port}"

@@ -13,11 +13,13 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import first_host
-from keras_conflux._extensions.launchers import gpus
 from keras_conflux._extensions.launchers import mpi
+from keras_conflux._extensions.launchers import shared_gpus
 from keras_conflux._extensions.launchers import torchrun
-from keras_conflux._extensions.launchers.variables import integer
-from keras_conflux._extensions.launchers.variables import rank_and_count
+from keras_conflux._extensions.launchers.environment_numbers import integer
+from keras_conflux._extensions.launchers.environment_numbers import (
+    rank_and_count,
+)
 
 # Slurm's own steps have numbers from here on: the batch script, and the shell
 # of `salloc`.
@@ -119,7 +121,7 @@ def _find(
         hosts = first_host.hosts_of_all(first, port, rank, count, seconds)
     if not _has_dealt_out_gpus(environ):
         local_rank = first_host.local_ranks(hosts)[rank]
-        gpus.take_part(local_rank, hosts.count(hosts[rank]))
+        shared_gpus.take_part(local_rank, hosts.count(hosts[rank]))
     return first_host.cluster_of(hosts, port, rank, "Slurm")
 
 

@@ -16,9 +16,11 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import first_host
-from keras_conflux._extensions.launchers import gpus
-from keras_conflux._extensions.launchers.variables import integer
-from keras_conflux._extensions.launchers.variables import rank_and_count
+from keras_conflux._extensions.launchers import shared_gpus
+from keras_conflux._extensions.launchers.environment_numbers import integer
+from keras_conflux._extensions.launchers.environment_numbers import (
+    rank_and_count,
+)
 
 _RUN = "TORCHELASTIC_RUN_ID"
 """Set by `torchrun` alone."""
@@ -75,5 +77,5 @@ def _find(
     local_rank = integer(environ, "LOCAL_RANK")
     if local_rank is None:
         local_rank = first_host.local_ranks(hosts)[rank]
-    gpus.take_part(local_rank, local_count or hosts.count(hosts[rank]))
+    shared_gpus.take_part(local_rank, local_count or hosts.count(hosts[rank]))
     return first_host.cluster_of(hosts, port, rank, "torchrun")

@@ -1,8 +1,8 @@
 """What optimizers of Keras do in fewer operations, or once for all replicas."""
 
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.optimizers import dealt_matrices
-from keras_conflux._extensions.optimizers import private_names
 from keras_conflux._extensions.optimizers import shared_updates
 from keras_conflux._extensions.optimizers import weight_decay
 

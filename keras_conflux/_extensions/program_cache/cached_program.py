@@ -11,7 +11,7 @@ from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.program_cache.cache import ProgramCache
 from keras_conflux._extensions.program_cache.compat import repeatable_names
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_program import make_by

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 DESCRIPTION = "environment.json"
 """The file that says what the programs in a folder were compiled for."""

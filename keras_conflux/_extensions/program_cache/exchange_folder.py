@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from keras_conflux._extensions.program_cache import folders
 from keras_conflux._extensions.program_cache.flags import FOLDER_PREFIX
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 _ABANDONED_SECONDS = 24 * 3600
 _MARKER = ".made_by_keras_conflux"

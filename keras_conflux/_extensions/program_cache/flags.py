@@ -5,7 +5,7 @@ import re
 from collections.abc import MutableMapping
 
 from keras_conflux._extensions.common import xla_flags
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 FOLDER_PREFIX = "keras_conflux_exchange-"
 """How the folders begin that this package names in flags."""

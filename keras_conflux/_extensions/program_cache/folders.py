@@ -7,8 +7,6 @@ import stat
 import tempfile
 from collections.abc import Mapping
 
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
-
 VARIABLE = "KERAS_CONFLUX_CACHE"
 """The environment variable that names where the folder of programs is made;
 `0` keeps nothing."""
@@ -16,6 +14,19 @@ _OWN = "keras_conflux"
 """What the folder of programs is called. Nothing outside of it is touched."""
 MINIMUM_FREE = 2**30
 """How many bytes must be free. A program takes tens of megabytes."""
+
+
+class CacheUnavailable(Exception):
+    """Programs cannot be kept here, or are not to be.
+
+    Args:
+        reason: A phrase that says why.
+        is_expected: Whether nobody needs to hear of it unasked.
+    """
+
+    def __init__(self, reason: str, *, is_expected: bool = False) -> None:
+        super().__init__(reason)
+        self.is_expected = is_expected
 
 
 def chosen(environ: Mapping[str, str]) -> pathlib.Path:

@@ -10,7 +10,7 @@ import pathlib
 import re
 from typing import Any
 
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 _FILES = pathlib.Path("/proc/driver/nvidia")
 _DEVICES = pathlib.Path("/dev")

@@ -18,8 +18,8 @@ from keras_conflux._extensions.program_cache.cache import ProgramCache
 from keras_conflux._extensions.program_cache.exchange_folder import (
     ExchangeFolder,
 )
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 from keras_conflux._extensions.program_cache.store import Store
-from keras_conflux._extensions.program_cache.unavailable import CacheUnavailable
 
 _log = logging.getLogger("keras_conflux")
 _cache: ProgramCache | None = None

@@ -1,8 +1,8 @@
 """The methods of Keras by which activations are computed again."""
 
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.recomputation import compat
-from keras_conflux._extensions.recomputation import private_names
 from keras_conflux._extensions.recomputation import remat
 from keras_conflux._extensions.recomputation import runs
 
