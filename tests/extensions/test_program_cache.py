@@ -5,7 +5,6 @@ on a CPU with one replica, as XLA has no collectives for several.
 """
 
 import contextlib
-import ctypes
 import errno
 import json
 import logging
@@ -275,17 +274,11 @@ def test_what_was_never_finished_is_deleted_after_a_day(tmp_path):
     assert left.startswith(".recent")
 
 
-def test_what_is_emptied_is_removed_with_its_description(tmp_path):
-    facts = {"GPU": "NVIDIA H200", "settings": {"XLA_FLAGS": "--x"}}
-    kept = Store(tmp_path / environment.folder_name(facts))
-    other = Store(tmp_path / "xla-0123456789abcdef")
-    for each in (kept, other):
-        each.add("programs/1", source(tmp_path, "a.pb", bytes(100)))
-        environment.describe(each.folder, facts)
+def test_what_is_emptied_is_removed(tmp_path):
+    kept = Store(tmp_path / "xla-0123456789abcdef")
+    kept.add("programs/1", source(tmp_path, "a.pb", bytes(100)))
     store.prune(tmp_path, limit=0)
     assert not kept.folder.exists()
-    # What is not described so may be of others.
-    assert os.listdir(other.folder) == [environment.DESCRIPTION]
     kept.add("programs/1", source(tmp_path, "a.pb", bytes(100)))
     assert len(kept.files("programs/1")) == 1
 
@@ -433,10 +426,6 @@ def test_a_file_of_others_is_not_written_over(tmp_path):
         kept.add("kind", source(tmp_path, "a.pb", b"one"))
     assert os.listdir(taken.parent) == [taken.name]
     assert taken.read_text() == "mine"
-    description = kept.folder / environment.DESCRIPTION
-    description.symlink_to(tmp_path / "nothing")
-    environment.describe(kept.folder, {})
-    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.long
@@ -656,30 +645,14 @@ def test_gpus_of_several_models_share_nothing(tmp_path):
         gpus.describe(files)
 
 
-def test_the_library_of_the_driver_tells_it_as_well(tmp_path, monkeypatch):
+def test_nvidia_smi_tells_it_as_well(tmp_path, monkeypatch):
     """As in containers that hide the driver's files."""
-
-    def write(buffer, size, text=b"NVIDIA H200") -> int:
-        buffer.value = text
-        return 0
-
-    def two(count) -> int:
-        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = 2
-        return 0
-
-    library = types.SimpleNamespace(
-        nvmlInit_v2=lambda: 0,
-        nvmlShutdown=lambda: 0,
-        nvmlSystemGetDriverVersion=lambda b, n: write(b, n, b"580.1"),
-        nvmlDeviceGetCount_v2=two,
-        nvmlDeviceGetHandleByIndex_v2=lambda index, device: 0,
-        nvmlDeviceGetName=lambda device, buffer, size: write(buffer, size),
-    )
+    told = "580.1, NVIDIA H200\n580.1, NVIDIA H200\n"
+    monkeypatch.setattr(gpus, "nvidia_smi", lambda *_: told)
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     found = gpus.describe(tmp_path / "missing", tmp_path)
     assert found == {"GPU": "NVIDIA H200", "driver": "580.1"}
-    library.nvmlInit_v2 = lambda: 9  # the driver does not answer
+    monkeypatch.setattr(gpus, "nvidia_smi", lambda *_: "")
     with unavailable("no NVIDIA GPU"):
         gpus.describe(tmp_path / "missing", tmp_path)
 

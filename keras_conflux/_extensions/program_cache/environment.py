@@ -6,7 +6,6 @@ any of them has to lead to another folder, as the old programs may be wrong,
 slow, or impossible to load.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,9 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._extensions.program_cache.folders import CacheUnavailable
-
-DESCRIPTION = "environment.json"
-"""The file that says what the programs in a folder were compiled for."""
 
 _SETTINGS = (
     "CUDNN_",
@@ -47,7 +43,7 @@ _LIBRARY_FOLDERS = (
 def facts(
     environ: Mapping[str, str], version: str, hardware: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns all that is known of it, as a JSON document has it.
+    """Returns all that is known of it.
 
     Args:
         environ: The environment variables, without those of this package's
@@ -81,39 +77,6 @@ def digest(facts: Mapping[str, Any]) -> str:
     """Returns a short name that is another one if any fact changes."""
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def folder_name(facts: Mapping[str, Any]) -> str:
-    """Returns the name of the folder for what depends on these facts."""
-    return f"xla-{digest(facts)}"
-
-
-def describe(folder: pathlib.Path, facts: Mapping[str, Any]) -> None:
-    """Writes down what the programs in a folder were compiled for.
-
-    Raises:
-        CacheUnavailable: If nothing can be written there.
-    """
-    path = folder / DESCRIPTION
-    try:
-        with contextlib.suppress(FileExistsError), path.open("x") as file:
-            json.dump(facts, file, indent=1)
-    except OSError as error:
-        raise CacheUnavailable(f"{path}: {error.strerror}") from error
-
-
-def remove_description(folder: pathlib.Path) -> None:
-    """Deletes what `describe` has written, and nothing else.
-
-    Raises:
-        OSError: If it cannot be deleted.
-    """
-    path = folder / DESCRIPTION
-    if path.is_symlink() or not path.is_file():
-        return
-    with contextlib.suppress(ValueError):  # others have written it
-        if folder_name(json.loads(path.read_text())) == folder.name:
-            path.unlink()
 
 
 def _libraries(environ: Mapping[str, str]) -> list[str]:

@@ -1,15 +1,14 @@
 """Which GPUs and which driver a machine has, without starting TensorFlow.
 
 TensorFlow fixes its settings when it is asked for devices, so it cannot be
-asked here. The driver says it in files; some containers hide them, and then its
-library is asked.
+asked here. The driver says it in files; some containers hide them, and then
+nvidia-smi is asked.
 """
 
-import ctypes
 import pathlib
 import re
-from typing import Any
 
+from keras_conflux._devices.driver import nvidia_smi
 from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
 _FILES = pathlib.Path("/proc/driver/nvidia")
@@ -32,7 +31,7 @@ def describe(
     """
     models, driver = _in_files(files)
     if not models and any(devices.glob("nvidia[0-9]*")):
-        models, driver = _in_library()
+        models, driver = _by_nvidia_smi()
     if not models:
         raise CacheUnavailable("there is no NVIDIA GPU", is_expected=True)
     if len(models) > 1:
@@ -56,30 +55,9 @@ def _in_files(folder: pathlib.Path) -> tuple[set[str], str]:
     return models, lines[0]
 
 
-def _in_library() -> tuple[set[str], str]:
-    try:
-        library: Any = ctypes.CDLL("libnvidia-ml.so.1")
-        return _told_by(library)
-    except (OSError, AttributeError):  # there is none, or another one
-        return set(), ""
-
-
-def _told_by(library: Any) -> tuple[set[str], str]:
-    """Returns the same from the management library of the driver."""
-    if library.nvmlInit_v2() != 0:
-        return set(), ""
-    try:
-        text = ctypes.create_string_buffer(96)
-        library.nvmlSystemGetDriverVersion(text, len(text))
-        driver = text.value.decode()
-        count = ctypes.c_uint()
-        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        models = set()
-        for index in range(count.value):
-            device = ctypes.c_void_p()
-            library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
-            library.nvmlDeviceGetName(device, text, len(text))
-            models.add(text.value.decode())
-        return models, driver
-    finally:
-        library.nvmlShutdown()
+def _by_nvidia_smi() -> tuple[set[str], str]:
+    listed = nvidia_smi(
+        "--query-gpu=driver_version,name", "--format=csv,noheader"
+    )
+    rows = [line.partition(", ") for line in listed.splitlines()]
+    return {name for _, _, name in rows}, rows[0][0] if rows else ""

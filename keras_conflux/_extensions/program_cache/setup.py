@@ -83,13 +83,12 @@ def _made(
     _assert_tensorflow_fits()
     flags.assert_free(environ)
     facts = environment.facts(environ, version, hardware)
-    here = root / environment.folder_name(facts)
+    here = root / f"xla-{environment.digest(facts)}"
     if environ.get(folders.VARIABLE):
         folders.make_private(root.parent, may_be_link=True)
     for folder in (root, here):
         folders.make_private(folder)
     folders.assert_room(here)
-    environment.describe(here, facts)
     exchange = ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
     flags.set_programs(environ, exchange.programs, kind)

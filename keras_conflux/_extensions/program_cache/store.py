@@ -24,8 +24,6 @@ import zlib
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from keras_conflux._extensions.program_cache import environment
-
 SIZE_LIMIT = 2 * 2**30
 """How many bytes the files of all stores have together at most."""
 
@@ -232,9 +230,6 @@ def _delete(kept: _Kept, root: pathlib.Path) -> None:
         for folder in kept.path.parents:
             if folder == root:
                 return
-            names = os.listdir(folder)
-            if names == [environment.DESCRIPTION]:
-                environment.remove_description(folder)
             folder.rmdir()  # which fails unless it is empty
 
 
