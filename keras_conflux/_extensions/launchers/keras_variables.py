@@ -38,7 +38,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     if not given.strip():
         _refuse_without_addresses(count, index)
         return None
-    addresses = all_addresses(separated(given), count, ADDRESSES)
+    addresses = _all_addresses(separated(given), count)
     if index is None and len(addresses) > 1:
         raise ClusterError(
             f"{ADDRESSES} is set, but {INDEX} is not. Set it to a number from "
@@ -53,30 +53,21 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
     )
 
 
-def all_addresses(
-    addresses: Sequence[str], count: int | None, source: str
+def _all_addresses(
+    addresses: Sequence[str], count: int | None
 ) -> tuple[str, ...]:
-    """Returns the addresses of all processes.
+    """Returns one address per process.
 
-    Args:
-        addresses: One address per process. One address for several processes
-            means this port of its host, and the ports after it.
-        count: The number of processes, if it was given.
-        source: Where this was found, for the messages of errors.
-
-    Returns:
-        One address per process.
-
-    Raises:
-        ClusterError: If there are too few or too many addresses.
+    One address for several processes means this port of its host, and the ports
+    after it.
     """
     if count is None or len(addresses) == count:
         return tuple(addresses)
     if len(addresses) == 1 and count > 1:
-        host, port = split_address(addresses[0], source)
+        host, port = split_address(addresses[0], ADDRESSES)
         return tuple(f"{host}:{port + k}" for k in range(count))
     raise ClusterError(
-        f"{source}: expected the addresses of all {count} processes, "
+        f"{ADDRESSES}: expected the addresses of all {count} processes, "
         "separated by commas, or one address if all run on one host. Got "
         f"{len(addresses)}: {', '.join(addresses)}. The processes of "
         "TensorFlow connect each to each, unlike those of JAX, so each "

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
@@ -75,7 +76,8 @@ def _show(found: list[dict[str, Any]], directory: str) -> None:
     if not found:
         console.print(f"There is no checkpoint in {directory}.")
         return
-    table = Table("checkpoint", "step", "epoch", "MB", "written", "state")
+    columns = "checkpoint", "step", "epoch", "MB", "written", "state"
+    table = Table(*columns, box=MARKDOWN)
     for each in found:
         table.add_row(
             Path(each["path"]).name,
