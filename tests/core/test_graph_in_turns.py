@@ -37,7 +37,7 @@ def run_in_turns(step, count=3, compiled=False, device=None):
         )
         graph = traced.graph
         with tf.device(device):
-            found, _ = graph_in_turns.run(
+            found = graph_in_turns.run(
                 TracedTurn(graph, graph.inputs[:1], cuts, graph.outputs),
                 count,
                 lambda number: (
