@@ -774,6 +774,83 @@ def test_other_loops(shard):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("shard", SHARDS)
+def test_averages_are_swapped(shard):
+    """Keras hands a weight and its average to one function."""
+
+    def swapped(*replicated):
+        optimizer = optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
+        one, losses = trained(optimizer, *replicated)
+        callback = keras.callbacks.SwapEMAWeights()
+        callback.set_model(one)
+        callback.on_test_begin()
+        return one, losses
+
+    assert_equal(swapped(2, shard), swapped())
+
+
+def swap(a, b):
+    a.assign_add(b)
+    b.assign(a - b)
+    a.assign_sub(b)
+
+
+def by_the_sum(a, b):
+    """No part of the result follows from the same parts."""
+    b.assign(b + tf.reduce_sum(a))
+    a.assign_add(b)
+
+
+def test_functions_that_are_handed_parts():
+    """They run once, whichever of their arguments lies in parts."""
+    one = keras.Sequential([layers.Input((WIDTH,))])
+    one.add(layers.Dense(WIDTH, use_bias=False))
+    one.add(layers.Dense(WIDTH, use_bias=False))
+    adam = optimizers.Adam()
+    adam.build(one.trainable_variables)
+    for each in (one, adam):
+        kc.replicate(each, devices=2, shard="optimizer")
+    wholes = [each.value for each in one.weights]
+    cut = [v.value for v in adam.variables if v.shape == (WIDTH, WIDTH)]
+    strategy = cut[0].distribute_strategy
+
+    def non_slot(a, function, args=(), kwargs=None):
+        devices = strategy.extended.worker_devices
+        strategy.extended.update_non_slot(devices, function, (a, *args), kwargs)
+
+    def in_replica(a, function, args=(), kwargs=None):
+        def update():
+            context = tf.distribute.get_replica_context()
+            context._update(a, function, args, kwargs or {}, False)
+
+        with kc.replicate(devices=2, shard="optimizer"):
+            kc.withdevices(update, devices=2)()
+
+    first, second = X[:1] + np.eye(WIDTH), X[1:2] * np.eye(WIDTH)
+    for update, function, a, b, by_name in itertools.product(
+        (strategy.extended.update, non_slot, in_replica),
+        (swap, by_the_sum),
+        (wholes[0], cut[0]),
+        (wholes[1], cut[1]),
+        (False, True),
+    ):
+        expected = [
+            tf.Variable(each, dtype="float32") for each in (first, second)
+        ]
+        function(*expected)
+        a.assign(first)
+        b.assign(second)
+        given = {"kwargs": {"b": b}} if by_name else {"args": (b,)}
+        update(a, function, **given)
+        for found, want in zip((a, b), expected, strict=True):
+            want = want.numpy()
+            np.testing.assert_allclose(
+                found.numpy(), want, rtol=1e-4, atol=1e-4
+            )
+    mean = strategy.reduce("MEAN", cut[0], axis=None)
+    np.testing.assert_array_equal(mean, cut[0].numpy())
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_updates_in_a_loop_of_the_users(shard):

@@ -53,6 +53,11 @@ class OfReplicas:
 class _OurMirroredVariable(OfReplicas, values.MirroredVariable):
     """A variable whose copies are equal."""
 
+    def _update_cross_replica(
+        self, update_fn: Any, value: Any, **kwargs: Any
+    ) -> Any:
+        return super()._update_cross_replica(update_fn, _whole(value), **kwargs)
+
 
 class _OurSyncOnReadVariable(OfReplicas, values.SyncOnReadVariable):
     """A variable whose copies are reduced when it is read."""
@@ -93,6 +98,15 @@ def assert_of_running(variable: Any) -> None:
             f"write `with keras_conflux.replicate(devices={len(ours)}{given}):`"
             " around all of them, or give each call the same `devices`."
         )
+
+
+def _whole(value: Any) -> Any:
+    return value.read_value() if isinstance(value, InParts) else value
+
+
+def _some_in_parts(*given: Any) -> bool:
+    """Whether a function of these runs once, on wholes, and not by copies."""
+    return any(isinstance(each, InParts) for each in tf.nest.flatten(given))
 
 
 def _short(names: Sequence[str]) -> str:
@@ -182,9 +196,19 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         # Replicas write their copies without this.
         if tf.executing_eagerly():
             _note_assignment(var)
-        if isinstance(var, InParts):
+        if _some_in_parts(var, args, kwargs):
             return fn(var, *args, **kwargs)
         return super()._update(var, fn, args, kwargs, group)
+
+    def _update_non_slot(
+        self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        if _some_in_parts(args, kwargs):
+            return fn(*args, **kwargs)
+        return super()._update_non_slot(colocate_with, fn, args, kwargs, group)
+
+    def _reduce_to(self, reduce_op: Any, value: Any, *others: Any) -> Any:
+        return super()._reduce_to(reduce_op, _whole(value), *others)
 
     def _replica_ctx_all_reduce(
         self, reduce_op: Any, value: Any, options: Any = None
@@ -195,7 +219,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        if isinstance(var, InParts):
+        if _some_in_parts(var, args, kwargs):
             return fn(var, *args, **kwargs)
         return super()._replica_ctx_update(var, fn, args, kwargs, group)
 
