@@ -10,18 +10,23 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import warnings
 import zipfile
 
 import h5py
+import hypothesis
+import hypothesis.strategies as st
 import keras
 import numpy as np
 import pytest
 from alarms import limited
+from conftest import RUN_LONG_TESTS
 
 import keras_conflux as kc
+from keras_conflux._extensions.resume import fit as resumed_fit
 from keras_conflux._extensions.resume.callback_files import CallbackFiles
 
 WEIGHTS, ARRAYS, STATE = "model.weights.h5", "state.npz", "state.json"
@@ -306,8 +311,36 @@ def test_weights_that_unpack_to_more_than_the_model(model, runs, tmp_path):
         file.create_dataset("more", (size,), "f4", chunks=True, fillvalue=1)
     told(runs)
     assert path.stat().st_size < 2**24
-    with in_time(), pytest.raises(ValueError, match=f"unpack to {size + 26}"):
+    with (
+        in_time(),
+        pytest.raises(ValueError, match=f"unpack to {4 * size + 108}"),
+    ):
         kc.load(model, runs)
+
+
+HUGE = {
+    "text": "S40000000",
+    "axes": np.dtype(("f4", (40_000_000,))),
+    "fields": np.dtype([("a", "f4", (40_000_000,))]),
+    "any length": h5py.vlen_dtype("f4"),
+    "references": h5py.ref_dtype,
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_weights_that_are_no_numbers(model, runs, kind):
+    path = newest(runs) / WEIGHTS
+    with h5py.File(path, "a") as file:
+        del file["layers/dense/vars/0"]
+        file.create_dataset(
+            "layers/dense/vars/0", (3, 2), HUGE[kind], chunks=True
+        )
+    told(runs)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with in_time(), pytest.raises(ValueError, match="under 'layers/dense/v"):
+        kc.load(model, runs)
+    now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert now - before < 2**16  # kilobytes
 
 
 @pytest.mark.sampled(3)
@@ -373,3 +406,169 @@ def test_an_event_file_that_is_a_link_is_not_cut(tmp_path):
     (tmp_path / "runs").mkdir()
     CallbackFiles([board], tmp_path / "runs").go_on([written], over=False)
     assert mine.read_text() == "mine"
+
+
+class Keeps(keras.callbacks.Callback):
+    """Appends to a file, and removes those that are too old."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.path = str(folder / "log.txt")
+        self.nowhere = None
+        self.kept = []
+        self.seen = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += 1
+        for each in (self.path, self.nowhere, *self.kept):
+            if each is not None:
+                with open(each, "a") as file:
+                    file.write("x")
+
+
+class Reads(keras.utils.PyDataset):
+    def __init__(self, folder):
+        super().__init__()
+        self.paths = [str(folder / f"{i}.npy") for i in range(4)]
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        OPENED.add(self.paths[index])
+        return np.load(self.paths[index]), np.ones((2, 2))
+
+    def on_epoch_end(self):
+        self.paths.append(self.paths.pop(0))
+
+
+OPENED = set()
+
+
+class SecondEpoch(keras.callbacks.Callback):
+    """Leaves the training in its second epoch, if it is asked for two."""
+
+    epochs = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.epochs += batch == 0
+        if (self.epochs, self.params["epochs"], batch) == (2, 2, 2):
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def trainings(model, tmp_path_factory):
+    """Returns what trains in a folder, with its callbacks and data."""
+    folder = tmp_path_factory.mktemp("training")
+    for index in range(4):
+        np.save(folder / f"{index}.npy", np.full((2, 3), index, "float32"))
+
+    def train(runs, epochs):
+        resumed_fit.ended_here.clear()
+        held = [
+            Keeps(folder),
+            keras.callbacks.ModelCheckpoint(folder / "mine.weights.h5"),
+            keras.callbacks.CSVLogger(folder / "log.csv"),
+            keras.callbacks.EarlyStopping("loss"),
+            Reads(folder),
+        ]
+        resume = kc.Resume(runs, every=1, signals=())
+        called = [*held[:-1], SecondEpoch(), resume]
+        try:
+            model.fit(held[-1], epochs=epochs, verbose=0, callbacks=called)
+        finally:
+            train.held = held
+
+    train.folder = folder
+    return train
+
+
+@pytest.fixture(scope="module")
+def interrupted(trainings, tmp_path_factory):
+    """Returns a directory of a training that was left in its second epoch."""
+    runs = tmp_path_factory.mktemp("interrupted") / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        trainings(runs, 2)
+    again = shutil.copytree(runs, runs.with_name("again"))
+    trainings(again, 3)
+    trainings.held_honestly = [dict(vars(each)) for each in trainings.held]
+    return runs
+
+
+def places(value, path=()):
+    """Yields where values are in what JSON has given."""
+    yield path
+    items = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        items = enumerate(value)
+    for key, each in items:
+        yield from places(each, (*path, key))
+
+
+VICTIM = "{folder}/precious"
+VALUES = [None, True, -1, 0, 1e300, 2**70, VICTIM, [], {}, [VICTIM], {"x": 1}]
+VALUES += [{"list": [VICTIM]}, {"dict": [["path", VICTIM]]}, {"tuple": []}]
+VALUES += [{"array": "value0"}, {"deque": [{"list": [VICTIM]}, 3]}]
+ATTRIBUTES = ["path", "nowhere", "kept", "paths", "filepath", "filename"]
+ATTRIBUTES += ["_train_dir", "new", "on_epoch_end", "__class__", "seen"]
+
+
+def altered(state, path, value, attribute):
+    """Changes a field, or gives an object one more attribute."""
+    *path, last = path
+    for key in path:
+        state = state[key]
+    if isinstance(state[last], dict) and "dict" in state[last]:
+        state[last]["dict"].append([attribute, value])
+    else:
+        state[last] = value
+
+
+def assert_nothing_else_changes(trainings, interrupted, folder, change):
+    precious = folder / "precious"
+    precious.write_text("mine")
+    np.save(folder / "precious.npy", np.ones((2, 3)))
+    runs = shutil.copytree(interrupted, folder / "runs")
+    state = json.loads(json.loads((newest(runs) / STATE).read_text())["state"])
+    change(state)
+    told(runs, state=json.dumps(state).replace("{folder}", str(folder)))
+    OPENED.clear()
+    with in_time(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):  # the load may fail
+            trainings(runs, 3)
+    assert precious.read_text() == "mine"
+    assert {os.path.dirname(each) for each in OPENED} <= {str(trainings.folder)}
+    for held, honestly in zip(
+        trainings.held, trainings.held_honestly, strict=True
+    ):
+        assert vars(held).keys() <= honestly.keys()
+        for name, value in vars(held).items():
+            if isinstance(value, str):
+                assert value == honestly[name]
+
+
+@hypothesis.settings(
+    max_examples=200 if RUN_LONG_TESTS else 20, deadline=None, database=None
+)
+@hypothesis.given(data=st.data())
+def test_any_field_of_any_value(trainings, interrupted, tmp_path_factory, data):
+    def change(state):
+        where = data.draw(st.sampled_from([*places(state)][1:]), "place")
+        value = data.draw(st.sampled_from(VALUES), "value")
+        altered(state, where, value, data.draw(st.sampled_from(ATTRIBUTES)))
+
+    folder = tmp_path_factory.mktemp("drawn")
+    assert_nothing_else_changes(trainings, interrupted, folder, change)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_paths_and_new_attributes(trainings, interrupted, tmp_path, name):
+    def change(state):
+        place = state["parts"][0]["place"]
+        (data,) = (x[1] for x in place["dict"] if x[0] == "attributes")
+        for values in [data, *(each[1] for each in state["callbacks"])]:
+            value = {"list": [VICTIM]} if name in ("kept", "paths") else VICTIM
+            values["dict"].append([name, value])
+
+    assert_nothing_else_changes(trainings, interrupted, tmp_path, change)

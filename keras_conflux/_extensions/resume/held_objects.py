@@ -102,7 +102,7 @@ def name_what_is_lost(callback: Any) -> None:
 
     What Keras' own callbacks hold is known.
     """
-    if _is_of_keras(callback):
+    if is_of_keras(callback):
         return
     known = variables_of(callback)
     lost = [
@@ -120,7 +120,8 @@ def name_what_is_lost(callback: Any) -> None:
         )
 
 
-def _is_of_keras(callback: Any) -> bool:
+def is_of_keras(callback: Any) -> bool:
+    """Whether Keras or this package has written the callback or its parent."""
     plain = (keras.callbacks.Callback, keras.callbacks.LambdaCallback)
     return any(
         each.__module__.startswith(("keras.", "keras_conflux."))

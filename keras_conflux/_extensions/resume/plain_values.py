@@ -1,9 +1,11 @@
 """Plain Python values as JSON, and their arrays beside it."""
 
 import collections
-import copy
+import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -144,19 +146,72 @@ def told_state(owner: Any) -> dict[str, Any]:
     return state
 
 
-def attributes(owner: Any, largest: int) -> dict[str, Any]:
-    """Returns copies of the attributes of an object that are plain values.
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What is to stay of a plain value where a checkpoint sets another one."""
 
-    Args:
-        owner: The object.
-        largest: Leaves out arrays of more bytes.
-    """
-    return {
-        name: copy.deepcopy(value)
-        for name, value in vars(owner).items()
-        if getattr(value, "nbytes", 0) <= largest
-        if is_plain(value)
-    }
+    kind: str
+    texts: frozenset[str | bytes]
+    """All that are in it, also as keys."""
+
+    @classmethod
+    def of(cls, value: Any) -> "Form":
+        """Returns that of a value."""
+        return cls(_kind(value), frozenset(_texts(value)))
+
+    def admits(self, value: Any, any_words: bool = False) -> bool:
+        """Whether a value may be put in the place of this one.
+
+        It is of the same kind, where one of both may be `None`. Its texts are
+        among those that are here. A container without any may get words,
+        such as names of logs.
+
+        Args:
+            value: The value.
+            any_words: Whether containers may get all texts.
+        """
+        other = Form.of(value)
+        new = other.texts - self.texts
+        in_container = other.kind != _TEXT
+        return (
+            self.kind == other.kind or "None" in (self.kind, other.kind)
+        ) and (
+            not new
+            or (in_container and any_words)
+            or (in_container and not self.texts and all(map(_is_word, new)))
+        )
+
+
+_TEXT = "text"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, str | bytes | bytearray):
+        return _TEXT
+    if value is None:
+        return "None"
+    if isinstance(value, bool | int | float | complex):
+        return "number"
+    if isinstance(value, np.ndarray | np.generic | tf.Tensor):
+        return "array" if np.ndim(value) else "number"
+    return type(value).__name__
+
+
+def _texts(value: Any) -> Iterator[str | bytes]:
+    if isinstance(value, str | bytes | bytearray):
+        yield bytes(value) if isinstance(value, bytearray) else value
+    elif isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind in "SU" or value.dtype.names:
+            yield from _texts(value.tolist())
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, Iterable) and not isinstance(value, tf.Tensor):
+        for each in value:
+            yield from _texts(each)
+
+
+def _is_word(text: str | bytes) -> bool:
+    return isinstance(text, str) and text.isidentifier()
 
 
 def digest(value: Any) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 _LARGE = 8 * 2**20
-"""Arrays of more bytes are saved only if they change: most are the samples."""
+"""Of arrays of more bytes, most of which are the samples, some is compared."""
 _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
 _STATE = "state_dict()"  # no attribute has such a name
@@ -25,22 +26,20 @@ class PyDatasetState:
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
-        self._first = {
-            name: _mark(value) for name, value in _large_arrays(owner).items()
-        }
+        if owner is not None:
+            self._held = HeldAttributes(owner, _plain_of, _mark)
 
     def taken(self) -> dict[str, Any] | None:
-        """Returns copies of what it holds, or says that it holds."""
+        """Returns copies of what has changed in it, or what it says."""
         owner = self._owner
         if owner is None:
             return None
-        if _tells_its_state(owner):
-            return {_STATE: copy.deepcopy(plain_values.told_state(owner))}
-        return plain_values.attributes(owner, _LARGE) | {
-            name: np.array(value)
-            for name, value in _large_arrays(owner).items()
-            if _mark(value) != self._first.get(name)
-        }
+        told = _tells_its_state(owner)
+        return copy.deepcopy(
+            {_STATE: plain_values.told_state(owner)}
+            if told
+            else self._held.changed()
+        )
 
     def restore(self, attributes: dict[str, Any] | None) -> None:
         """Gives back what `taken` returned."""
@@ -58,25 +57,25 @@ class PyDatasetState:
         if _STATE in attributes:
             owner.load_state_dict(attributes[_STATE])
         else:
-            vars(owner).update(attributes)
+            self._held.restore(attributes)
 
 
-def _large_arrays(owner: Any) -> dict[str, np.ndarray]:
-    held = {} if owner is None else vars(owner)
-    return {
-        name: value
-        for name, value in held.items()
-        if isinstance(value, np.ndarray)
-        if value.nbytes > _LARGE and not value.dtype.hasobject
-    }
+def _plain_of(owner: Any) -> dict[str, Any]:
+    if _tells_its_state(owner):
+        return {}
+    return {k: v for k, v in vars(owner).items() if plain_values.is_plain(v)}
 
 
-def _mark(array: np.ndarray) -> tuple:
-    """Returns by what it is seen, within a process, that an array changes."""
-    seen = array.shape, array.dtype.str
-    if isinstance(array, np.memmap) or not array.flags.writeable:
-        return *seen, id(array)
-    entries = array.flat[:: max(1, array.size // _ENTRIES)]
+def _mark(value: Any) -> Any:
+    """Returns by what it is seen, within a process, that a value changes."""
+    if getattr(value, "nbytes", 0) <= _LARGE or not isinstance(
+        value, np.ndarray
+    ):
+        return plain_values.digest(value)
+    seen = value.shape, value.dtype.str
+    if isinstance(value, np.memmap) or not value.flags.writeable:
+        return *seen, id(value)
+    entries = value.flat[:: max(1, value.size // _ENTRIES)]
     return *seen, zlib.crc32(entries.tobytes())
 
 

@@ -178,7 +178,10 @@ class ResumableFit:
     def begin_epoch(self, epoch: int) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
         self._epoch, self._ended = epoch, 0
-        if not self._done and self._layers is not None:
+        assert self._states is not None
+        assert self._layers is not None
+        self._states.begin_epoch()
+        if not self._done:
             self._layers.note_traced()  # by the first step
         # Callbacks and Keras have begun an epoch, in whose middle this is.
         if self._saved is not None and self._position.skipped:
