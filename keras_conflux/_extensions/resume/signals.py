@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import forks
 
 _NOT_TOLD = {"SIGKILL", "SIGSTOP"}
 """Signals of which a program is not told."""
@@ -69,12 +70,17 @@ class Preemption:
             for number in self._numbers
             if not _is_of_nohup(number)
         }
-        try:
-            yield
-        finally:
+
+        def put_back() -> None:
             for number, handler in before.items():
                 if handler is not None:  # it was installed outside of Python
                     signal.signal(number, handler)
+
+        try:
+            with forks.not_in_children(put_back):
+                yield
+        finally:
+            put_back()
         if self.received is not None:
             signal.raise_signal(self.received)
 

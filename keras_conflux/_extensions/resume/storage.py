@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import forks
 from keras_conflux._extensions.resume import own_files
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
@@ -201,7 +202,7 @@ class Storage:
             lock = os.open(self.root / _LOCK, flags, 0o644)
         except OSError as error:
             raise _not_writable(self.root, error) from error
-        try:
+        with open(lock, "rb+", buffering=0) as file:
             self._assert_regular(lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,9 +225,8 @@ class Storage:
             os.ftruncate(lock, 0)
             here = f"{os.getpid()} on {socket.gethostname()}"
             os.pwrite(lock, here.encode(), 0)
-            yield
-        finally:
-            os.close(lock)
+            with forks.not_in_children(file.close):
+                yield
 
     def _assert_regular(self, lock: int) -> None:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
