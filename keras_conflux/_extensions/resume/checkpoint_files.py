@@ -255,14 +255,22 @@ def read(path: pathlib.Path) -> Saved:
         found = hashlib.sha256(text.encode()).hexdigest()
     except (OSError, *MALFORMED) as error:
         raise _not_read(STATE, error) from error
+    if found != digest:
+        raise Damage(f"{STATE} has changed since it was written")
+    try:
+        state = dict(json.loads(text))
+    except MALFORMED as error:
+        raise _not_read(STATE, error) from error
+    # Digests do not cover the format in front. Former versions had it there
+    # alone.
+    if state.get("format", written_in) != written_in:
+        raise Damage(f"{STATE} has changed since it was written")
     if written_in > FORMAT:
         raise ValueError(
             f"{path} is in format {written_in}, of a newer version of "
             f"keras-conflux; this one reads format {FORMAT}. Install the "
             "newer version."
         )
-    if found != digest:
-        raise Damage(f"{STATE} has changed since it was written")
     for name, expected in digests.items():
         try:
             found = digest_of(path, name)
@@ -278,10 +286,6 @@ def read(path: pathlib.Path) -> Saved:
             arrays = with_special_dtypes(stored_arrays.read(file), special)
     except (OSError, *MALFORMED) as error:
         raise _not_read(stored_as, error) from error
-    try:
-        state = dict(json.loads(text))
-    except MALFORMED as error:
-        raise _not_read(STATE, error) from error
     return Saved(path, state, arrays, path / weights)
 
 

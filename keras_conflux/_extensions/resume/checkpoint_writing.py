@@ -57,7 +57,7 @@ def write(
             raise OSError(str(error)) from error
         stored, special = without_special_dtypes(arrays)
         np.savez(folder / ARRAYS, **stored)  # pyright: ignore
-        text = json.dumps(state)
+        text = json.dumps(state | {"format": FORMAT})
         digests = {
             name: checkpoint_files.digest_of(folder, name)
             for name in (WEIGHTS, ARRAYS)
