@@ -94,11 +94,11 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
         generator.state.assign(saved.arrays[_GLOBAL_SEED])
     if process_count() > 1:
         synchronization.synchronize(model)
-    for number, sums in enumerate(_sums(model)):
-        names = [f"part{number}.{index}" for index in range(len(sums))]
+    for number, sums in _sums(model).items():
+        names = [f"sum{number}.{index}" for index in range(len(sums))]
         # The first replica has the whole sum now. With as many replicas as
         # there were, each gets its part again, for the last bit's sake.
-        followed = f"part{number}.{len(sums)}" in saved.arrays
+        followed = f"sum{number}.{len(sums)}" in saved.arrays
         if not followed and all(name in saved.arrays for name in names):
             for name, copy in zip(names, sums, strict=True):
                 copy.assign(saved.arrays[name])
@@ -187,22 +187,27 @@ def _beyond(some: list[list[Any]], others: list[list[Any]]) -> list[list[Any]]:
     return found
 
 
-def _sums(model: keras.Model) -> list[tuple[Any, ...]]:
-    """Returns the copies of the variables whose values are sums of them."""
+def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:
+    """Returns the copies of the variables whose values are sums of them.
+
+    They are known by their places among all variables, of which others may be
+    sums on devices that hold other parts.
+    """
     if process_count() > 1:
-        return []
-    return [
-        state.copies(variable)
-        for variable in state.variables_of(model)
+        return {}
+    return {
+        number: state.copies(variable)
+        for number, variable in enumerate(state.variables_of(model))
         if is_replicated(keras_variables.backing(variable))
         and not state.is_mirrored(variable)
-    ]
+        and not state.is_in_parts(variable)
+    }
 
 
 def _parts(model: keras.Model) -> Arrays:
     return {
-        f"part{number}.{index}": np.array(copy.numpy())
-        for number, copies in enumerate(_sums(model))
+        f"sum{number}.{index}": np.array(copy.numpy())
+        for number, copies in _sums(model).items()
         for index, copy in enumerate(copies)
         if len(copies) > 1
     }
