@@ -10,11 +10,14 @@ import keras
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._compat.patching import patch
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import from_first_process
+from keras_conflux._extensions.resume import private_names
 from keras_conflux._extensions.resume.callback_files import CallbackFiles
 from keras_conflux._extensions.resume.callback_list import ResumableCallbacks
 from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.input_position import Follower
 from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 from keras_conflux._extensions.resume.resume import Resume
@@ -31,6 +34,8 @@ _log = logging.getLogger("keras_conflux")
 def install() -> None:
     """Puts it in place. Called once, at import."""
     observe(_FitOrResume())
+    patch(private_names.BUILD_METRICS, compiled_parts.note)
+    patch(private_names.BUILD_LOSS, compiled_parts.note)
 
 
 class _FitOrResume(Follower):

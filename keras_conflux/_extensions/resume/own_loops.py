@@ -19,10 +19,14 @@ from keras_conflux._extensions.resume import from_first_process
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import random_generators
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.from_all_processes import gathered
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.storage import storage_of
 from keras_conflux._extensions.resume.stored_arrays import Arrays
+from keras_conflux._replication import promotion
+from keras_conflux._replication import state as state_of_models
 
 
 def save(
@@ -96,6 +100,7 @@ def save(
                     "generators": generators,
                     "variables": copies.variables,
                     "fingerprint": fingerprint.of_model(model),
+                    "built for": compiled_parts.built_for(model),
                 },
                 arrays | copies.arrays,
                 keep,
@@ -168,11 +173,24 @@ def load(
     if "fingerprint" in saved.state:  # former versions wrote none
         fingerprint.assert_same_model(saved, model)
     with errors_reported_to_all("loading a checkpoint"):
+        _build_as_saved(model, saved)
         model_state.restore(model, saved, process_index() == 0)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))
     step, _ = checkpoint_files.position_of(saved.path)
     return Loaded(step, plain_values.decode(saved.state["loop"], saved.arrays))
+
+
+def _build_as_saved(model: keras.Model, saved: Saved) -> None:
+    """Builds what the first step builds, and saved models have."""
+    parts = saved.state.get("built for", {})
+    strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
+    if strategy is None:
+        compiled_parts.build(model, parts)
+        return
+    with strategy.scope():
+        compiled_parts.build(model, parts)
+    promotion.promote_new_state(model, strategy)
 
 
 def _own(generators: Any) -> dict[str, Any]:

@@ -4,9 +4,18 @@ from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_tensorflow_names import CONTEXT
 
 _DATA = "tensorflow.python.data.ops"
-
+_COMPILED = "keras.src.trainers.compile_utils"
+BUILD_METRICS = PrivateName(
+    f"{_COMPILED}:CompileMetrics.build", "self, y_true, y_pred"
+)
+BUILD_LOSS = PrivateName(
+    f"{_COMPILED}:CompileLoss.build", "self, y_true, y_pred"
+)
 
 NAMES = (
+    BUILD_METRICS,
+    BUILD_LOSS,
+    PrivateName("keras.src.backend:compute_output_spec"),
     PrivateName(
         "keras.callbacks:TensorBoard._close_writers", "self", ("_writers",)
     ),

@@ -1,0 +1,68 @@
+"""The metrics and losses of `compile`, which Keras builds in the first step."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+_LARGEST = 2**24
+"""How long an axis may be, as metrics may have a variable of that size."""
+
+
+def note(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
+    """Notes for what shapes one of them is built."""
+    original(part, y_true, y_pred)
+    # As text, since Keras would track a list of a tracked object.
+    part.conflux_built_for = json.dumps(
+        keras.tree.map_structure(_described, [y_true, y_pred])
+    )
+
+
+def built_for(model: keras.Model) -> dict[str, str]:
+    """Returns for what shapes they were built."""
+    return {
+        name: part.conflux_built_for
+        for name, part in _parts(model).items()
+        if part.built and hasattr(part, "conflux_built_for")
+    }
+
+
+def build(model: keras.Model, saved: dict[str, str]) -> None:
+    """Builds those that are not built, for the shapes of those that were.
+
+    Args:
+        model: What has them.
+        saved: From `built_for`.
+    """
+    for name, part in _parts(model).items():
+        if not part.built and name in saved:
+            given = keras.tree.map_structure(_symbolic, json.loads(saved[name]))
+            is_loss = name == "_compile_loss"
+            backend.compute_output_spec(
+                part.call if is_loss else part.update_state, *given
+            )
+
+
+def _parts(model: keras.Model) -> dict[str, Any]:
+    names = ("_compile_metrics", "_compile_loss")
+    found = {name: getattr(model, name, None) for name in names}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _described(tensor: Any) -> str:
+    shape = tf.TensorShape(tensor.shape)
+    dims = [-1 if n is None else n for n in shape.as_list()]
+    return " ".join(
+        [keras.backend.standardize_dtype(tensor.dtype), *map(str, dims)]
+    )
+
+
+def _symbolic(described: str) -> keras.KerasTensor:
+    dtype, *dims = described.split()
+    shape = [None if n == "-1" else int(n) for n in dims]
+    if max([1, *filter(None, shape[1:])]) > _LARGEST:
+        raise ValueError(f"it has a metric for the shape {shape}")
+    return keras.KerasTensor(shape, dtype)
