@@ -135,9 +135,15 @@ def _without_what_steps_tell(
         with _without_compiled(model, names) as left:
             yield
     finally:
-        # Beside optimizers of its own, a step may never use that of `compile`.
+        # A step of the user's own may train some of the weights, and builds
+        # the optimizer for them; beside optimizers of its own it may never use
+        # that of `compile`. Before, one that scales losses is another program.
+        scales = isinstance(
+            model.optimizer, keras.optimizers.LossScaleOptimizer
+        )
         if (
             any(part is model.optimizer for part in left)
+            and (scales or not _has_own_step(model, "train_step"))
             and not _holds_other_optimizers(model)
             and all(layer.built for layer in all_layers(model)[1:])
         ):
@@ -206,10 +212,14 @@ def dtypes_of_reading(model: keras.Model) -> dict[int, str]:
 
 def has_own_step(model: keras.Model) -> bool:
     """Whether a model overrides one of the three steps of Keras."""
+    return _has_own_step(model, "train_step", "test_step", "predict_step")
+
+
+def _has_own_step(model: keras.Model, *steps: str) -> bool:
     trainer = Patched.FIT.owner
     return any(
         getattr(type(model), step) is not getattr(trainer, step)
-        for step in ("train_step", "test_step", "predict_step")
+        for step in steps
     )
 
 

@@ -2,13 +2,17 @@
 
 import errno
 import fcntl
+import hashlib
 import itertools
+import json
 import os
 import pathlib
 import pty
 import shutil
 import signal
 import sys
+import time
+import warnings
 
 import forked
 import keras
@@ -671,9 +675,142 @@ def test_checkpoints_that_go_while_they_are_listed(
 def test_a_newer_format_is_refused(tmp_path):
     linear(kc.Resume(tmp_path))
     path = newest(tmp_path).path / "state.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    outer = json.loads(path.read_text()) | {"format": 2}
+    path.write_text(json.dumps(outer))
+    assert "state.json has changed" in newest(tmp_path).damage  # one digit
+    state = json.dumps(json.loads(outer["state"]) | {"format": 2})
+    digest = hashlib.sha256(state.encode()).hexdigest()
+    path.write_text(json.dumps(outer | {"state": state, "sha256": digest}))
     with pytest.raises(ValueError, match="Install the newer version"):
         linear(kc.Resume(tmp_path))
+
+
+class Forking(keras.callbacks.Callback):
+    """Has a child that is told to end, and one that outlives the training."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.ended, self.left = self.child(), self.child()
+        os.kill(self.ended, signal.SIGTERM)
+        _, self.status = os.waitpid(self.ended, 0)
+
+    @staticmethod
+    def child():
+        with warnings.catch_warnings():  # there are threads
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            time.sleep(20)
+            os._exit(0)
+        return child
+
+
+def test_children_are_no_trainings(tmp_path):
+    forking = Forking()
+    linear(kc.Resume(tmp_path), forking, epochs=1)
+    try:
+        assert os.WTERMSIG(forking.status) == signal.SIGTERM
+        with pytest.raises(ValueError, match="has ended"):  # no other has it
+            linear(kc.Resume(tmp_path), forking, epochs=1)
+    finally:
+        os.kill(forking.left, signal.SIGKILL)
+        os.waitpid(forking.left, 0)
+
+
+def two_outputs():
+    given = keras.Input((5,))
+    one, two = keras.layers.Dense(3)(given), keras.layers.Dense(1)(given)
+    return keras.Model(given, {"one": one, "two": two})
+
+
+COMPILED = {
+    "of a name": {"metrics": ["accuracy"], "weighted_metrics": ["mse"]},
+    "of each output": {"metrics": {"one": ["mae"], "two": ["mse", "accuracy"]}},
+    "built by values": {"metrics": [keras.metrics.F1Score]},
+}
+
+
+@pytest.mark.parametrize("devices", [None, 2])
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_model_is_loaded_before_its_first_step(tmp_path, name, devices):
+    y = np.abs(X[:8, :3])
+
+    def made():
+        keras.utils.set_random_seed(7)
+        several = "output" in name
+        options = {
+            kind: keras.tree.map_structure(
+                lambda x: x() if isinstance(x, type) else x, metrics
+            )
+            for kind, metrics in COMPILED[name].items()
+        }
+        one = [keras.Input((5,)), keras.layers.Dense(3, "softmax")]
+        model = two_outputs() if several else keras.Sequential(one)
+        if devices:
+            kc.replicate(model, devices=devices)
+        model.compile("adam", "mse", **options)
+        model.optimizer.build(model.trainable_variables)
+        targets = {"one": y, "two": y[:, :1]} if several else y
+        return model, lambda: model.train_on_batch(
+            X[:8], targets, return_dict=True
+        )
+
+    model, train = made()
+    train()
+    kc.save(model, tmp_path, step=1)
+    other, train_on = made()
+    assert kc.load(other, tmp_path).step == 1
+    for a, b in zip(other.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), a.path)
+    assert [a.name for a in other.metrics] == [a.name for a in model.metrics]
+    expected = train()
+    for key, value in train_on().items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-5)
+
+
+class OfAPart(keras.Model):
+    """A step that trains some of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.on, self.target = (keras.layers.Dense(1) for _ in range(2))
+
+    def call(self, x):
+        return self.on(x) + self.target(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        weights = self.on.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_an_optimizer_of_some_of_the_weights(tmp_path):
+    def trained(devices, *callbacks, epochs=2):
+        keras.utils.set_random_seed(7)
+        model = OfAPart()
+        if devices:
+            kc.replicate(model, devices=devices)
+        model.compile(
+            keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        )
+        model.fit(
+            X, Y, 8, epochs, verbose=0, shuffle=False, callbacks=[*callbacks]
+        )
+        return model
+
+    expected = [v.numpy() for v in trained(None).optimizer.variables]
+    for number, (before, after) in enumerate([(2, None), (None, 2)]):
+        folder = tmp_path / str(number)
+        trained(before, kc.Resume(folder), epochs=1)
+        model = trained(after, kc.Resume(folder))
+        found = [v.numpy() for v in model.optimizer.variables]
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    found = trained(2).optimizer.variables
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.numpy(), b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 
@@ -24,7 +25,28 @@ def of_model(model: keras.Model) -> dict[str, Any]:
             type(optimizer).__name__,
             *_shapes(variables if is_built else ()),
         ],
+        "trained": _trained(model) if is_built else None,
     }
+
+
+def _trained(model: keras.Model) -> list[int] | None:
+    """Returns which weights the optimizer was built for; `None` if others."""
+    places = {id(v): i for i, v in enumerate(model.trainable_variables)}
+    found = [
+        places.get(id(v)) for v in keras_optimizers.trained_by(model.optimizer)
+    ]
+    return None if None in found else found
+
+
+def build_optimizer(saved: Saved, model: keras.Model) -> None:
+    """Builds an optimizer for the weights that it was saved for."""
+    optimizer = getattr(model, "optimizer", None)
+    weights = model.trainable_variables
+    there = saved.state["fingerprint"]
+    _, *variables = there["optimizer"]
+    if optimizer is not None and not optimizer.built and variables:
+        places = there.get("trained")
+        optimizer.build([weights[i] for i in places] if places else weights)
 
 
 def of_data(iterator: Any) -> dict[str, Any]:

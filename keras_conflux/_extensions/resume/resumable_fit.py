@@ -139,6 +139,7 @@ class ResumableFit:
         keras_models.symbolic_build(
             self._model, keras_iterators.batch_spec(iterator), at_once=True
         )  # all that a checkpoint has values for
+        fingerprint.build_optimizer(self._saved, self._model)
         fingerprint.assert_same_model(self._saved, self._model)
         compiled_settings.name_changed(self._saved, self._compiled)
         state = self._saved.state
