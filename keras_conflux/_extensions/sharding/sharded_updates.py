@@ -139,7 +139,7 @@ class ShardedUpdates(Part):
         squares = [tf.reduce_sum(tf.square(g)) for g in grads]
         where = [i for i, layout in enumerate(self._layouts) if layout]
         if where:
-            own = tf.stack([tf.cast(squares[i], tf.float32) for i in where])
+            own = tf.stack([tf.cast(squares[i], tf.float64) for i in where])
             total = replica_collectives().all_reduce("sum", own)
             for i, square in zip(where, tf.unstack(total), strict=True):
                 squares[i] = tf.cast(square, squares[i].dtype)
