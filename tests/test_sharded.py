@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -849,6 +850,124 @@ def test_functions_that_are_handed_parts():
             )
     mean = strategy.reduce("MEAN", cut[0], axis=None)
     np.testing.assert_array_equal(mean, cut[0].numpy())
+
+
+MADE_LATE = [
+    "Adam, accumulation",
+    "loss scaling",
+    "Adafactor",
+    "MultiOptimizer",
+]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("shard", [None, "optimizer", "weights"])
+@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize("name", [x for x in MADE_LATE if x in OPTIMIZERS])
+def test_optimizers_that_are_built_after_they_were_replicated(
+    name, is_built, shard
+):
+    def gradients(one, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(one(x) - y))
+        return tape.gradient(loss, one.trainable_variables)
+
+    plain, optimizer = model(), OPTIMIZERS[name]()
+    for _ in range(4):
+        grads = gradients(plain, X, Y)
+        optimizer.apply(grads, plain.trainable_variables)
+    one = kc.replicate(model(), devices=2, shard=shard)
+    late = kc.replicate(OPTIMIZERS[name](), devices=2, shard=shard)
+    if is_built:
+        late.build(one.trainable_variables)
+
+    @kc.withdevices(devices=2)
+    def step(x, y):
+        grads = kc.allreduce("mean", gradients(one, x, y))
+        late.apply(grads, one.trainable_variables)
+
+    with kc.replicate(devices=2, shard=shard):
+        for _ in range(4):
+            step(*kc.split((X, Y), devices=2))
+    for a, b in zip(
+        [*one.weights, *late.variables],
+        [*plain.weights, *optimizer.variables],
+        strict=True,
+    ):
+        close(a, b, TOLERANCE)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_loop_outside_of_replicas(shard):
+    """It runs eagerly, and its first update builds the optimizer."""
+    found = []
+    for devices in (None, 2):
+        one, adam = model(), optimizers.Adam(0.01, epsilon=1e-3)
+        if devices:
+            kc.replicate(one, devices=devices, shard=shard)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(one(X) - Y))
+            grads = tape.gradient(loss, one.trainable_variables)
+            adam.apply(grads, one.trainable_variables)
+        found.append([*one.weights, *adam.variables])
+    for a, b in zip(*found[::-1], strict=True):
+        close(a, b, TOLERANCE)
+
+
+def test_norms_in_float64():
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        found, expected = (
+            trained(optimizers.SGD(0.5, global_clipnorm=0.1), *replicated)
+            for replicated in ((2, "optimizer"), ())
+        )
+        assert_equal(found, expected, 1e-11)
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+class LeftAfter(keras.callbacks.Callback):
+    """Ends a training after so many steps, which are a setting."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps, self.done = steps, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.done += 1
+        if self.done == self.steps:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), itertools.permutations([None, *SHARDS], 2)
+)
+@pytest.mark.sampled(2)
+def test_an_accumulation_goes_on_in_other_parts(tmp_path, before, after):
+    def run(steps, shard):
+        one = keras.Sequential([layers.Input((WIDTH,)), layers.Dense(67)])
+        one.add(layers.Dense(3))
+        kc.replicate(one, devices=2, shard=shard)
+        adam = optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        one.compile(adam, "mse")
+        resume = kc.Resume(tmp_path, every=1)
+        called = [LeftAfter(steps), resume]
+        one.fit(X, Y, 4, 1, verbose=0, shuffle=False, callbacks=called)
+        return one
+
+    keras.utils.set_random_seed(1)
+    with pytest.raises(KeyboardInterrupt):
+        run(3, before)
+    weights = run(99, after).get_weights()
+    shutil.rmtree(tmp_path)
+    keras.utils.set_random_seed(1)
+    expected = run(99, None).get_weights()
+    for a, b in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.sampled(2)

@@ -137,13 +137,10 @@ def _without_what_steps_tell(
     finally:
         # A step of the user's own may train some of the weights, and builds
         # the optimizer for them; beside optimizers of its own it may never use
-        # that of `compile`. Before, one that scales losses is another program.
-        scales = isinstance(
-            model.optimizer, keras.optimizers.LossScaleOptimizer
-        )
+        # that of `compile`.
         if (
             any(part is model.optimizer for part in left)
-            and (scales or not _has_own_step(model, "train_step"))
+            and not _has_own_step(model, "train_step")
             and not _holds_other_optimizers(model)
             and all(layer.built for layer in all_layers(model)[1:])
         ):

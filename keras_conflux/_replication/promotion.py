@@ -71,6 +71,11 @@ def _described(strategy: ReplicatedStrategy) -> str:
     return " with ".join([devices, *filter(None, [options_of(strategy)])])
 
 
+def is_waiting(optimizer: Any) -> bool:
+    """Whether an optimizer has variables that its replicas cannot update."""
+    return bool(_to_promote(list(state.stateful_objects(optimizer))))
+
+
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
     """Replicates what has been added since: optimizers, metrics, layers.
 

@@ -73,9 +73,9 @@ def apply(
     given = None if trainable_variables is None else list(trainable_variables)
     if step is not None and Gradients.of(step).are_applied:
         return _inside(original, optimizer, list(grads), given, step)
-    _check_replicated(optimizer, given)
-    if _build(optimizer, given):
+    if not tf.executing_eagerly() and _make_variables(optimizer, given):
         _note_build(optimizer, step)
+    _check_replicated(optimizer, given)
     _refuse_overwriting(optimizer, given, step)
     grads = gradients.repeatable(list(grads))
     if step is not None and step.batch_fraction is not None:
@@ -163,25 +163,29 @@ def _refuse_overwriting(
     )
 
 
-def _build(optimizer: Any, trained: list[Any] | None) -> bool:
+def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
     """Makes an optimizer's variables outside of all graphs that are traced.
 
-    XLA programs cannot make any. Another thread traces nothing.
+    XLA programs cannot make any. Another thread traces nothing. Variables that
+    Keras has made since the optimizer was replicated get their copies, too.
 
     Returns:
-        Whether it has made some.
+        Whether Keras has made some here.
     """
-    if not trained or optimizer.built or tf.executing_eagerly():
-        return False
+    strategy: Any = tf.distribute.get_strategy()
+    is_new = bool(trained) and not optimizer.built
     before = len(optimizer.variables)
-    strategy = tf.distribute.get_strategy()
 
-    def build() -> None:
-        with strategy.scope():
-            optimizer.build(trained)
+    def make() -> None:
+        if is_new:
+            with strategy.scope():
+                optimizer.build(trained)
+        promotion.promote(optimizer, strategy)
 
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(keras_internals.with_this_threads_state(build)).result()
+    is_ours = keras_models.optimizer_strategy(optimizer) is strategy
+    if is_new or (is_ours and promotion.is_waiting(optimizer)):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(keras_internals.with_this_threads_state(make)).result()
     return len(optimizer.variables) > before
 
 
@@ -348,12 +352,12 @@ def _outside(
     strategy = promotion.promote_beside(optimizer, given or [])
     if strategy is None:
         return original(optimizer, grads, given)
-    with strategy.scope():
-        _build(optimizer, given)
     # One function, for a loop that calls this again and again.
     functions = _outside_functions.setdefault(optimizer, {})
     key = strategy, tuple(map(id, given or ()))
     if key not in functions:
+        with strategy.scope():
+            _make_variables(optimizer, given)
         weakly = weakref.ref(optimizer)  # which `functions` lives as long as
 
         def everywhere(grads: list[Any]) -> None:
