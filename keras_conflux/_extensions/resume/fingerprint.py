@@ -32,10 +32,9 @@ def of_model(model: keras.Model) -> dict[str, Any]:
 def _trained(model: keras.Model) -> list[int] | None:
     """Returns which weights the optimizer was built for; `None` if others."""
     places = {id(v): i for i, v in enumerate(model.trainable_variables)}
-    found = [
-        places.get(id(v)) for v in keras_optimizers.trained_by(model.optimizer)
-    ]
-    return None if None in found else found
+    trained = [id(v) for v in keras_optimizers.trained_by(model.optimizer)]
+    is_known = places.keys() >= {*trained}
+    return [places[each] for each in trained] if is_known else None
 
 
 def build_optimizer(saved: Saved, model: keras.Model) -> None:

@@ -171,15 +171,11 @@ class Form:
             any_words: Whether containers may get all texts.
         """
         other = Form.of(value)
-        new = other.texts - self.texts
-        in_container = other.kind != _TEXT
-        return (
-            self.kind == other.kind or "None" in (self.kind, other.kind)
-        ) and (
-            not new
-            or (in_container and any_words)
-            or (in_container and not self.texts and all(map(_is_word, new)))
-        )
+        kinds, new = {self.kind, other.kind}, other.texts - self.texts
+        if len(kinds) > 1 and "None" not in kinds:
+            return False
+        are_words = not self.texts and all(map(_is_word, new))
+        return not new or (other.kind != _TEXT and (any_words or are_words))
 
 
 _TEXT = "text"

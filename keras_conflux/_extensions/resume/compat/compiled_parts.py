@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras.src import backend
 
 _LARGEST = 2**24
@@ -53,16 +52,13 @@ def _parts(model: keras.Model) -> dict[str, Any]:
 
 
 def _described(tensor: Any) -> str:
-    shape = tf.TensorShape(tensor.shape)
-    dims = [-1 if n is None else n for n in shape.as_list()]
-    return " ".join(
-        [keras.backend.standardize_dtype(tensor.dtype), *map(str, dims)]
-    )
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return " ".join([dtype, *map(str, tensor.shape)])
 
 
 def _symbolic(described: str) -> keras.KerasTensor:
     dtype, *dims = described.split()
-    shape = [None if n == "-1" else int(n) for n in dims]
+    shape = [None if n == "None" else int(n) for n in dims]
     if max([1, *filter(None, shape[1:])]) > _LARGEST:
         raise ValueError(f"it has a metric for the shape {shape}")
     return keras.KerasTensor(shape, dtype)
