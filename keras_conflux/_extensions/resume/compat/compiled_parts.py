@@ -14,9 +14,20 @@ _LARGEST = 2**24
 def note(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
     """Notes for what shapes one of them is built."""
     original(part, y_true, y_pred)
-    # As text, since Keras would track a list of a tracked object.
-    part.conflux_built_for = json.dumps(
-        keras.tree.map_structure(_described, [y_true, y_pred])
+    given = [y_true, y_pred]
+    if all(map(_is_known, keras.tree.flatten(given))):
+        # As text, since Keras would track a list of a tracked object.
+        part.conflux_built_for = json.dumps(
+            keras.tree.map_structure(_described, given)
+        )
+
+
+def _is_known(tensor: Any) -> bool:
+    if tensor is None:  # an output that has no targets
+        return True
+    return (
+        hasattr(tensor, "dtype")
+        and getattr(tensor.shape, "rank", 0) is not None
     )
 
 
@@ -52,11 +63,15 @@ def _parts(model: keras.Model) -> dict[str, Any]:
 
 
 def _described(tensor: Any) -> str:
+    if tensor is None:
+        return ""
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     return " ".join([dtype, *map(str, tensor.shape)])
 
 
-def _symbolic(described: str) -> keras.KerasTensor:
+def _symbolic(described: str) -> keras.KerasTensor | None:
+    if not described:
+        return None
     dtype, *dims = described.split()
     shape = [None if n == "None" else int(n) for n in dims]
     if max([1, *filter(None, shape[1:])]) > _LARGEST:
