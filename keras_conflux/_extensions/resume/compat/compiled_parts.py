@@ -49,7 +49,8 @@ def build(model: keras.Model, saved: dict[str, str]) -> None:
     """
     for name, part in _parts(model).items():
         if not part.built and name in saved:
-            given = keras.tree.map_structure(_symbolic, json.loads(saved[name]))
+            described = json.loads(saved[name])
+            given: Any = keras.tree.map_structure(_symbolic, described)
             is_loss = name == "_compile_loss"
             backend.compute_output_spec(
                 part.call if is_loss else part.update_state, *given
