@@ -17,6 +17,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).parent.parent
 LIMITS = pathlib.Path(__file__).parent / "size_limits.toml"
 SHELVES = {
+    "graphs": ("_graphs",),
     "analysis": ("_batch_analysis",),
     "own loops": ("_custom_loops",),
     "extensions": ("_extensions",),

@@ -2,7 +2,7 @@
 
 This is a library of its own. It reads a graph of TensorFlow and runs nothing
 on replicas: neither the core nor an extension is imported here, and they import
-the names below, and `traced_graphs`, alone. `docs/design/batch-analysis.md` can
+the names below, alone, beside `_graphs`. `docs/design/batch-analysis.md` can
 be read in place of the code.
 
 What may be asked:

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import rules
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import COUNT
 from keras_conflux._batch_analysis.kinds import COUNTED
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -28,6 +27,9 @@ from keras_conflux._batch_analysis.kinds import ROW_SPLITS
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import rows
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import walks
 
 READ = (
     *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
@@ -143,10 +145,10 @@ class KindInference:
         if not isinstance(value, tf.Tensor) or value.graph is not self.graph:
             return False
         samples = [each.op for each in self.samples]
-        return traced_graphs.depends_on([value.op], samples)
+        return walks.depends_on([value.op], samples)
 
     def _of_part(self, tensor: Any) -> Kind:
-        if traced_graphs.is_eager(tensor):
+        if bodies.is_eager(tensor):
             return EQUAL
         known = self.marked(tensor)
         if known is not None or self.is_blind:
@@ -210,7 +212,7 @@ class KindInference:
 
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns what was written to a variable before it was read."""
-        if traced_graphs.is_eager(tensor):
+        if bodies.is_eager(tensor):
             return None
         return self._read(tensor.graph).aliases.get(id(tensor))
 
@@ -259,7 +261,7 @@ class KindInference:
         calls = [given for caller, given in self._calls if caller is outside]
         if not calls or tensor.op.type != "Placeholder":
             return None
-        captured = traced_graphs.captures(graph)
+        captured = bodies.captures(graph)
         arguments = [
             operation.outputs[0].name
             for operation in graph.get_operations()
@@ -359,9 +361,7 @@ class _GraphReader:
                 continue
             handle = self._outermost(tensor)
             kinds = self._all.kinds_written(handle)
-            if not kinds or not traced_graphs.changes(
-                operation, handle, self._graph
-            ):
+            if not kinds or not effects.changes(operation, handle, self._graph):
                 continue
             if id(handle) in self._around:
                 kinds.add(self._around[id(handle)])
@@ -388,14 +388,14 @@ class _GraphReader:
         if placeholder.dtype == tf.resource:
             summed = self._all.is_sum(self._outermost(placeholder))
             return COUNTED if summed else EQUAL
-        outside = traced_graphs.captures(self._graph).get(id(placeholder))
+        outside = bodies.captures(self._graph).get(id(placeholder))
         if outside is None:
             return self._all.kind_of_argument(placeholder)
         return self._all.of(outside)
 
     def _outermost(self, handle: tf.Tensor) -> Any:
         """Returns the variable's own handle for a placeholder of it."""
-        return traced_graphs.outermost(handle, self._graph)
+        return bodies.outermost(handle, self._graph)
 
 
 def parts_of(value: Any) -> list[tf.Tensor]:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import Block
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._graphs import bodies
 
 
 def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
@@ -105,7 +105,7 @@ def _blocks(size: tf.Tensor, kinds: KindInference) -> list[Block]:
 
 def _lengths(joined: tuple[Block, ...], blocks: int, total: Any) -> list[Any]:
     """Returns how long blocks are that are `total` rows together."""
-    if not all(traced_graphs.is_reachable(each.tensor) for each in joined):
+    if not all(bodies.is_reachable(each.tensor) for each in joined):
         joined = ()
     if not joined:
         return [total // blocks] * blocks

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import DERIVED
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import MEAN
@@ -20,6 +19,7 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import one_of_rows
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._graphs import bodies
 
 KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
 """Returns the kinds of the outputs of an operation, by those of its inputs."""
@@ -46,15 +46,15 @@ def of_branches(
     A branch is run in one place, so what is said of its tensors holds there.
     """
     condition, *given = inputs
-    bodies = [_body(operation, name) for name in ("then_branch", "else_branch")]
-    branches = [_of_body(body, given, kinds_of, marked) for body in bodies]
+    inside = [_body(operation, name) for name in ("then_branch", "else_branch")]
+    branches = [_of_body(body, given, kinds_of, marked) for body in inside]
     if None in branches:
         return [OPAQUE] * len(operation.outputs)
     results = [
         TOTAL if _are_total(kinds, tensors) else _either(*kinds)
         for kinds, tensors in zip(
             zip(*branches, strict=True),
-            zip(*(body.outputs for body in bodies), strict=True),
+            zip(*(body.outputs for body in inside), strict=True),
             strict=True,
         )
     ]
@@ -123,7 +123,7 @@ def _of_turns(
 
 
 def _body(operation: tf.Operation, attribute: str) -> Any:
-    return traced_graphs.function_named(
+    return bodies.function_named(
         operation.graph, operation.get_attr(attribute).name
     )
 

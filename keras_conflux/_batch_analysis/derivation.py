@@ -6,10 +6,12 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import rewriting
 
 MAX_OPERATIONS = 300
 """How many operations are computed once more at most."""
@@ -52,18 +54,18 @@ class Derivation:
     def recomputed(
         self,
         known: dict[int, tf.Tensor],
-        gradient: traced_graphs.Gradient | None = None,
+        gradient: rewriting.Gradient | None = None,
     ) -> tf.Tensor:
         """Returns the result for other values of the sources.
 
         Args:
             known: By the id of a source, its value. The values of all that is
                 computed are added.
-            gradient: See `traced_graphs.copied`.
+            gradient: See `rewriting.copied`.
         """
         for operation in self.operations:
             inputs = [self._wanted(x, known) for x in operation.inputs]
-            copies = traced_graphs.copied(operation, inputs, gradient)
+            copies = rewriting.copied(operation, inputs, gradient)
             for old, new in zip(operation.outputs, copies, strict=True):
                 # Python code may have said more of it than operations tell.
                 # No size there is a number of samples.
@@ -124,7 +126,7 @@ def derivation_of(
             _assert_small(tensor, kinds.of(tensor))
             found.sources[id(tensor)] = waiting.pop()
             continue
-        outside = traced_graphs.captures(tensor.graph).get(id(tensor))
+        outside = bodies.captures(tensor.graph).get(id(tensor))
         if outside is None:
             outside = kinds.argument_behind(tensor)
         if outside is not None:
@@ -165,7 +167,7 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
     if (
         kind.role is Role.OPAQUE
         or operation.type == "Placeholder"
-        or not traced_graphs.is_repeatable(operation)
+        or not effects.is_repeatable(operation)
     ):
         raise NotDerivable(operation.name)
 

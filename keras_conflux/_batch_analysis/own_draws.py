@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis import rules
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import RANDOM
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._graphs import bodies
 
 _OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
 
@@ -38,11 +38,11 @@ def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
 
 
 def _may_draw(operation: tf.Operation) -> bool:
-    if operation.type not in traced_graphs.WITH_BODIES:
+    if operation.type not in bodies.WITH_BODIES:
         return _draws(operation)
     return operation.op_def.is_stateful and any(
         _may_draw(inner)
-        for body in traced_graphs.graphs_of(operation)
+        for body in bodies.graphs_of(operation)
         if body is not None
         for inner in body.get_operations()
     )
@@ -76,9 +76,9 @@ class _Reader:
 
     def read(self, operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
         """Reads an operation, and what it runs; returns the outputs' kinds."""
-        is_call = operation.type in traced_graphs.WITH_BODIES
-        bodies = traced_graphs.graphs_of(operation) if is_call else []
-        for body in bodies:
+        is_call = operation.type in bodies.WITH_BODIES
+        inside = bodies.graphs_of(operation) if is_call else []
+        for body in inside:
             self._enter(operation, body)
         outputs = rules.kinds_of_outputs(
             operation, inputs, self._kinds.marked, self.read
@@ -87,9 +87,9 @@ class _Reader:
             self._kinds.marked(tensor) or kind
             for tensor, kind in zip(operation.outputs, outputs, strict=True)
         ]
-        for body in bodies:
+        for body in inside:
             self._leave(operation, body)
-        draws = self._of(operation.inputs[:1] if bodies else operation.inputs)
+        draws = self._of(operation.inputs[:1] if inside else operation.inputs)
         if _draws(operation):
             draws = [operation]
         if draws:

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis import trial
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
@@ -22,6 +21,9 @@ from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import rows
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
 
 _KNOWN = (Role.EQUAL, Role.RANDOM, Role.ROWS)
 
@@ -57,12 +59,12 @@ class OwnGradients:
 
     def _new_in(self, operation: tf.Operation) -> Iterator[tf.Operation]:
         """Yields itself, or those of graphs that it runs, if not known."""
-        if not traced_graphs.has_own_gradient(operation):
+        if not rewriting.has_own_gradient(operation):
             return
-        bodies = traced_graphs.graphs_of(operation)
-        if not bodies and id(operation) not in self._known:
+        inside = bodies.graphs_of(operation)
+        if not inside and id(operation) not in self._known:
             yield operation
-        for body in bodies:
+        for body in inside:
             if body is not None:
                 _note_arguments(operation, body, self._kinds)
                 for inner in body.get_operations():
@@ -80,9 +82,9 @@ class OwnGradients:
         """
         found: set[int] = set()
         leading = list(_operations(loss, self._outputs, self._kinds))
-        if not any(map(traced_graphs.has_own_gradient, leading)):
+        if not any(map(rewriting.has_own_gradient, leading)):
             return found
-        for operation in traced_graphs.in_order(leading, loss.graph):
+        for operation in walks.in_order(leading, loss.graph):
             if any(id(each) in found for each in operation.inputs) or any(
                 self._may_mix(each) for each in self._new_in(operation)
             ):
@@ -121,7 +123,7 @@ class OwnGradients:
                 trials.upstream(each, known[id(each)])
                 for each in operation.outputs
             ]
-            found = traced_graphs.own_gradient(operation, upstream) or []
+            found = rewriting.own_gradient(operation, upstream) or []
             is_mixed = any(
                 slope is not None and trials.is_mixed(slope, known[id(source)])
                 for source, slope in zip(operation.inputs, found, strict=False)
@@ -138,7 +140,7 @@ def _operations(
     waiting, seen = [output], set()
     while waiting:
         tensor = waiting.pop()
-        if traced_graphs.is_eager(tensor):
+        if bodies.is_eager(tensor):
             continue
         operation = tensor.op
         if id(tensor) in ends or id(operation) in seen:
@@ -159,7 +161,7 @@ def _note_arguments(
     Of what goes around in a loop, rows are rows in each turn. All else may be
     another thing in the next one.
     """
-    is_loop = operation.type in traced_graphs.LOOPS
+    is_loop = operation.type in bodies.LOOPS
     given = list(operation.inputs)[-len(body.inputs) :]  # after a condition
     for outside, inside in zip(given, body.inputs, strict=False):
         kind = kinds.of(outside)

@@ -22,16 +22,17 @@ from keras_conflux._batch_analysis import reductions
 from keras_conflux._batch_analysis import rule
 from keras_conflux._batch_analysis import shapes
 from keras_conflux._batch_analysis import slices
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
 
 READS = frozenset(
     (
         *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
-        *traced_graphs.LOOKUPS,
+        *effects.LOOKUPS,
         *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
         "VarIsInitializedOp",
     )
@@ -69,20 +70,20 @@ def kinds_of_outputs(
     """
     kind = operation.type
     count = len(operation.outputs)
-    if traced_graphs.is_collective(operation):  # a part counts as the whole
+    if effects.is_collective(operation):  # a part counts as the whole
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count
-    if kind in traced_graphs.CALLS:
+    if kind in bodies.CALLS:
         return control_flow.of_call(
             operation, inputs, inside or kinds_of_outputs
         )
     if all(each == EQUAL for each in inputs) and _keeps_equal(operation):
         return [EQUAL] * count
-    if kind in traced_graphs.BRANCHES:
+    if kind in bodies.BRANCHES:
         nested = inside or functools.partial(kinds_of_outputs, marked=marked)
         return control_flow.of_branches(operation, inputs, nested, marked)
-    if kind in traced_graphs.LOOPS:
+    if kind in bodies.LOOPS:
         return control_flow.of_loop(
             operation, inputs, inside or kinds_of_outputs
         )
@@ -91,21 +92,19 @@ def kinds_of_outputs(
 
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
-    if operation.type not in traced_graphs.BRANCHES | traced_graphs.LOOPS:
-        return operation.type in READS or traced_graphs.is_repeatable(operation)
+    if operation.type not in bodies.BRANCHES | bodies.LOOPS:
+        return operation.type in READS or effects.is_repeatable(operation)
     names = ("then_branch", "else_branch", "body", "cond")
     attributes = operation.node_def.attr
-    bodies = [
-        traced_graphs.function_named(
-            operation.graph, attributes[name].func.name
-        )
+    inside = [
+        bodies.function_named(operation.graph, attributes[name].func.name)
         for name in names
         if name in attributes
     ]
     return all(
         body is not None
         and not any("Random" in inner.type for inner in body.get_operations())
-        for body in bodies
+        for body in inside
     )
 
 

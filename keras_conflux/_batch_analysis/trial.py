@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import drawn
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import MAX_OPERATIONS
 from keras_conflux._batch_analysis.derivation import NotDerivable
@@ -29,6 +28,7 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.trial_program import Results
 from keras_conflux._batch_analysis.trial_program import TrialProgram
 from keras_conflux._batch_analysis.trial_values import RandomValues
+from keras_conflux._graphs import bodies
 
 _TRIALS = (
     ((2, 3), 1),
@@ -197,9 +197,7 @@ def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
 
 
 def _has_draws(operation: tf.Operation) -> bool:
-    return traced_graphs.is_or_runs(
-        operation, lambda each: each.type in drawn.RULES
-    )
+    return bodies.is_or_runs(operation, lambda each: each.type in drawn.RULES)
 
 
 def _both(one: Entries, other: Entries) -> Entries:

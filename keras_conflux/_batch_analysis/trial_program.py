@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.derivation import of_a_sample
@@ -18,6 +17,9 @@ from keras_conflux._batch_analysis.trial_values import RandomValues
 from keras_conflux._batch_analysis.trial_values import cut
 from keras_conflux._batch_analysis.trial_values import nudged
 from keras_conflux._batch_analysis.trial_values import parts_of_samples
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
@@ -110,7 +112,7 @@ class TrialProgram:
             operation = tensor.op
             if operation in self._operations:
                 continue
-            is_known = traced_graphs.only_reads(operation)
+            is_known = effects.only_reads(operation)
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
             self._operations[operation] = f"operation_{len(self._operations)}"
@@ -175,7 +177,7 @@ class TrialProgram:
         for graph in {
             operation.graph
             for operation in self._operations
-            if traced_graphs.graphs_of(operation)
+            if bodies.graphs_of(operation)
         }:
             definition.library.MergeFrom(graph.as_graph_def().library)
         return definition
@@ -190,7 +192,7 @@ class TrialProgram:
 
     def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
         """Makes a node a variable like the one that a handle is of."""
-        found = traced_graphs.variable_behind(handle)
+        found = resources.variable_behind(handle)
         if found is None:
             raise NotDerivable(handle.name)
         shape, dtype = found
@@ -309,8 +311,8 @@ def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:
         return tensor.op.inputs[tensor.value_index]
     if tensor.op.type != "Placeholder":
         return None
-    outside = traced_graphs.captures(tensor.graph).get(id(tensor))
-    return None if traced_graphs.is_eager(outside) else outside
+    outside = bodies.captures(tensor.graph).get(id(tensor))
+    return None if bodies.is_eager(outside) else outside
 
 
 def _sizes(shape: tf.TensorShape, name: str) -> list[int]:

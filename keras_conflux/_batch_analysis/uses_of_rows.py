@@ -10,9 +10,9 @@ import math
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import rules
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.kinds import Kind
+from keras_conflux._graphs import walks
 
 
 def are_of_one_sample(
@@ -45,7 +45,7 @@ def are_of_one_sample(
             found = rules.kinds_of_outputs(operation, inputs)
             for output, each in zip(operation.outputs, found, strict=True):
                 follow(output, each)
-        for each in traced_graphs.in_other_graphs(tensor):
+        for each in walks.in_other_graphs(tensor):
             follow(each, known[id(tensor)])
     return False
 

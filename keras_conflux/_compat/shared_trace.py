@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._graphs import resources
 
 _of_one_replica: Any = weakref.WeakSet()
 """The graphs of functions whose trace has asked for which replica it is."""
@@ -100,7 +100,7 @@ def _is_known_elsewhere(capture: Any) -> bool:
     # resource that no variable of all replicas holds is on its device alone.
     return isinstance(capture, tf.__internal__.EagerTensor) and (
         capture.dtype != tf.resource
-        or tensorflow_graphs.container_of(capture) is not None
+        or resources.container_of(capture) is not None
     )
 
 
@@ -108,4 +108,4 @@ def _capture_of(index: int, capture: Any) -> Any:
     """Returns what a replica captures in place of another's capture."""
     if capture.dtype != tf.resource:
         return capture
-    return tensorflow_graphs.container_of(capture).values[index].handle
+    return resources.container_of(capture).values[index].handle

@@ -12,7 +12,7 @@ from tensorflow.python.distribute import values_util
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
 
-from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._graphs import resources
 
 _END = "_conflux_end"
 """By this attribute of a variable, it is known what is done at its end."""
@@ -74,7 +74,7 @@ def take_value(variable: tf.Variable, why: str) -> None:
             shape=variable.shape,
             shared_name=f"{variable.name} ({why}) {id(old)}",
         )
-    traced_graphs.copy_handle_data(old, new)
+    resources.copy_handle_data(old, new)
     if hasattr(old, "_distributed_container"):
         new._distributed_container = old._distributed_container
     made._handle = new

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.parts import length
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._compat.private_tensorflow_names import MODULE_CALLS
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import rewriting
 
 
 def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
@@ -28,7 +28,7 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     reduced = gen_xla_ops.xla_all_reduce(
         tensor, [list(range(count))], op, "CrossReplicaAndPartition"
     )
-    tensorflow_graphs.must_run(reduced)
+    rewriting.must_run(reduced)
     return reduced
 
 
@@ -99,7 +99,7 @@ def module_call(
     serialized = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_current_version()
     )
-    traced_graphs.note_module(serialized, waits)
+    effects.note_module(serialized, waits)
     found: Any = gen_xla_ops.xla_call_module(
         operands,
         version=9,

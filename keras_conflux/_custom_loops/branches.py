@@ -12,11 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
-from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
+from keras_conflux._graphs.effects import COLLECTIVES
 
 _READS = ("ReadVariableOp", "ResourceGather")
 
@@ -45,14 +46,14 @@ def refuse_unequal(
 
 def _captures(graph: Any) -> list[tuple[Any, Any]]:
     inside = getattr(graph, "internal_captures", ())
-    return [(x, traced_graphs.outermost(x, graph)) for x in inside]
+    return [(x, bodies.outermost(x, graph)) for x in inside]
 
 
 def _is_equal_outside(tensor: Any) -> bool:
     """Whether what a trace takes from outside is equal on all replicas."""
     if tensor.dtype != tf.resource:
         return True
-    variable = tensorflow_graphs.container_of(tensor)
+    variable = resources.container_of(tensor)
     on_read = tf.VariableSynchronization.ON_READ
     return getattr(variable, "synchronization", None) != on_read
 
@@ -64,7 +65,7 @@ def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
         operation: Traced.
         inside: Whether one counts only in a graph that the operation runs.
     """
-    if traced_graphs.is_collective(operation):
+    if effects.is_collective(operation):
         return not inside
     return any(
         _has_collectives(inner)
@@ -75,9 +76,9 @@ def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
 
 def _graphs_of(operation: tf.Operation) -> list[Any]:
     """Returns the graphs that a branch, a loop or a call runs."""
-    if operation.type not in traced_graphs.WITH_BODIES:
+    if operation.type not in bodies.WITH_BODIES:
         return []
-    return traced_graphs.graphs_of(operation)
+    return bodies.graphs_of(operation)
 
 
 class _Walk:
@@ -114,7 +115,7 @@ class _Walk:
         self, operation: tf.Operation, inputs: list[bool]
     ) -> list[bool]:
         kind, count = operation.type, len(operation.outputs)
-        bodies = _graphs_of(operation)
+        inside = _graphs_of(operation)
         if kind in COLLECTIVES:
             return [True] * count
         if kind == "IdentityN":
@@ -122,14 +123,14 @@ class _Walk:
         if kind in _READS:
             dtype = operation.outputs[0].dtype
             return [all(inputs) and (dtype.is_integer or dtype.is_bool)]
-        if not bodies:
+        if not inside:
             is_pure = not operation.op_def.is_stateful
             return [is_pure and all(inputs)] * count
-        if kind in traced_graphs.CALLS:
-            return self._of_body(bodies[0], inputs)
-        if kind in traced_graphs.BRANCHES | traced_graphs.CASES:
+        if kind in bodies.CALLS:
+            return self._of_body(inside[0], inputs)
+        if kind in bodies.BRANCHES | bodies.CASES:
             condition, *inputs = inputs
-            found = [self._of_body(body, inputs) for body in bodies]
+            found = [self._of_body(body, inputs) for body in inside]
             outputs = [
                 condition and all(each) for each in zip(*found, strict=True)
             ]
@@ -153,7 +154,7 @@ class _Walk:
     ) -> tuple[bool, list[bool]]:
         """Returns whether all replicas make as many turns, and its outputs."""
         graphs = {
-            key: traced_graphs.function_named(
+            key: bodies.function_named(
                 operation.graph, operation.get_attr(key).name
             )
             for key in ("cond", "body")
@@ -168,7 +169,7 @@ class _Walk:
 
     def _refusal(self, operation: tf.Operation) -> StrategyError:
         file, line = users_line(operation)
-        kind = "loop" if operation.type in traced_graphs.LOOPS else "branch"
+        kind = "loop" if operation.type in bodies.LOOPS else "branch"
         return StrategyError(
             f"{self._name}: a collective is in a {kind} (line {line} of "
             f"{file}) whose condition may differ between the replicas. Those "

@@ -21,8 +21,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
-from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
 from keras_conflux._cluster.agreement import Comparable
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import gather_if_different
@@ -35,6 +33,8 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs.effects import COLLECTIVES
 
 _LARGEST = 64
 """How many entries the constants have that are shown in full."""
@@ -319,7 +319,7 @@ def _operation_of(graph: Any, name: str) -> tf.Operation | None:
 
 
 def _operation_in(graph: Any, function: str, name: str) -> tf.Operation | None:
-    inside = traced_graphs.function_named(graph, function)
+    inside = bodies.function_named(graph, function)
     return None if inside is None else _operation_of(inside, name)
 
 

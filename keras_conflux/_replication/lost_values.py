@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import error_texts
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
 from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 
@@ -60,11 +60,11 @@ def _written(program: Any) -> list[tf.Variable]:
     for graph in tensorflow_tracing.traces_of(program):
         handles |= {
             id(handle): handle
-            for handle, uses in tensorflow_graphs.uses_of_resources(graph)
-            if any(traced_graphs.changes(use, handle, graph) for use in uses)
+            for handle, uses in resources.uses_of_resources(graph)
+            if any(effects.changes(use, handle, graph) for use in uses)
         }
         listed += graph.variables
-    listed += map(tensorflow_graphs.container_of, handles.values())
+    listed += map(resources.container_of, handles.values())
     known = [each for each in listed if each is not None]
     copies = {id(x): x for each in known for x in state.copies(each)}
     return [x for x in copies.values() if id(x.handle) in handles]

@@ -8,9 +8,9 @@ to: layers that a model shares, a teacher in its loss, the seed of
 import weakref
 from typing import Any
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._graphs import bodies
 
 _replaced: Any = weakref.WeakValueDictionary()
 """By id, the handles that Keras variables have had, and have no more."""
@@ -72,7 +72,7 @@ def reads(graphs: list[Any], handles: Any) -> bool:
     return bool(handles) and any(
         id(outside) in handles
         for graph in graphs
-        for outside in traced_graphs.captures(graph).values()
+        for outside in bodies.captures(graph).values()
     )
 
 

@@ -34,10 +34,10 @@ from traced_operations import traced
 
 from keras_conflux._batch_analysis import analysis
 from keras_conflux._batch_analysis import rules
-from keras_conflux._batch_analysis.traced_graphs import BRANCHES
-from keras_conflux._batch_analysis.traced_graphs import CALLS
-from keras_conflux._batch_analysis.traced_graphs import COLLECTIVES
-from keras_conflux._batch_analysis.traced_graphs import LOOPS
+from keras_conflux._graphs.bodies import BRANCHES
+from keras_conflux._graphs.bodies import CALLS
+from keras_conflux._graphs.bodies import LOOPS
+from keras_conflux._graphs.effects import COLLECTIVES
 
 PAGE = pathlib.Path(__file__).with_name("known-operations.md")
 UNKNOWN = ("DERIVED", "OPAQUE")

@@ -31,8 +31,8 @@ LISTED = _supported.NAMES
 
 def may_know_private_names(path: pathlib.Path) -> bool:
     """Whether a file is of `_compat`, or of what a shelf has for that."""
-    if PACKAGE / "_batch_analysis" in path.parents:
-        return path.stem == "traced_graphs"
+    if path.parent.name == "_graphs":
+        return True
     if PACKAGE / "_extensions" in path.parents:
         return path.parent.name == "compat" or path.stem in (
             "compat",

@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 import keras_conflux as kc
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._extensions.kernels import replacements
+from keras_conflux._graphs import rewriting
 
 SAMPLES = LENGTH = 4  # a sum over positions has the shape of one over samples
 WIDTH = 6
@@ -106,14 +106,14 @@ BODIES = {
 def replaced(monkeypatch):
     """The types of the operations that others have replaced."""
     found = {}
-    original = tensorflow_graphs.replace_input
+    original = rewriting.replace_input
 
     def noted(reader, other, index=0):
         operation = reader.inputs[index].op
         found[operation.name] = operation.type
         original(reader, other, index)
 
-    monkeypatch.setattr(tensorflow_graphs, "replace_input", noted)
+    monkeypatch.setattr(rewriting, "replace_input", noted)
     return found
 
 

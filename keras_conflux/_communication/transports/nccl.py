@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_conflux._communication.transports.ops import Op
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
+from keras_conflux._graphs import rewriting
 
 
 class Nccl:
@@ -36,7 +36,7 @@ class Nccl:
             num_devices=self._size,
             shared_name=f"conflux_{self._group_key}_{call}",
         )
-        tensorflow_graphs.must_run(reduced)
+        rewriting.must_run(reduced)
         return tf.cast(reduced, dtype)
 
     def recover(self) -> None:

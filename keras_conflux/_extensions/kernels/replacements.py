@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._extensions.kernels import cross_entropies
 from keras_conflux._extensions.kernels import largest_of_windows
 from keras_conflux._extensions.kernels import residual_sums
 from keras_conflux._extensions.kernels import sums_over_samples
 from keras_conflux._extensions.kernels.shapes import ShapeOf
 from keras_conflux._extensions.kernels.shapes import compiled_shapes
+from keras_conflux._graphs import rewriting
 from keras_conflux._replication.steps import Step
 
 _REPLACEMENTS: dict[
@@ -52,4 +52,4 @@ def _replace(operation: tf.Operation, shape_of: ShapeOf) -> None:
         for reader in reading:
             for index, given in enumerate(reader.inputs):
                 if given is found:
-                    tensorflow_graphs.replace_input(reader, other, index)
+                    rewriting.replace_input(reader, other, index)

@@ -15,8 +15,10 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common import trees
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import resources
+from keras_conflux._graphs import rewriting
 from keras_conflux._replication.steps import Step
 
 _MAX_ENTRIES = 32
@@ -83,7 +85,7 @@ class CompiledShapes:
             return []
         outside = _captured(tensor)
         if outside is not None:
-            return [] if traced_graphs.is_eager(outside) else [outside]
+            return [] if bodies.is_eager(outside) else [outside]
         return [] if _is_opaque(tensor.op) else list(tensor.op.inputs)
 
     def _copy(self, tensor: tf.Tensor) -> None:
@@ -102,7 +104,7 @@ class CompiledShapes:
     def _copy_operation(self, operation: tf.Operation) -> None:
         inputs = [self._copies[id(each)] for each in operation.inputs]
         try:
-            found = traced_graphs.copied(operation, inputs)
+            found = rewriting.copied(operation, inputs)
         except (TypeError, ValueError, tf.errors.OpError):
             # It fits no batch of this shape, which is not said here.
             found = [self._placeholder(x, x.shape) for x in operation.outputs]
@@ -117,7 +119,7 @@ class CompiledShapes:
         with self._graph.as_default():
             made = tf.compat.v1.placeholder(tensor.dtype, shape)
         if tensor.dtype == tf.resource:
-            traced_graphs.copy_handle_data(tensor, made)
+            resources.copy_handle_data(tensor, made)
         return made
 
 
@@ -125,7 +127,7 @@ def _captured(tensor: tf.Tensor) -> Any:
     """Returns what a tensor stands for that comes from outside of its graph."""
     if tensor.op.type != "Placeholder":
         return None
-    return traced_graphs.captures(tensor.graph).get(id(tensor))
+    return bodies.captures(tensor.graph).get(id(tensor))
 
 
 def _is_small(tensor: tf.Tensor) -> bool:

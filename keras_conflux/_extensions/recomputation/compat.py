@@ -13,7 +13,7 @@ from keras.src.backend.common import symbolic_scope
 from tensorflow.python.eager import record
 from tensorflow.python.ops import while_v2
 
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._graphs import resources
 from keras_conflux._replication import state
 
 _CALL_CONTEXT = "current_call_ctx"
@@ -60,7 +60,7 @@ def variables_watched() -> Any:
 
 def is_in_parts(variable: tf.Variable) -> bool:
     """Whether a variable lies in parts, or is one of these."""
-    container = tensorflow_graphs.container_of(variable)
+    container = resources.container_of(variable)
     return state.is_in_parts(variable) or state.is_in_parts(container)
 
 

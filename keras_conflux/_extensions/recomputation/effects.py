@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
 
 _REPEATABLE = (
-    *traced_graphs.LOOKUPS,
+    *effects.LOOKUPS,
     "VariableShape",
     "VarIsInitializedOp",
 )
@@ -34,18 +35,18 @@ def refuse(operations: Iterable[tf.Operation], name: str) -> None:
 
 def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     for operation in operations:
-        bodies = traced_graphs.graphs_of(operation)
-        if bodies and None not in bodies:
-            for body in bodies:
+        inside = bodies.graphs_of(operation)
+        if inside and None not in inside:
+            for body in inside:
                 yield from _with_effect(
                     each
                     for each in body.get_operations()
                     if each.type != "Placeholder"
                 )
         elif not (
-            traced_graphs.only_reads(operation)
+            effects.only_reads(operation)
             or operation.type in _REPEATABLE
-            or traced_graphs.is_collective(operation)
+            or effects.is_collective(operation)
             or _numbers_a_collective(operation)
         ):
             yield operation
@@ -58,7 +59,7 @@ def _numbers_a_collective(operation: tf.Operation) -> bool:
     waiting = list(operation.inputs[0].consumers())
     while waiting:
         user = waiting.pop()
-        if traced_graphs.is_collective(user):
+        if effects.is_collective(user):
             return True
         if user.type in ("ReadVariableOp", "Identity"):
             waiting += [x for out in user.outputs for x in out.consumers()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._graphs import rewriting
 
 _TELLING = (tf.float16, tf.bfloat16, tf.float32)
 SHAPES = ("Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze")
@@ -140,7 +140,7 @@ class Reader:
         """Lets it read another tensor of the same value."""
         for move in self.moves:
             tensor = _moved(move, tensor)
-        tensorflow_graphs.replace_input(self.operation, tensor, self.index)
+        rewriting.replace_input(self.operation, tensor, self.index)
 
 
 def readers_since(

@@ -18,8 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._communication.transports.ops import Op
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import rewriting
 
 _WRITES_OFTEN = "writes in each turn what one device writes once"
 _WRITES_BETWEEN = "writes what turns read before and after it"
@@ -323,7 +325,7 @@ class _Plan:
                         found.append((operation, phase))
         late: dict[tf.Operation, int] = {}
         for operation in self._effects:
-            for each in traced_graphs.written_by(operation):
+            for each in effects.written_by(operation):
                 for reader, phase in readers.get(id(each), ()):
                     is_before = (
                         self._positions[reader] < self._positions[operation]
@@ -341,7 +343,7 @@ class _Plan:
         seen: dict[int, int] = {}
         for phase, loop in enumerate(self.loops):
             for operation in loop.operations:
-                for each in traced_graphs.ordered_by(operation):
+                for each in effects.ordered_by(operation):
                     if seen.setdefault(id(each), phase) != phase:
                         raise CannotRunInTurns(operation, _RUNS_AGAIN)
 
@@ -371,7 +373,7 @@ class _Runner:
         self._arguments = arguments
         self._compiled = compiled
         self._has_run: set[tf.Operation] = set()
-        self.known: _Known = dict(traced_graphs.captures(traced.graph))
+        self.known: _Known = dict(bodies.captures(traced.graph))
 
     def run_once(self, operations: list[tf.Operation]) -> None:
         """Runs what does not depend on microbatches."""
@@ -504,7 +506,7 @@ class _Accumulator:
 
 def _copy(operations: Iterable[tf.Operation], known: _Known) -> None:
     """Puts operations into the graph that is being traced."""
-    traced_graphs.copy_to_other(
+    rewriting.copy_to_other(
         {x: _inputs(x) for x in operations if x.type != "Placeholder"}, known
     )
 
@@ -533,18 +535,16 @@ def _must_run(operation: tf.Operation, compiled: bool) -> bool:
 
 def _asserts(operation: tf.Operation) -> bool:
     """Whether an operation raises, or something in it does."""
-    return traced_graphs.is_or_runs(
-        operation, lambda each: each.type == "Assert"
-    )
+    return bodies.is_or_runs(operation, lambda each: each.type == "Assert")
 
 
 def has_effect(operation: tf.Operation) -> bool:
     """Whether an operation does more than to give its results."""
-    if operation.type == "Assert" or traced_graphs.is_collective(operation):
+    if operation.type == "Assert" or effects.is_collective(operation):
         return True
-    if traced_graphs.only_reads(operation):
+    if effects.only_reads(operation):
         return False
-    return not traced_graphs.reads_resources_only(operation)
+    return not effects.reads_resources_only(operation)
 
 
 _WRITES = (
@@ -556,10 +556,10 @@ _WRITES = (
 
 def _writes(operation: tf.Operation) -> bool:
     """Whether an operation, or one inside of it, writes something."""
-    return traced_graphs.is_or_runs(
+    return bodies.is_or_runs(
         operation,
         lambda each: (
-            each.type.startswith(_WRITES) or traced_graphs.is_collective(each)
+            each.type.startswith(_WRITES) or effects.is_collective(each)
         ),
     )
 

@@ -25,13 +25,13 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_of_filled
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import rewriting
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -153,9 +153,7 @@ class Choices(Exit):
         step = self.step
         while graph is not step.graph:
             outer = getattr(graph, "outer_graph", None)
-            call = (
-                None if outer is None else traced_graphs.call_of(graph, outer)
-            )
+            call = None if outer is None else bodies.call_of(graph, outer)
             if call is None:
                 return False
             step.kinds.notice(outer)
@@ -225,7 +223,7 @@ class _Choice:
                 (found,) = global_values([self._given], self._step)
             except NotDerivable:
                 return False
-            tensorflow_graphs.replace_input(self.condition.op, found)
+            rewriting.replace_input(self.condition.op, found)
         self._step.kinds.mark_equal([self.condition])
         return True
 
@@ -250,9 +248,9 @@ class _Call:
 
 
 def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
-    if call.type in traced_graphs.LOOPS:
+    if call.type in bodies.LOOPS:
         return repeated and step.kinds.turns_alike(call)
-    if call.type in traced_graphs.BRANCHES | traced_graphs.CASES:
+    if call.type in bodies.BRANCHES | bodies.CASES:
         return _is_shared(call.inputs[0], step)
     return True
 

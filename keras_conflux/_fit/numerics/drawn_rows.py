@@ -21,12 +21,12 @@ from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import counted_rows
 from keras_conflux._batch_analysis import several_rows
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
 from keras_conflux._fit.numerics.inner_graphs import Loops
+from keras_conflux._graphs import bodies
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
@@ -252,7 +252,7 @@ def sizes_of(shape: Any) -> list[Any]:
     """Returns the sizes of a shape: an `int`, or a tensor of int32 each."""
     if not tf.is_tensor(shape):
         return [_known(size) for size in shape]
-    if traced_graphs.is_eager(shape) or shape.op.type != "Shape":
+    if bodies.is_eager(shape) or shape.op.type != "Shape":
         return [_known(size) for size in tf.unstack(shape)]
     known = shape.op.inputs[0].shape.as_list()
     sizes = tf.unstack(shape) if None in known else known

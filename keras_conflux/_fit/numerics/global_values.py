@@ -19,10 +19,11 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import mixed_rows
 from keras_conflux._batch_analysis import rows
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
 from keras_conflux._fit.numerics.recorded import slopes_of
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import rewriting
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -86,7 +87,7 @@ def _own_gradient(
     if operation.graph is not tf.compat.v1.get_default_graph():
         raise NotDerivable(operation.name)
     stand_ins = [_stand_in(each, step) for each in operation.outputs]
-    found = traced_graphs.own_gradient(operation, stand_ins)
+    found = rewriting.own_gradient(operation, stand_ins)
     if found is None:
         raise NotDerivable(operation.name)
     given = dict(known)
@@ -144,9 +145,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
 
 
 def _loops(operation: tf.Operation) -> bool:
-    return traced_graphs.is_or_runs(
-        operation, lambda each: each.type in traced_graphs.LOOPS
-    )
+    return bodies.is_or_runs(operation, lambda each: each.type in bodies.LOOPS)
 
 
 class OwnRows(Part):

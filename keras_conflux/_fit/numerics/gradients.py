@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
 from keras_conflux._fit.numerics import sparse_gradients
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
+from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import rank_as_tensor
@@ -193,7 +193,7 @@ class Gradients(Exit):
         if tf.executing_eagerly():  # nothing tells where a tensor comes from
             return
         reduced = UserReductions.of(self.step).operations()
-        if traced_graphs.depends_on(operations_of(grads), reduced):
+        if walks.depends_on(operations_of(grads), reduced):
             return
         self.step.warn_once(
             "local gradients",

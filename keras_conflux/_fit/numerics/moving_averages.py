@@ -14,9 +14,11 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import Role
-from keras_conflux._batch_analysis import traced_graphs
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
+from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_index
@@ -43,9 +45,7 @@ def is_moving_average(
     """
     copy = state.copies(variable)[replica_index()]
     uses = [
-        use
-        for use in tensorflow_graphs.uses_of(copy)
-        if tensorflow_graphs.matters(use, results)
+        use for use in resources.uses_of(copy) if effects.matters(use, results)
     ]
     if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
         return False
@@ -91,7 +91,7 @@ def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
     handle = handle_of_copy(variable)
     return any(
         each.op.type == "ReadVariableOp"
-        and traced_graphs.outermost(each.op.inputs[0], each.graph) is handle
+        and bodies.outermost(each.op.inputs[0], each.graph) is handle
         for each in operation.inputs
     )
 
@@ -101,9 +101,9 @@ def is_computed_from(value: Any, variable: keras.Variable) -> bool:
     copies = state.copies(variable)
     if not tf.is_tensor(value) or len(copies) == 1:
         return False
-    uses = tensorflow_graphs.uses_of(copies[replica_index()])
+    uses = resources.uses_of(copies[replica_index()])
     reads = [op for op in uses if op.type == "ReadVariableOp"]
-    return traced_graphs.depends_on([value.op], reads)
+    return walks.depends_on([value.op], reads)
 
 
 def handle_of_copy(variable: keras.Variable) -> Any:

@@ -16,7 +16,6 @@ from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import rows as kind_of_rows
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
@@ -29,6 +28,7 @@ from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -316,7 +316,7 @@ def _warn_of_return(step: Step, path: str, leaf: tf.Tensor, what: str) -> None:
     # Of unclear losses a warning has told, and what is merged is the user's.
     if step.kinds.is_blind or UnclearLosses.of(step).lead_to(leaf):
         return
-    if traced_graphs.depends_on([leaf.op], [x.op for x in step.kinds.merged]):
+    if walks.depends_on([leaf.op], [x.op for x in step.kinds.merged]):
         return
     step.warn_once(
         f"{what} {path}",

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import sources_of_entries
-from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import replica_collectives
@@ -201,7 +201,7 @@ def _joined_in(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 def _is_equal(tensor: tf.Tensor, step: Step) -> bool:
     if step.kinds.is_blind:
-        return traced_graphs.is_constant(tensor)
+        return walks.is_constant(tensor)
     return step.kinds.of(tensor) == EQUAL
 
 
@@ -218,7 +218,7 @@ def _warn_if_distinct_before(
 ) -> None:
     graph = origin.graph
     distinct = [op for op in graph.get_operations() if op.type in _DISTINCT]
-    if not distinct or not traced_graphs.depends_on([origin.op], distinct):
+    if not distinct or not walks.depends_on([origin.op], distinct):
         return
     name = state.name_of(source)
     step.warn_once(

@@ -25,7 +25,6 @@ from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.global_values import OwnRows
@@ -36,6 +35,7 @@ from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.layers import Layers
 from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._fit.numerics.warnings import UnclearLosses
+from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import in_replica
@@ -291,7 +291,7 @@ def _through_reductions(
     keys = [
         key
         for key, entry in entries.items()
-        if traced_graphs.may_be_differentiated_by(entry, sources)
+        if walks.may_be_differentiated_by(entry, sources)
     ]
     slopes = slopes_of(
         [everywhere],

@@ -8,13 +8,14 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import EQUAL
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._fit.numerics.writes import Writes
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
+from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
@@ -124,9 +125,7 @@ class UnclearLosses(Part):
 
     def lead_to(self, value: tf.Tensor) -> bool:
         """Whether a value is computed of one."""
-        return traced_graphs.depends_on(
-            [value.op], [loss.op for loss in self._losses]
-        )
+        return walks.depends_on([value.op], [loss.op for loss in self._losses])
 
 
 def warn_of_plain_variables(step: Step) -> None:
@@ -165,7 +164,7 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
         for handle, writes in _writes(step)
         if id(handle) not in known and not is_own_variable(handle)
     ]
-    variables = tensorflow_graphs.variables_behind([each for each, _ in found])
+    variables = resources.variables_behind([each for each, _ in found])
     return [
         (variables[id(handle)], writes)
         for handle, writes in found
@@ -209,10 +208,8 @@ def _by_handle(variables: Iterable[keras.Variable]) -> dict[int, Any]:
 
 def _writes(step: Step) -> Iterator[tuple[Any, list[tf.Operation]]]:
     """Yields what a step uses, and the operations that may write it."""
-    for handle, uses in tensorflow_graphs.uses_of_resources(step.graph):
-        writes = [
-            x for x in uses if traced_graphs.changes(x, handle, step.graph)
-        ]
+    for handle, uses in resources.uses_of_resources(step.graph):
+        writes = [x for x in uses if effects.changes(x, handle, step.graph)]
         yield handle, writes
 
 

@@ -1,29 +1,45 @@
-"""What TensorFlow's graphs have and do, beside what their analysis asks."""
+"""Variables and tables, as a graph knows them: by handles."""
 
 import gc
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 from tensorflow.python.ops import resource_variable_ops
 
-from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._graphs import bodies
+
+
+def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
+    """Lets shape functions know what lies behind a handle, as behind another.
+
+    Args:
+        source: The handle of a variable, for example.
+        target: A placeholder for it.
+    """
+    handle_data_util.copy_handle_data(source, target)
+
+
+def variable_behind(
+    handle: tf.Tensor,
+) -> tuple[tf.TensorShape, tf.DType] | None:
+    """Returns the shape and dtype of a variable, if its handle tells them.
+
+    Args:
+        handle: Of a variable, or a placeholder for it.
+    """
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    found = data.shape_and_type[0]
+    return tf.TensorShape(found.shape), tf.as_dtype(found.dtype)
 
 
 def container_of(handle: Any) -> Any:
     """Returns the variable of which a handle is that of a copy, if any."""
     return getattr(handle, "_distributed_container", lambda: None)()
-
-
-def must_run(tensor: tf.Tensor) -> None:
-    """Keeps the op of `tensor` in the graph even if nothing uses its result."""
-    # auto_control_deps.py leaves NcclAllReduce out of the ops that must run
-    # (ASYNC_STATEFUL_OPS), and XlaAllReduce is not stateful. If one replica
-    # ignored the result, its op would be pruned, and the others would wait for
-    # it forever.
-    tensor.graph.control_outputs.append(tensor.op)
 
 
 def uses_of(variable: tf.Variable) -> list[tf.Operation]:
@@ -32,27 +48,6 @@ def uses_of(variable: tf.Variable) -> list[tf.Operation]:
     # FuncGraph.capture makes at the first use and finds again.
     graph: Any = tf.compat.v1.get_default_graph()
     return graph.capture(variable.handle).consumers()
-
-
-def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:
-    """Whether anything that has an effect, or a result, follows from one.
-
-    Args:
-        operation: Of the graph that is being traced.
-        results: Tensors of the graph that somebody will read.
-    """
-    read = {id(each) for each in results}
-    waiting, seen = [operation], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        is_read = any(id(output) in read for output in each.outputs)
-        if is_read or not traced_graphs.only_reads(each):
-            return True
-        waiting += [x for out in each.outputs for x in out.consumers()]
-    return False
 
 
 def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
@@ -65,7 +60,7 @@ def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
     for placeholder in list(getattr(graph, "internal_captures", ())):
         if placeholder.dtype == tf.resource:
             yield (
-                traced_graphs.outermost(placeholder, graph),
+                bodies.outermost(placeholder, graph),
                 placeholder.consumers(),
             )
 
@@ -88,16 +83,3 @@ def variables_behind(handles: Collection[Any]) -> dict[int, Any]:
         elif kind is not resource_variable_ops._UnreadVariable:
             found.setdefault(id(each.handle), each)
     return {key: each for key, each in found.items() if key in wanted}
-
-
-def replace_input(
-    operation: tf.Operation, tensor: tf.Tensor, index: int = 0
-) -> None:
-    """Gives an operation another input of the same kind.
-
-    Args:
-        operation: Of the graph of `tensor`, which does not depend on it.
-        tensor: The input.
-        index: Which of its inputs it is.
-    """
-    operation._update_input(index, tensor)
