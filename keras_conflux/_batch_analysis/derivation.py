@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Collection
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
 
 MAX_OPERATIONS = 300
 """How many operations are computed once more at most."""
@@ -178,17 +180,16 @@ def _needs_others(tensor: tf.Tensor, kinds: KindInference) -> bool:
     The shape is known, but what it is the shape of may be impossible to compute
     from the samples of one replica, as the best 3 of 2.
     """
-    waiting, seen = [tensor], set()
-    while waiting:
-        each = waiting.pop()
-        kind = kinds.of(each)
-        if kind.role is Role.DERIVED or kind.depends_on_other_samples:
-            return True
-        if kind.role in _OF_SHAPES and id(each) not in seen:
-            seen.add(id(each))
-            if kinds.marked(each) is None:
-                waiting.extend(each.op.inputs)
-    return False
+
+    def behind(each: tf.Tensor) -> Iterable[tf.Tensor]:
+        is_of_shape = kinds.of(each).role in _OF_SHAPES
+        is_found = is_of_shape and kinds.marked(each) is None
+        return each.op.inputs if is_found else ()
+
+    return any(
+        kind.role is Role.DERIVED or kind.depends_on_other_samples
+        for kind in map(kinds.of, walks.walked([tensor], behind))
+    )
 
 
 def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:

@@ -84,7 +84,7 @@ class OwnGradients:
         leading = list(_operations(loss, self._outputs, self._kinds))
         if not any(map(rewriting.has_own_gradient, leading)):
             return found
-        for operation in walks.in_order(leading, loss.graph):
+        for operation in walks.in_order(loss.graph, leading):
             if any(id(each) in found for each in operation.inputs) or any(
                 self._may_mix(each) for each in self._new_in(operation)
             ):
@@ -137,20 +137,16 @@ def _operations(
     output: tf.Tensor, ends: Collection[int], kinds: KindInference
 ) -> Iterator[tf.Operation]:
     """Yields what makes an output of tensors that are known, or marked."""
-    waiting, seen = [output], set()
-    while waiting:
-        tensor = waiting.pop()
-        if bodies.is_eager(tensor):
-            continue
-        operation = tensor.op
-        if id(tensor) in ends or id(operation) in seen:
-            continue
-        marked = kinds.marked(tensor)
-        if marked and marked.role in _KNOWN and tensor is not output:
-            continue
-        seen.add(id(operation))
-        yield operation
-        waiting.extend(operation.inputs)
+
+    def needed(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Operation]:
+        for each in tensors:
+            marked = kinds.marked(each)
+            is_known = marked is not None and marked.role in _KNOWN
+            is_end = id(each) in ends or (is_known and each is not output)
+            if not is_end and not bodies.is_eager(each):
+                yield each.op
+
+    return walks.walked(needed([output]), lambda x: needed(x.inputs))
 
 
 def _note_arguments(

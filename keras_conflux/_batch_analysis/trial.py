@@ -9,6 +9,7 @@ it, a mean.
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +30,7 @@ from keras_conflux._batch_analysis.trial_program import Results
 from keras_conflux._batch_analysis.trial_program import TrialProgram
 from keras_conflux._batch_analysis.trial_values import RandomValues
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs import walks
 
 _TRIALS = (
     ((2, 3), 1),
@@ -184,16 +186,12 @@ def _has_numbers(values: Any) -> bool:
 def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
     """Whether random numbers are drawn between some tensors and a result."""
     ends = {id(tensor) for tensor in given}
-    waiting, seen = [output], set()
-    while waiting and len(seen) < MAX_OPERATIONS:
-        tensor = waiting.pop()
-        if id(tensor) in ends or tensor.op.name in seen:
-            continue
-        seen.add(tensor.op.name)
-        if _has_draws(tensor.op):
-            return True
-        waiting.extend(tensor.op.inputs)
-    return False
+
+    def needed(tensors: Iterable[tf.Tensor]) -> list[tf.Operation]:
+        return [each.op for each in tensors if id(each) not in ends]
+
+    walked = walks.walked(needed([output]), lambda x: needed(x.inputs))
+    return any(map(_has_draws, itertools.islice(walked, MAX_OPERATIONS)))
 
 
 def _has_draws(operation: tf.Operation) -> bool:

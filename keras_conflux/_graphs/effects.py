@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs import walks
 
 COLLECTIVES = ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
 """The types of operations in which replicas wait for each other."""
@@ -141,14 +142,7 @@ def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:
         results: Tensors of the graph that somebody will read.
     """
     read = {id(each) for each in results}
-    waiting, seen = [operation], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        is_read = any(id(output) in read for output in each.outputs)
-        if is_read or not only_reads(each):
-            return True
-        waiting += [x for out in each.outputs for x in out.consumers()]
-    return False
+    return any(
+        not only_reads(each) or any(id(x) in read for x in each.outputs)
+        for each in walks.walked([operation], walks.after)
+    )

@@ -1,45 +1,54 @@
-"""What leads where in a graph."""
+"""What leads where in a graph: one walk, told what follows."""
 
-from collections.abc import Collection
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
 from keras_conflux._graphs import bodies
 
-
-def in_order(
-    operations: Collection[tf.Operation], graph: Any
-) -> list[tf.Operation]:
-    """Returns operations of a graph in the order in which they were traced."""
-    order = {op.name: place for place, op in enumerate(graph.get_operations())}
-    return sorted(operations, key=lambda operation: order[operation.name])
+T = TypeVar("T")
 
 
-def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-    """Yields what a tensor is in graphs inside of its own, and around it."""
-    for operation in tensor.consumers():
-        inside = [
-            body for body in bodies.graphs_of(operation) if body is not None
-        ]
-        for body in inside:
-            # The first input may be a condition.
-            given = list(operation.inputs)[-len(body.inputs) :]
-            for outside, inside in zip(given, body.inputs, strict=False):
-                if outside is tensor:
-                    yield inside
-    outer = getattr(tensor.graph, "outer_graph", None)
-    places = [i for i, x in enumerate(_outputs(tensor.graph)) if x is tensor]
-    call = bodies.call_of(tensor.graph, outer) if places and outer else None
-    if call is not None:
-        yield from (call.outputs[place] for place in places)
+def walked(
+    starts: Iterable[T], following: Callable[[T], Iterable[T]]
+) -> Iterator[T]:
+    """Yields things, and what follows from them, each once.
+
+    Args:
+        starts: Operations, or tensors.
+        following: Called after one has been yielded.
+    """
+    waiting, seen = [*starts], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting.extend(following(each))
 
 
-def _outputs(graph: Any) -> Sequence[tf.Tensor]:
-    return getattr(graph, "outputs", ())
+def before(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns what makes the inputs of an operation, in its graph."""
+    return [tensor.op for tensor in operation.inputs]
+
+
+def after(operation: tf.Operation) -> list[tf.Operation]:
+    """Returns what reads the outputs of an operation, in its graph."""
+    return [x for output in operation.outputs for x in output.consumers()]
+
+
+def made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what a tensor is made of, also in graphs around its own."""
+    if bodies.is_eager(tensor) or tensor.op.type.startswith("IteratorGetNext"):
+        return []
+    if tensor.op.type != "Placeholder":
+        return list(tensor.op.inputs)
+    outside = bodies.captures(tensor.graph).get(id(tensor))
+    return [] if outside is None else [outside]
 
 
 def depends_on(
@@ -50,17 +59,16 @@ def depends_on(
     Both are of the graph that is being traced. What graphs inside of it, such
     as the branches of a `tf.cond`, take from outside is not followed.
     """
-    ends = {id(op) for op in ancestors}
-    waiting = list(operations)
-    seen: set[int] = set()
-    while waiting:
-        op = waiting.pop()
-        if id(op) in ends:
-            return True
-        if id(op) not in seen:
-            seen.add(id(op))
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return False
+    ends = {id(operation) for operation in ancestors}
+    return any(id(each) in ends for each in walked(operations, before))
+
+
+def is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor was computed from constants of its graph alone."""
+    return not any(
+        each.op_def.is_stateful or each.type == "Placeholder"
+        for each in walked([tensor.op], before)
+    )
 
 
 def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
@@ -71,19 +79,15 @@ def may_be_differentiated_by(tensor: tf.Tensor, sources: list[Any]) -> bool:
     """
     parts = tf.nest.flatten(sources, expand_composites=True)
     ends = {id(each) for each in parts}
-    of_variables = not all(isinstance(each, tf.Tensor) for each in parts)
-    waiting, seen = [tensor], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in ends:
-            return True
-        if id(each) in seen or not _has_derivatives(each.dtype):
-            continue
-        seen.add(id(each))
-        if each.dtype == tf.resource and of_variables:
-            return True
-        waiting.extend(_made_of(each))
-    return False
+    if not all(isinstance(each, tf.Tensor) for each in parts):
+        ends.add(tf.resource)
+    return any(
+        id(each) in ends or each.dtype in ends
+        for each in walked(
+            [tensor],
+            lambda x: made_of(x) if _has_derivatives(x.dtype) else (),
+        )
+    )
 
 
 def _has_derivatives(dtype: tf.DType) -> bool:
@@ -91,26 +95,42 @@ def _has_derivatives(dtype: tf.DType) -> bool:
     return dtype.is_floating or dtype.is_complex or dtype in passed_on
 
 
-def _made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-    if bodies.is_eager(tensor):
-        return []
-    operation = tensor.op
-    if operation.type.startswith("IteratorGetNext"):
-        return []
-    if operation.type == "Placeholder":
-        outside = bodies.captures(tensor.graph).get(id(tensor))
-        return [] if outside is None else [outside]
-    return list(operation.inputs)
+def in_order(graph: Any, among: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns operations of a graph in the order in which they were traced."""
+    wanted = {operation.name for operation in among}
+    return [each for each in graph.get_operations() if each.name in wanted]
 
 
-def is_constant(tensor: tf.Tensor) -> bool:
-    """Whether a tensor was computed from constants of its graph alone."""
-    waiting, seen = [tensor.op], set()
-    while waiting:
-        op = waiting.pop()
-        if id(op) not in seen:
-            seen.add(id(op))
-            if op.op_def.is_stateful or op.type == "Placeholder":
-                return False
-            waiting.extend(each.op for each in op.inputs)
-    return True
+def by_need(graph: Any) -> list[tf.Operation]:
+    """Returns the operations of a graph, each after those that it needs.
+
+    That is the order of tracing, unless one was given another input since.
+    """
+    found: dict[tf.Operation, None] = {}
+    for operation in graph.get_operations():
+        waiting = [operation]
+        while waiting:
+            latest = waiting[-1]
+            needed = (*before(latest), *latest.control_inputs)
+            missing = [each for each in needed if each not in found]
+            if not missing:
+                found.setdefault(waiting.pop())
+            waiting += missing
+    return list(found)
+
+
+def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+    """Yields what a tensor is in graphs inside of its own, and around it."""
+    for operation in tensor.consumers():
+        for body in filter(None, bodies.graphs_of(operation)):
+            # The first input may be a condition.
+            given = list(operation.inputs)[-len(body.inputs) :]
+            for outside, inside in zip(given, body.inputs, strict=False):
+                if outside is tensor:
+                    yield inside
+    outer = getattr(tensor.graph, "outer_graph", None)
+    outputs = getattr(tensor.graph, "outputs", ())
+    places = [i for i, x in enumerate(outputs) if x is tensor]
+    call = bodies.call_of(tensor.graph, outer) if places and outer else None
+    if call is not None:
+        yield from (call.outputs[place] for place in places)

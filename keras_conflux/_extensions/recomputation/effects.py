@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
+from keras_conflux._graphs import walks
 
 _REPEATABLE = (
     *effects.LOOKUPS,
@@ -56,11 +57,10 @@ def _numbers_a_collective(operation: tf.Operation) -> bool:
     """Whether an operation counts on for the key of a collective."""
     if operation.type != "AssignAddVariableOp":
         return False
-    waiting = list(operation.inputs[0].consumers())
-    while waiting:
-        user = waiting.pop()
-        if effects.is_collective(user):
-            return True
-        if user.type in ("ReadVariableOp", "Identity"):
-            waiting += [x for out in user.outputs for x in out.consumers()]
-    return False
+
+    def read_by(user: tf.Operation) -> list[tf.Operation]:
+        is_passing = user.type in ("ReadVariableOp", "Identity")
+        return walks.after(user) if is_passing else []
+
+    users = walks.walked(operation.inputs[0].consumers(), read_by)
+    return any(map(effects.is_collective, users))

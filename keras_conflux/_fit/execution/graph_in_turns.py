@@ -22,6 +22,7 @@ from keras_conflux._communication.transports.ops import Op
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
 
 _WRITES_OFTEN = "writes in each turn what one device writes once"
 _WRITES_BETWEEN = "writes what turns read before and after it"
@@ -171,7 +172,7 @@ class _Plan:
         self._cuts = {cut.value.op: cut for cut in traced.cuts}
         self._outputs = [*map(_behind_identities, traced.outputs)]
         self._arguments = {each.op for each in traced.arguments}
-        self._order = _in_order(traced.graph)
+        self._order = walks.by_need(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
         self._before = {
             each: [x.op for x in _inputs(each)] for each in self._order
@@ -205,15 +206,13 @@ class _Plan:
         self, wanted: Iterable[tf.Operation], of_turns: bool = False
     ) -> list[tf.Operation]:
         """Returns what operations depend on, and themselves, in order."""
-        found: set[tf.Operation] = set()
-        waiting = [*wanted]
-        while waiting:
-            operation = waiting.pop()
-            if of_turns and not self._varies[operation]:
-                continue
-            if operation not in found:
-                found.add(operation)
-                waiting += self._before[operation]
+
+        def counting(found: Iterable[tf.Operation]) -> list[tf.Operation]:
+            return [x for x in found if self._varies[x] or not of_turns]
+
+        found = walks.walked(
+            counting(wanted), lambda x: counting(self._before[x])
+        )
         return sorted(found, key=self._positions.__getitem__)
 
     def _share_loops(self) -> None:
@@ -562,28 +561,3 @@ def _writes(operation: tf.Operation) -> bool:
             each.type.startswith(_WRITES) or effects.is_collective(each)
         ),
     )
-
-
-def _in_order(graph: Any) -> list[tf.Operation]:
-    """Returns operations, each after those that it needs.
-
-    That is the order of tracing, unless one was given another input since.
-    """
-    found: dict[tf.Operation, None] = {}
-    for operation in graph.get_operations():
-        waiting = [operation]
-        while waiting:
-            latest = waiting[-1]
-            missing = [
-                each
-                for each in (
-                    *(x.op for x in latest.inputs),
-                    *latest.control_inputs,
-                )
-                if each not in found
-            ]
-            if missing:
-                waiting += missing
-                continue
-            found.setdefault(waiting.pop())
-    return list(found)

@@ -174,18 +174,14 @@ def _origin(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     """
     if _is_equal(tensor, step):
         return tensor
-    ends: dict[int, tf.Tensor] = {}
-    waiting, seen = [tensor], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or _is_equal_number(each, step):
-            continue
-        seen.add(id(each))
+
+    def behind(each: tf.Tensor) -> list[tf.Tensor]:
         sources = sources_of_entries(each.op)
-        waiting.extend(sources)
-        if not sources:
-            ends[id(each)] = each
-    return ends.popitem()[1] if len(ends) == 1 else tensor
+        return [x for x in sources if not _is_equal_number(x, step)]
+
+    walked = walks.walked([tensor], behind)
+    ends = [x for x in walked if not sources_of_entries(x.op)]
+    return ends[0] if len(ends) == 1 else tensor
 
 
 def _joined_in(tensor: tf.Tensor) -> list[tf.Tensor]:
