@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -196,14 +197,17 @@ def must_run(tensor: tf.Tensor) -> None:
     tensor.graph.control_outputs.append(tensor.op)
 
 
-def replace_input(
-    operation: tf.Operation, tensor: tf.Tensor, index: int = 0
+def redirect(
+    old: tf.Tensor, new: tf.Tensor, readers: Iterable[tf.Operation]
 ) -> None:
-    """Gives an operation another input of the same kind.
+    """Lets operations that read a tensor read another one of the same kind.
 
     Args:
-        operation: Of the graph of `tensor`, which does not depend on it.
-        tensor: The input.
-        index: Which of its inputs it is.
+        old: What is read.
+        new: Does not depend on the readers.
+        readers: Operations of its graph.
     """
-    operation._update_input(index, tensor)
+    for reader in readers:
+        for index, given in enumerate(reader.inputs):
+            if given is old:
+                reader._update_input(index, new)

@@ -106,14 +106,14 @@ BODIES = {
 def replaced(monkeypatch):
     """The types of the operations that others have replaced."""
     found = {}
-    original = rewriting.replace_input
+    original = rewriting.redirect
 
-    def noted(reader, other, index=0):
-        operation = reader.inputs[index].op
-        found[operation.name] = operation.type
-        original(reader, other, index)
+    def noted(old, new, readers):
+        if readers:
+            found[old.op.name] = old.op.type
+        original(old, new, readers)
 
-    monkeypatch.setattr(rewriting, "replace_input", noted)
+    monkeypatch.setattr(rewriting, "redirect", noted)
     return found
 
 

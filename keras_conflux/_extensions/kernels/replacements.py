@@ -49,7 +49,4 @@ def _replace(operation: tf.Operation, shape_of: ShapeOf) -> None:
     for found, reading, other in zip(
         operation.outputs, readers, others, strict=True
     ):
-        for reader in reading:
-            for index, given in enumerate(reader.inputs):
-                if given is found:
-                    rewriting.replace_input(reader, other, index)
+        rewriting.redirect(found, other, reading)

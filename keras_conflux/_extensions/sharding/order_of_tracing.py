@@ -140,7 +140,9 @@ class Reader:
         """Lets it read another tensor of the same value."""
         for move in self.moves:
             tensor = _moved(move, tensor)
-        rewriting.replace_input(self.operation, tensor, self.index)
+        rewriting.redirect(
+            self.operation.inputs[self.index], tensor, [self.operation]
+        )
 
 
 def readers_since(

@@ -223,7 +223,7 @@ class _Choice:
                 (found,) = global_values([self._given], self._step)
             except NotDerivable:
                 return False
-            rewriting.replace_input(self.condition.op, found)
+            rewriting.redirect(self._given, found, [self.condition.op])
         self._step.kinds.mark_equal([self.condition])
         return True
 
