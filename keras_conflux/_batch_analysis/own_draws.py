@@ -17,6 +17,8 @@ from keras_conflux._batch_analysis.kinds import RANDOM
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
 
 _OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
 
@@ -28,7 +30,7 @@ def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
         kinds: Those of the step's tensors.
     """
     operations = kinds.graph.get_operations()
-    if not any(map(_may_draw, operations)):
+    if not any(map(_draws, operations)):
         return []
     reader = _Reader(kinds)
     for operation in operations:
@@ -37,27 +39,13 @@ def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
     return [*reader.found.values()]
 
 
-def _may_draw(operation: tf.Operation) -> bool:
-    if operation.type not in bodies.WITH_BODIES:
-        return _draws(operation)
-    return operation.op_def.is_stateful and any(
-        _may_draw(inner)
-        for body in bodies.graphs_of(operation)
-        if body is not None
-        for inner in body.get_operations()
-    )
-
-
 def _draws(operation: tf.Operation) -> bool:
-    """Whether it draws other numbers on each replica.
+    """Whether it, or what it runs, draws other numbers on each replica.
 
     The state of a `tf.random.Generator` is a variable, which is warned of.
     """
-    return (
-        operation.type in drawn.RULES
-        and operation.op_def.is_stateful
-        and not operation.type.startswith("Rng")
-    )
+    is_generator = operation.type.startswith("Rng")
+    return Effect.DRAWS in effect_of(operation) and not is_generator
 
 
 class _Reader:
@@ -90,7 +78,7 @@ class _Reader:
         for body in inside:
             self._leave(operation, body)
         draws = self._of(operation.inputs[:1] if inside else operation.inputs)
-        if _draws(operation):
+        if not is_call and _draws(operation):
             draws = [operation]
         if draws:
             self._follow(operation, inputs, outputs, draws[0])

@@ -27,17 +27,11 @@ from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._graphs import bodies
-from keras_conflux._graphs import effects
+from keras_conflux._graphs.effects import HARMLESS
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
+from keras_conflux._graphs.effects import is_collective
 
-READS = frozenset(
-    (
-        *("HashTableV2", "MutableHashTableV2", "VarHandleOp", "VariableShape"),
-        *effects.LOOKUPS,
-        *("ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
-        "VarIsInitializedOp",
-    )
-)
-"""Operations with a state that is the same on all replicas while they run."""
 CODE = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"))
 _IN_ORDER = frozenset(
     (
@@ -70,7 +64,7 @@ def kinds_of_outputs(
     """
     kind = operation.type
     count = len(operation.outputs)
-    if effects.is_collective(operation):  # a part counts as the whole
+    if is_collective(operation):  # a part counts as the whole
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count
@@ -92,20 +86,10 @@ def kinds_of_outputs(
 
 def _keeps_equal(operation: tf.Operation) -> bool:
     """Whether equal inputs surely give equal outputs."""
-    if operation.type not in bodies.BRANCHES | bodies.LOOPS:
-        return operation.type in READS or effects.is_repeatable(operation)
-    names = ("then_branch", "else_branch", "body", "cond")
-    attributes = operation.node_def.attr
-    inside = [
-        bodies.function_named(operation.graph, attributes[name].func.name)
-        for name in names
-        if name in attributes
-    ]
-    return all(
-        body is not None
-        and not any("Random" in inner.type for inner in body.get_operations())
-        for body in inside
-    )
+    effect = effect_of(operation)
+    if operation.type in bodies.BRANCHES | bodies.LOOPS:
+        return not effect & (Effect.DRAWS | Effect.OTHER)
+    return not effect & ~HARMLESS
 
 
 RULES: dict[str, tuple[Rule, ...]] = {

@@ -1,31 +1,18 @@
 """One trace of a function, which each replica calls with its own variables."""
 
 import weakref
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_conflux._graphs import resources
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import of_type
 
 _of_one_replica: Any = weakref.WeakSet()
 """The graphs of functions whose trace has asked for which replica it is."""
-
-_DRAWS = frozenset(
-    (
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    )
-)
-"""Operations for which XLA draws a seed when it compiles a program."""
 
 
 def mark_replica_specific() -> None:
@@ -81,9 +68,8 @@ class SharedTrace:
 
 
 def _is_for_all(graph: Any) -> bool:
-    return graph not in _of_one_replica and _DRAWS.isdisjoint(
-        each.type for each in graph.get_operations()
-    )
+    types = (each.type for each in graph.get_operations())
+    return graph not in _of_one_replica and not _draw(types)
 
 
 def _calls_for_all(function: Any) -> bool:
@@ -91,8 +77,12 @@ def _calls_for_all(function: Any) -> bool:
         return _is_for_all(function.graph)
     # One of TensorFlow 1, such as the loops of `tf.nn.ctc_loss`, is called by
     # the graph around it, which `mark_replica_specific` has marked.
-    nodes = function.definition.node_def
-    return _DRAWS.isdisjoint(each.op for each in nodes)
+    return not _draw(each.op for each in function.definition.node_def)
+
+
+def _draw(types: Iterable[str]) -> bool:
+    """Whether XLA draws a seed for some when it compiles a program."""
+    return any(Effect.DRAWS in of_type(each) for each in types)
 
 
 def _is_known_elsewhere(capture: Any) -> bool:

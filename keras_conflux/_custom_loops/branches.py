@@ -15,11 +15,9 @@ import tensorflow as tf
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._graphs import bodies
-from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
-from keras_conflux._graphs.effects import COLLECTIVES
-
-_READS = ("ReadVariableOp", "ResourceGather")
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
 
 
 def refuse_unequal(
@@ -65,13 +63,9 @@ def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
         operation: Traced.
         inside: Whether one counts only in a graph that the operation runs.
     """
-    if effects.is_collective(operation):
-        return not inside
-    return any(
-        _has_collectives(inner)
-        for body in _graphs_of(operation)
-        for inner in body.get_operations()
-    )
+    runs_others = operation.type in bodies.WITH_BODIES
+    waits = Effect.WAITS in effect_of(operation)
+    return waits and (runs_others or not inside)
 
 
 def _graphs_of(operation: tf.Operation) -> list[Any]:
@@ -116,16 +110,16 @@ class _Walk:
     ) -> list[bool]:
         kind, count = operation.type, len(operation.outputs)
         inside = _graphs_of(operation)
-        if kind in COLLECTIVES:
+        effect = effect_of(operation)
+        if effect is Effect.WAITS and not inside:
             return [True] * count
         if kind == "IdentityN":
             return inputs
-        if kind in _READS:
+        if not inside and effect is Effect.READS:
             dtype = operation.outputs[0].dtype
             return [all(inputs) and (dtype.is_integer or dtype.is_bool)]
         if not inside:
-            is_pure = not operation.op_def.is_stateful
-            return [is_pure and all(inputs)] * count
+            return [not effect and all(inputs)] * count
         if kind in bodies.CALLS:
             return self._of_body(inside[0], inputs)
         if kind in bodies.BRANCHES | bodies.CASES:

@@ -86,6 +86,11 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
     ]
 
 
+def operations_of(graph: Any) -> list[tf.Operation]:
+    """Returns what a graph does with what it is given."""
+    return [x for x in graph.get_operations() if x.type != "Placeholder"]
+
+
 def functions_of(operation: tf.Operation) -> list[str]:
     """Returns the names of the functions that an operation runs."""
     if not _may_run_functions(operation):

@@ -1,6 +1,9 @@
-"""What an operation does besides giving its results."""
+"""What an operation does besides giving its results, in one table."""
 
-from collections.abc import Callable
+import enum
+import functools
+import itertools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,66 +13,115 @@ from tensorflow.python.framework import auto_control_deps_utils
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import walks
 
+
+class Effect(enum.Flag):
+    """What an operation, or what it runs, does to state."""
+
+    NOTHING = 0
+    READS = enum.auto()
+    """Gives what a resource holds when it runs."""
+    CHECKS = enum.auto()
+    """Raises, or does nothing."""
+    WRITES = enum.auto()
+    """Changes a resource, or a file."""
+    DRAWS = enum.auto()
+    """Gives other numbers each time."""
+    WAITS = enum.auto()
+    """Waits for other replicas."""
+    OTHER = enum.auto()
+    """Stateful, and nobody knows how."""
+
+
+HARMLESS = Effect.READS | Effect.CHECKS
+"""Changes nothing, however often it runs."""
 COLLECTIVES = ("CollectiveReduceV2", "NcclAllReduce", "XlaAllReduce")
 """The types of operations in which replicas wait for each other."""
-_WITHOUT_EFFECT = ("ReadVariableOp", "Assert", "Empty")
-"""What TensorFlow calls stateful, and what may yet run once more."""
-_modules: dict[bytes, bool] = {}
-"""StableHLO modules of this package: whether replicas wait in them."""
-LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
-"""What reads tables, which TensorFlow does not say of them."""
-
-
-def only_reads(operation: tf.Operation) -> bool:
-    """Whether an operation changes nothing, and may read variables inside."""
-    if operation.type in _WITHOUT_EFFECT:
-        return True
-    inside = bodies.graphs_of(operation)
-    if not inside:
-        is_stateful = operation.op_def.is_stateful
-        return (
-            not is_stateful
-            or _is_cudnn_without_dropout(operation)
-            or _waits_in_module(operation) is False
-        )
-    return None not in inside and all(
-        only_reads(inner)
-        for body in inside
-        for inner in body.get_operations()
-        if inner.type != "Placeholder"
-    )
-
-
-def _is_cudnn_without_dropout(operation: tf.Operation) -> bool:
-    """Whether an operation is stateful for the numbers that it would draw."""
-    is_cudnn = operation.type.startswith("CudnnRNN")
-    return is_cudnn and not operation.get_attr("dropout")
+_TABLE = {
+    Effect.READS: "HashTableV2 LookupTableFindV2 LookupTableSizeV2 "
+    "MutableHashTableV2 ReadVariableOp ResourceGather ResourceGatherNd "
+    "VarHandleOp VarIsInitializedOp VariableShape",
+    Effect.CHECKS: "Assert CheckNumerics CheckNumericsV2",
+    Effect.DRAWS: "Multinomial ParameterizedTruncatedNormal RandomGamma "
+    "RandomPoisson RandomPoissonV2 RandomShuffle RandomStandardNormal "
+    "RandomUniform RandomUniformInt StatefulRandomBinomial TruncatedNormal",
+    Effect.DRAWS | Effect.WRITES: "RngReadAndSkip RngSkip",
+    Effect.WAITS: " ".join(COLLECTIVES),
+}
+_BY_TYPE = {kind: x for x, kinds in _TABLE.items() for kind in kinds.split()}
+_WRITES = (
+    *("Assign", "ResourceScatter", "ResourceStridedSliceAssign"),
+    *("ResourceApply", "ResourceSparseApply", "Write"),
+)
+"""How the types begin of what else writes."""
+_known: dict[str, Effect] = {}
+"""What operations of a type do that have been met."""
+_modules: dict[bytes, Effect] = {}
+"""What StableHLO modules of this package do."""
 
 
 def note_module(serialized: bytes, waits: bool) -> None:
-    """Lets others know what a StableHLO module does, which has no effect.
+    """Says of a StableHLO module that it does no more than, perhaps, wait.
 
     Args:
         serialized: As an operation holds it that calls the module.
         waits: Whether replicas wait for each other in it.
     """
-    _modules[serialized] = waits
+    _modules[serialized] = Effect.WAITS if waits else Effect.NOTHING
 
 
-def _waits_in_module(operation: tf.Operation) -> bool | None:
-    """Whether replicas wait in the module that an operation calls.
+def of_type(kind: str) -> Effect:
+    """Returns what operations of a type do, as far as the type tells."""
+    writes = Effect.WRITES if kind.startswith(_WRITES) else Effect.NOTHING
+    return _BY_TYPE.get(kind, writes)
 
-    Returns:
-        `None` if it calls none of this package. TensorFlow calls all stateful.
-    """
-    if operation.type != "XlaCallModule":
-        return None
-    return _modules.get(operation.get_attr("module"))
+
+def effect_of(operation: tf.Operation) -> Effect:
+    """Returns what an operation does, and all that it runs."""
+    inside = bodies.graphs_of(operation)
+    if None in inside:
+        return Effect.OTHER
+    if inside:
+        runs = itertools.chain(*map(bodies.operations_of, inside))
+        return functools.reduce(operator.or_, map(effect_of, runs), Effect(0))
+    kind = operation.type
+    if kind == "XlaCallModule":
+        return _modules.get(operation.get_attr("module"), Effect.OTHER)
+    is_of_zeros = kind == "Empty" and operation.get_attr("init")
+    is_cudnn = kind.startswith("CudnnRNN")
+    if is_of_zeros or (is_cudnn and not operation.get_attr("dropout")):
+        return Effect.NOTHING
+    if kind not in _known:
+        is_stateful = operation.op_def.is_stateful
+        unknown = Effect.OTHER if is_stateful else Effect.NOTHING
+        _known[kind] = of_type(kind) or unknown
+    return _known[kind]
 
 
 def is_collective(operation: tf.Operation) -> bool:
-    """Whether replicas wait for each other in an operation."""
-    return operation.type in COLLECTIVES or bool(_waits_in_module(operation))
+    """Whether it is itself one in which replicas wait for each other."""
+    is_alone = not bodies.graphs_of(operation)
+    return is_alone and Effect.WAITS in effect_of(operation)
+
+
+def is_repeatable(operation: tf.Operation) -> bool:
+    """Whether an operation gives the same once more, whatever runs between."""
+    return not effect_of(operation) & ~Effect.CHECKS
+
+
+def only_reads(operation: tf.Operation) -> bool:
+    """Whether an operation changes nothing, and may read variables inside."""
+    return not effect_of(operation) & ~HARMLESS
+
+
+def written_by(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources that an operation may change."""
+    return [] if only_reads(operation) else ordered_by(operation)
+
+
+def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
+    """Returns the resources by which TensorFlow orders an operation."""
+    find = auto_control_deps_utils.get_read_write_resource_inputs
+    return [*find(operation)[1]]
 
 
 def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
@@ -86,52 +138,6 @@ def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
         bodies.outermost(tensor, graph) is handle
         for tensor in ordered_by(operation)
     )
-
-
-def is_repeatable(operation: tf.Operation) -> bool:
-    """Whether an operation gives the same once more, whatever runs between."""
-    return None not in bodies.graphs_of(operation) and not bodies.is_or_runs(
-        operation, _has_state
-    )
-
-
-def _has_state(operation: tf.Operation) -> bool:
-    is_of_zeros = operation.type == "Empty" and operation.get_attr("init")
-    return (
-        operation.op_def.is_stateful
-        and operation.type not in (*bodies.WITH_BODIES, *_CHECKS)
-        and not is_of_zeros
-    )
-
-
-_CHECKS = "CheckNumerics", "CheckNumericsV2"
-"""Stateful only so that nobody leaves them out."""
-
-
-def written_by(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the resources that an operation may change."""
-    if only_reads(operation) or operation.type in LOOKUPS:
-        return []
-    return ordered_by(operation)
-
-
-def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the resources by which TensorFlow orders an operation."""
-    _, changed = _read_and_changed(operation)
-    return [*changed]
-
-
-def reads_resources_only(operation: tf.Operation) -> bool:
-    """Whether an operation reads resources, as a lookup does."""
-    if operation.type in LOOKUPS:
-        return True
-    read, changed = _read_and_changed(operation)
-    return bool(read) and not changed
-
-
-def _read_and_changed(operation: tf.Operation) -> Any:
-    find: Callable = auto_control_deps_utils.get_read_write_resource_inputs
-    return find(operation)
 
 
 def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:

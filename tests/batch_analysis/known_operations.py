@@ -34,6 +34,7 @@ from traced_operations import traced
 
 from keras_conflux._batch_analysis import analysis
 from keras_conflux._batch_analysis import rules
+from keras_conflux._graphs import effects
 from keras_conflux._graphs.bodies import BRANCHES
 from keras_conflux._graphs.bodies import CALLS
 from keras_conflux._graphs.bodies import LOOPS
@@ -70,7 +71,8 @@ def status_of(kind: str) -> str:
             return f"`{name}.py`"
     if kind in CALLS | BRANCHES | LOOPS:
         return "`control_flow.py`"
-    if kind in rules.READS | rules.CODE | {*COLLECTIVES}:
+    reads = effects.of_type(kind) is effects.Effect.READS
+    if reads or kind in rules.CODE | {*COLLECTIVES}:
         return "`rules.py`"
     if kind in analysis.READ or kind.startswith(analysis.CHANGES):
         return "`analysis.py`"

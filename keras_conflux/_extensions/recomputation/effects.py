@@ -9,11 +9,7 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import walks
 
-_REPEATABLE = (
-    *effects.LOOKUPS,
-    "VariableShape",
-    "VarIsInitializedOp",
-)
+_HARMLESS = effects.HARMLESS | effects.Effect.WAITS
 
 
 def refuse(operations: Iterable[tf.Operation], name: str) -> None:
@@ -39,16 +35,9 @@ def _with_effect(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
         inside = bodies.graphs_of(operation)
         if inside and None not in inside:
             for body in inside:
-                yield from _with_effect(
-                    each
-                    for each in body.get_operations()
-                    if each.type != "Placeholder"
-                )
-        elif not (
-            effects.only_reads(operation)
-            or operation.type in _REPEATABLE
-            or effects.is_collective(operation)
-            or _numbers_a_collective(operation)
+                yield from _with_effect(bodies.operations_of(body))
+        elif effects.effect_of(operation) & ~_HARMLESS and not (
+            _numbers_a_collective(operation)
         ):
             yield operation
 

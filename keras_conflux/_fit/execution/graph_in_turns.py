@@ -23,6 +23,9 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
+from keras_conflux._graphs.effects import HARMLESS
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
 
 _WRITES_OFTEN = "writes in each turn what one device writes once"
 _WRITES_BETWEEN = "writes what turns read before and after it"
@@ -397,7 +400,7 @@ class _Runner:
     def _note(self, operations: list[tf.Operation]) -> None:
         """Raises if what has run would have another result, or effect."""
         for each in operations:
-            if has_effect(each):
+            if effect_of(each) & ~HARMLESS:
                 if each in self._has_run:
                     raise CannotRunInTurns(each, _RUNS_AGAIN)
                 self._has_run.add(each)
@@ -526,38 +529,11 @@ def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
 
 def _must_run(operation: tf.Operation, compiled: bool) -> bool:
     """Whether an operation has to run even if nothing uses its results."""
-    if compiled:
-        # XLA leaves assertions out, and loops cannot be given their texts.
-        return has_effect(operation) and operation.type != "Assert"
-    return has_effect(operation) or _asserts(operation)
-
-
-def _asserts(operation: tf.Operation) -> bool:
-    """Whether an operation raises, or something in it does."""
-    return bodies.is_or_runs(operation, lambda each: each.type == "Assert")
-
-
-def has_effect(operation: tf.Operation) -> bool:
-    """Whether an operation does more than to give its results."""
-    if operation.type == "Assert" or effects.is_collective(operation):
-        return True
-    if effects.only_reads(operation):
-        return False
-    return not effects.reads_resources_only(operation)
-
-
-_WRITES = (
-    *("Assign", "ResourceScatter", "ResourceStridedSliceAssign"),
-    *("ResourceApply", "ResourceSparseApply", "Rng", "Write"),
-)
-"""How the types begin of what writes to a variable, or to a file."""
+    # XLA leaves assertions out, and loops cannot be given their texts.
+    passive = HARMLESS if compiled else Effect.READS
+    return bool(effect_of(operation) & ~passive)
 
 
 def _writes(operation: tf.Operation) -> bool:
     """Whether an operation, or one inside of it, writes something."""
-    return bodies.is_or_runs(
-        operation,
-        lambda each: (
-            each.type.startswith(_WRITES) or effects.is_collective(each)
-        ),
-    )
+    return bool(effect_of(operation) & (Effect.WRITES | Effect.WAITS))
