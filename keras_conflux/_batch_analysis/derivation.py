@@ -1,9 +1,11 @@
 """What lies between tensors whose global values can be had and a result."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Collection
 from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
@@ -65,29 +67,28 @@ class Derivation:
                 computed are added.
             gradient: See `rewriting.copied`.
         """
-        for operation in self.operations:
-            inputs = [self._wanted(x, known) for x in operation.inputs]
-            copies = rewriting.copied(operation, inputs, gradient)
-            for old, new in zip(operation.outputs, copies, strict=True):
-                # Python code may have said more of it than operations tell.
-                # No size there is a number of samples.
-                new.set_shape(old.shape)
-                known[id(old)] = new
-        return self._wanted(self.result, known)
+        found = _Known(known, self)
+        rewriting.copy_region(self.operations, found, gradient)
+        return found[id(self.result)]
 
-    def _wanted(
-        self, tensor: tf.Tensor, known: dict[int, tf.Tensor]
-    ) -> tf.Tensor:
-        """Returns a value, for a read from a variable what was written.
 
-        No gradient flows from there into what was written.
-        """
-        if id(tensor) in self.written and id(tensor) not in known:
-            behind = self._wanted(self.written[id(tensor)], known)
-            known[id(tensor)] = tf.stop_gradient(behind)
-        if id(tensor) in self.outside and id(tensor) not in known:
-            known[id(tensor)] = self._wanted(self.outside[id(tensor)], known)
-        return known[id(tensor)]
+class _Known(collections.ChainMap[int, tf.Tensor]):
+    """Values by id, for a read from a variable what was written.
+
+    No gradient flows from there into what was written.
+    """
+
+    def __init__(self, known: Any, derivation: Derivation) -> None:
+        super().__init__(known)
+        self._derivation = derivation
+
+    def __missing__(self, key: int) -> tf.Tensor:
+        derivation = self._derivation
+        if key in derivation.written:
+            self[key] = tf.stop_gradient(self[id(derivation.written[key])])
+        else:
+            self[key] = self[id(derivation.outside[key])]
+        return self[key]
 
 
 def derivation_of(

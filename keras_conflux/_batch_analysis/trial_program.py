@@ -20,6 +20,7 @@ from keras_conflux._batch_analysis.trial_values import parts_of_samples
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
+from keras_conflux._graphs import rewriting
 
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
@@ -73,10 +74,10 @@ class TrialProgram:
             for part in parts_of_samples(leaf)
         }
         self._sources: dict[int, tuple[tf.Tensor, Kind]] = {}
-        self._operations: dict[tf.Operation, str] = {}
+        self._operations: dict[tf.Operation, None] = {}
         self._names: dict[int, str] = {}
         self._handed_on: dict[int, tf.Tensor] = {}
-        self._variables: dict[str, tuple[list[int], tf.DType]] = {}
+        self._assignments: list[tuple[tf.Tensor, list[int], Any]] = []
         self._follow(output, kinds)
         self.entries = sum(
             of_a_sample(output)
@@ -87,12 +88,47 @@ class TrialProgram:
         """About how many a sample has in all that is computed."""
         self._graph = tf.Graph()
         with self._graph.as_default():
-            definition = self._definition()
-            self._output = _imported(definition, self._name(output))
-            self._assignments = {
-                name: self._assignment(name, shape, dtype)
-                for name, (shape, dtype) in self._variables.items()
-            }
+            self._make(output)
+
+    def _make(self, output: tf.Tensor) -> None:
+        """Makes the program, whose sources are placeholders."""
+        copies: dict[int, tf.Tensor] = {}
+        for key, (tensor, _) in self._sources.items():
+            if tensor.dtype == tf.resource:
+                copies[key] = self._variable(tensor)
+            else:
+                copies[key] = tf.compat.v1.placeholder(tensor.dtype)
+                self._names[key] = copies[key].name
+        operations = {
+            x: [*map(self._behind, x.inputs)] for x in self._operations
+        }
+        try:
+            rewriting.copy_to_other(operations, copies, keeps_names=False)
+        except ValueError as error:  # as a function that is not known
+            raise NotDerivable(self.name) from error
+        self._output = copies[id(self._behind(output))]
+
+    def _behind(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns what is copied for a tensor that is handed on."""
+        while id(tensor) in self._handed_on:
+            tensor = self._handed_on[id(tensor)]
+        return tensor
+
+    def _variable(self, handle: tf.Tensor) -> tf.Tensor:
+        """Returns the handle of a variable like the one that one is of."""
+        found = resources.variable_behind(handle)
+        if found is None:
+            raise NotDerivable(handle.name)
+        shape, dtype = found
+        sizes = _sizes(shape, handle.name)
+        name = f"variable_{len(self._assignments)}"
+        made = tf.raw_ops.VarHandleOp(
+            dtype=dtype, shape=shape, shared_name=name
+        )
+        value = tf.compat.v1.placeholder(dtype, sizes)
+        assigned = tf.raw_ops.AssignVariableOp(resource=made, value=value)
+        self._assignments.append((value, sizes, assigned))
+        return made
 
     def _follow(self, output: tf.Tensor, kinds: KindInference) -> None:
         waiting = [output]
@@ -115,7 +151,7 @@ class TrialProgram:
             is_known = effects.only_reads(operation)
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
-            self._operations[operation] = f"operation_{len(self._operations)}"
+            self._operations[operation] = None
             if len(self._operations) > _MAX_OPERATIONS:
                 raise NotDerivable(operation.name)
             waiting.extend(operation.inputs)
@@ -152,57 +188,6 @@ class TrialProgram:
             return not kind.is_out_of_order and kind.entries is Entries.ONE
         return kind.role is Role.EQUAL and is_first
 
-    def _definition(self) -> tf.compat.v1.GraphDef:
-        """Returns the program, whose sources are placeholders.
-
-        It is of one or several graphs, which use the same names.
-        """
-        definition = tf.compat.v1.GraphDef()
-        for number, (tensor, _) in enumerate(self._sources.values()):
-            node = definition.node.add()
-            node.name = self._names[id(tensor)] = f"source_{number}"
-            if tensor.dtype == tf.resource:
-                self._add_variable(node, tensor)
-                continue
-            node.op = "Placeholder"
-            node.attr["dtype"].type = tensor.dtype.as_datatype_enum
-        for operation, name in self._operations.items():
-            node = definition.node.add()
-            node.CopyFrom(operation.node_def)
-            node.name = name
-            node.device = ""
-            node.attr.pop("_class", None)
-            del node.input[:]
-            node.input.extend(map(self._name, operation.inputs))
-        for graph in {
-            operation.graph
-            for operation in self._operations
-            if bodies.graphs_of(operation)
-        }:
-            definition.library.MergeFrom(graph.as_graph_def().library)
-        return definition
-
-    def _name(self, tensor: tf.Tensor) -> str:
-        """Returns the name that a tensor has in the program."""
-        while id(tensor) in self._handed_on:
-            tensor = self._handed_on[id(tensor)]
-        if id(tensor) in self._names:
-            return f"{self._names[id(tensor)]}:0"
-        return f"{self._operations[tensor.op]}:{tensor.value_index}"
-
-    def _add_variable(self, node: Any, handle: tf.Tensor) -> None:
-        """Makes a node a variable like the one that a handle is of."""
-        found = resources.variable_behind(handle)
-        if found is None:
-            raise NotDerivable(handle.name)
-        shape, dtype = found
-        sizes = _sizes(shape, handle.name)
-        node.op = "VarHandleOp"
-        node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(shape.as_proto())
-        node.attr["shared_name"].s = node.name.encode()
-        self._variables[node.name] = sizes, dtype
-
     def results(
         self, trials: Iterable[tuple[tuple[int, int], RandomValues]]
     ) -> list[Results]:
@@ -236,24 +221,16 @@ class TrialProgram:
             samples.taken(whole, *sizes),
         ]
         assigned = {
-            value: values.shared(*self._variables[name])
-            for name, (value, _) in self._assignments.items()
+            value: values.shared(sizes, value.dtype)
+            for value, sizes, _ in self._assignments
         }
-        session.run([each for _, each in self._assignments.values()], assigned)
+        session.run([each for *_, each in self._assignments], assigned)
         found = [session.run(self._output, self._fed(each)) for each in given]
         return Results(found[0], found[1:3], found[3:], sizes)
 
-    def _assignment(
-        self, name: str, shape: list[int], dtype: tf.DType
-    ) -> tuple[tf.Tensor, tf.Operation]:
-        """Returns what is fed to make a variable, and what makes it."""
-        value = tf.compat.v1.placeholder(dtype, shape)
-        handle = self._graph.get_tensor_by_name(f"{name}:0")
-        return value, tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
     def _fed(self, values: _Feed) -> dict[str, Any]:
         return {
-            f"{self._names[key]}:0": value
+            self._names[key]: value
             for key, value in values.items()
             if key in self._names
         }
@@ -319,13 +296,3 @@ def _sizes(shape: tf.TensorShape, name: str) -> list[int]:
     if not shape.is_fully_defined():
         raise NotDerivable(name)
     return [size for size in shape.as_list() if size is not None]
-
-
-def _imported(definition: tf.compat.v1.GraphDef, name: str) -> tf.Tensor:
-    try:
-        (found,) = tf.graph_util.import_graph_def(
-            definition, return_elements=[name], name=""
-        )
-    except ValueError as error:  # as a function that is not known
-        raise NotDerivable(name) from error
-    return found
