@@ -70,8 +70,10 @@ def _are_total(kinds: tuple[Kind, ...], tensors: tuple[tf.Tensor, ...]) -> bool:
 
 
 def _is_zero(tensor: tf.Tensor) -> bool:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
+    while tensor.op.type in _FROM_ONE:
+        tensor = tensor.op.inputs[_FROM_ONE[tensor.op.type]]
+    if tensor.op.type == "ZerosLike":
+        return True
     value = tf.get_static_value(tensor)
     return value is not None and bool((value == 0).all())
 
@@ -104,7 +106,35 @@ def _goes_on_alike(
 def _of_turns(
     operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind] | None:
-    """Follows the kinds through a loop until they stay what they are."""
+    """Follows the kinds through a loop.
+
+    A sum over samples that begins with zero is one in each turn.
+    """
+    found = _followed(operation, inputs, kinds_of)
+    begun = [
+        TOTAL
+        if (given, kind) == (EQUAL, DERIVED) and _is_zero(tensor)
+        else given
+        for tensor, given, kind in zip(
+            operation.inputs, inputs, found or inputs, strict=True
+        )
+    ]
+    while begun != inputs:
+        kinds = _followed(operation, begun, kinds_of) or inputs
+        kept = [
+            given if kind == TOTAL else old
+            for old, given, kind in zip(inputs, begun, kinds, strict=True)
+        ]
+        if kept == begun:
+            return kinds
+        begun = kept
+    return found
+
+
+def _followed(
+    operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
+) -> list[Kind] | None:
+    """Follows the kinds through turns until they stay what they are."""
     kinds = inputs
     for _ in range(5):
         found = _of_body(_body(operation, "body"), kinds, kinds_of)
@@ -196,10 +226,12 @@ def _stack(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0].at(inputs[0].axis + 1)
 
 
-def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Takes an element of a list."""
+def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Takes an element of a list: zeros of a shape, if it has none yet."""
     del operation
-    return inputs[0]
+    is_of_rows = inputs[0].role is Role.ROWS
+    is_told = is_of_rows or inputs[-1].role is not Role.SHAPE
+    return inputs[0] if is_told else None
 
 
 def _set_item(operation: tf.Operation, inputs: list[Kind]) -> Kind:
@@ -215,15 +247,19 @@ def _length(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return EQUAL
 
 
+_FROM_ONE = {"BroadcastTo": 0, "Fill": 1, "Identity": 0, "Reshape": 0}
+"""Which input has the value of all entries, if it is one."""
 _EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
 _KNOWN = ~Form.OPAQUE
 _ELEMENT = ~(Form.OPAQUE | Form.DERIVED)
 RULES: dict[str, tuple[Rule, ...]] = {
     "TensorListFromTensor": (Rule(_from_tensor, Form.ROWS, Form.EQUAL),),
-    "TensorListStack": (Rule(_stack, Form.ROWS, Form.EQUAL),),
-    "TensorListGetItem": (Rule(_first, _ELEMENT, Form.EQUAL, Form.EQUAL),),
+    "TensorListStack": (Rule(_stack, Form.ROWS, Form.EQUAL | Form.SHAPE),),
+    "TensorListGetItem": (
+        Rule(_first, _ELEMENT, Form.EQUAL, Form.EQUAL | Form.SHAPE),
+    ),
     "TensorListSetItem": (Rule(_set_item, _ELEMENT, Form.EQUAL, _KNOWN),),
     "TensorListPushBack": (Rule(_push, _ELEMENT, _KNOWN),),
-    "TensorListPopBack": (Rule(_first, _ELEMENT, SAME),),
+    "TensorListPopBack": (Rule(_first, _ELEMENT, SAME | Form.SHAPE),),
     "TensorListLength": (Rule(_length, Form.ROWS),),
 }

@@ -360,6 +360,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "StridedSliceGrad": (
         Rule(_slice_grad, Form.SHAPE, *_THREE_EQUAL, _ANY_ROWS),
+        Rule(_unchanged, Form.EQUAL, *_THREE_EQUAL, LINEAR),
     ),
     "Unpack": (
         Rule(_unpack, _ANY_ROWS),

@@ -634,6 +634,10 @@ for _shape in ((N, 3), (2, N), (N, 2, 3), (2, N, 3)):
                     ],
                 )
 of(
+    "StridedSliceGrad",
+    [case(K([4]), K([1]), K([3]), K([1]), V("real", (2,), _NO_COUNTS))],
+)
+of(
     "Slice",
     [
         case(S(*shape), K([begin]), K([size]))
@@ -1562,17 +1566,22 @@ _LISTS = [
     for shape in ((N, 3), (2, N))
     for form in ("equal", *FEW, "mean")
 ]
+_UNTOLD = [(x, K(-1)) for x in _LISTS]
+_TOLD = _list_of("real", (N, 3), "rows"), V("real", (N, 3), ("shape",))
 of(
     "TensorListFromTensor",
     [case(V("real", s), K(-1)) for s in ((2, N), (2, N, 3), (2, 3, N), (N, 2))],
 )
 of(
     "TensorListStack",
-    [case(x, K(-1), element_dtype="float64") for x in _LISTS],
+    [case(*x, element_dtype="float64") for x in (*_UNTOLD, _TOLD)],
 )
 of(
     "TensorListGetItem",
-    [case(x, K(1), K(-1), element_dtype="float64") for x in _LISTS],
+    [
+        case(x, K(1), size, element_dtype="float64")
+        for x, size in (*_UNTOLD, _TOLD)
+    ],
 )
 _PAIRS = [
     (_list_of("real", (N, 3), one), V("real", (N, 3), (other,)))
@@ -1588,6 +1597,6 @@ of("TensorListSetItem", [case(x, K(1), item) for x, item in _PAIRS])
 of("TensorListPushBack", [case(x, item) for x, item in _PAIRS])
 of(
     "TensorListPopBack",
-    [case(x, K(-1), element_dtype="float64") for x in _LISTS],
+    [case(*x, element_dtype="float64") for x in (*_UNTOLD, _TOLD)],
 )
 of("TensorListLength", [case(x) for x in _LISTS])

@@ -252,6 +252,15 @@ def _recurrent(o):
     )[1]
 
 
+def _summed(o):
+    x = o.real()
+    return tf.while_loop(
+        lambda i, _: i < 3,
+        lambda i, z: (i + 1, z + tf.reduce_sum(x)),
+        (0, tf.zeros([], x.dtype)),
+    )[1]
+
+
 def _map(o):
     return tf.map_fn(lambda row: row * 2 + tf.reduce_sum(row), o.real())
 
@@ -629,6 +638,11 @@ PROGRAMS = st.lists(
 @given(PROGRAMS)
 def test_kinds_of_drawn_programs(program):
     check(program)
+
+
+def test_a_sum_of_turns_is_a_sum_over_samples():
+    (*_, kind) = check([("summed", [0])])
+    assert kind.role is Role.TOTAL
 
 
 def test_what_a_loop_makes_of_zeros_is_rows():
