@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
@@ -141,7 +142,7 @@ def copied(
 
 
 def copy_to_other(
-    operations: dict[tf.Operation, Sequence[tf.Tensor]],
+    operations: Mapping[tf.Operation, Sequence[tf.Tensor]],
     known: MutableMapping[int, tf.Tensor],
     keeps_names: bool = True,
 ) -> None:
