@@ -31,9 +31,9 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.user_warnings import users_line
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._graphs import bodies
+from keras_conflux._graphs import resources
 from keras_conflux._graphs.effects import COLLECTIVES
 
 _LARGEST = 64
@@ -355,8 +355,7 @@ def _variables_in(graph: Any) -> dict[str, str]:
     numbers: dict[int, int] = {}
     found = {}
     for _, inside in graph.captures:
-        handle = traced_graphs.outermost(inside, graph)
-        variable = tensorflow_graphs.container_of(handle)
+        variable = resources.container_of(resources.outermost(inside, graph))
         if variable is not None:
             number = numbers.setdefault(id(variable), len(numbers))
             found[inside.op.name] = f"variable {number}"
