@@ -11,6 +11,7 @@ from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import values_util
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config
+from tensorflow.python.ops import resource_variable_ops
 
 from keras_conflux._graphs import resources
 
@@ -119,7 +120,10 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
         value: What it begins with.
     """
     with tf.device(device):
-        made = tf.Variable(tf.constant(value), trainable=False)
+        # Not `tf.Variable`, of which an open strategy would make copies.
+        made: Any = resource_variable_ops.ResourceVariable(
+            tf.constant(value), trainable=False
+        )
     _own_variables[id(handle_of(made))] = made
     return made
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.failures import wait_while_all_processes_live
@@ -14,6 +15,7 @@ from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._common.waiting import step_timeout
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 
 
@@ -41,11 +43,9 @@ class StepWatchdog:
         self._devices = devices
         self.name = name
         self._steps = steps
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._ended = [
-                tf.Variable(tf.zeros((), tf.int64), trainable=False)
-                for _ in devices
-            ]
+        with tf.init_scope():
+            zero = np.zeros((), "int64")
+            self._ended = [own_variable("CPU:0", zero) for _ in devices]
         self._before: list[int] | None = None
 
     def mark_end(self, index: int, outputs: Tree) -> Tree:
