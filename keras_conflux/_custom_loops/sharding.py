@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
+from keras_conflux._common import rows
 from keras_conflux._common import trees
-from keras_conflux._data import rows
 
 V = TypeVar("V")
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_conflux._common import arguments
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._custom_loops.prefetcher import run_ahead
-from keras_conflux._data import rows
 from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._data.transfer import place

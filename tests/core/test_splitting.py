@@ -9,7 +9,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux._data import rows
+from keras_conflux._common import rows
 
 
 @pytest.mark.parametrize("samples", [0, 1, 2, 5, 8, 13])

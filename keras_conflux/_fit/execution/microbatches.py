@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Op
-from keras_conflux._data import rows
 from keras_conflux._fit.execution import graph_in_turns
 from keras_conflux._fit.execution.graph_in_turns import CannotRunInTurns
 from keras_conflux._fit.execution.graph_in_turns import Cut

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from keras_conflux._batch_analysis import KindInference
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._data import rows
 from keras_conflux._fit.execution.microbatches import StepInTurns
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.numerics import counters

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._data import rows
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import StackedBatch

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._common import rows
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._data import rows
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import short_name
 from keras_conflux._fit.input import in_place

@@ -18,10 +18,10 @@ from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
-from keras_conflux._data import rows
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input import local_data
 from keras_conflux._fit.input.batch_sharder import BatchSharder

@@ -8,11 +8,11 @@ import tensorflow as tf
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import broadcast_bytes
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
-from keras_conflux._data import rows
 from keras_conflux._fit.input import specs
 from keras_conflux._fit.input.batches import Batch
 

@@ -17,10 +17,10 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._batch_analysis import rows as kind_of_rows
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
-from keras_conflux._data import rows
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import Merged
 from keras_conflux._fit.numerics.gathered_rows import gathered
