@@ -223,6 +223,117 @@ def own_loop(replicate):
     return outcome(model) | {"losses": np.array([float(x) for x in losses])}
 
 
+def strategy_of(replicate):
+    """Returns a strategy, or the one of TensorFlow's that does nothing."""
+    is_ours = replicate is kc.replicate
+    return kc.replicate() if is_ours else tf.distribute.get_strategy()
+
+
+def tutorial(replicate):
+    """The loop of TensorFlow's tutorials."""
+    strategy = strategy_of(replicate)
+    with strategy.scope():
+        model = dense()
+        optimizer = keras.optimizers.Adam(0.01)
+        error = keras.metrics.MeanAbsoluteError()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            losses = tf.reduce_sum((predicted - y) ** 2, 1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=16)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        error.update_state(y, predicted)
+        return loss
+
+    @tf.function
+    def run(batch):
+        losses = strategy.run(step, args=batch)
+        return strategy.reduce("SUM", losses, axis=None)
+
+    @tf.function
+    def run_all(batches):
+        for batch in batches:
+            strategy.run(step, args=batch)
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    batches = strategy.experimental_distribute_dataset(data)
+    losses = [float(run(batch)) for batch in batches]
+    errors = [float(error.result())]
+    error.reset_state()
+    run_all(batches)
+    errors.append(float(error.result()))
+    found = {"losses": np.array(losses), "errors": np.array(errors)}
+    return outcome(model) | found
+
+
+def adversarial(replicate):
+    """A generator and a discriminator, each with an optimizer."""
+    strategy = strategy_of(replicate)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        generator = keras.Sequential(
+            [layers.Input((3,)), layers.Dense(8, "tanh")]
+        )
+        discriminator = keras.Sequential(
+            [layers.Input((8,)), layers.Dense(4, "tanh"), layers.Dense(1)]
+        )
+        optimizers = [keras.optimizers.Adam(0.01) for _ in range(2)]
+        mean = keras.metrics.Mean()
+
+    def cross_entropy(ones, logits):
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(
+            tf.fill(tf.shape(logits), ones), logits
+        )
+        return tf.nn.compute_average_loss(losses[:, 0], global_batch_size=16)
+
+    def step(noise, x):
+        with tf.GradientTape(persistent=True) as tape:
+            generated = discriminator(generator(noise))
+            fooled = cross_entropy(1.0, generated)
+            told = cross_entropy(1.0, discriminator(x))
+            told += cross_entropy(0.0, generated)
+        for model, optimizer, loss in zip(
+            (generator, discriminator), optimizers, (fooled, told), strict=True
+        ):
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        mean.update_state(generated)
+
+    @tf.function
+    def run(batch):
+        strategy.run(step, args=batch)
+
+    noise = np.random.default_rng(2).normal(size=(61, 3)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((noise, X)).batch(16)
+    for batch in strategy.experimental_distribute_dataset(data):
+        run(batch)
+    weights = [*generator.get_weights(), *discriminator.get_weights()]
+    found = {f"weight {i}": weight for i, weight in enumerate(weights)}
+    return found | {"mean": np.array(float(mean.result()))}
+
+
+def counted(replicate):
+    """A metric that a loop with `withdevices` updates, and one of `fit`."""
+    model = replicate(dense())
+    mean = replicate(keras.metrics.Mean())
+    found = []
+
+    def step(x):
+        mean.update_state(model(x))
+
+    for i in range(0, 61, 16):
+        if replicate is kc.replicate:
+            kc.withdevices(step)(kc.split(X[i : i + 16]))
+        else:
+            step(X[i : i + 16])
+        found.append(float(mean.result()))
+    mean.reset_state()
+    found.append(float(mean.result()))
+    return trained(model) | {"means": np.array(found)}
+
+
 def under_a_distribution(replicate):
     if replicate is not kc.replicate:
         return fitted(dense())
@@ -255,6 +366,9 @@ CASES = {
         own_step,
         eagerly,
         with_random_numbers,
+        tutorial,
+        adversarial,
+        counted,
     )
 }
 MORE_CASES = {
@@ -317,6 +431,153 @@ def collectives_mean_all_replicas(directory):
 
 
 OPS = ("sum", "mean", "product", "min", "max")
+
+
+def number_of_replica():
+    """What each replica has: 1, 2 and so on, over all processes."""
+    context = tf.distribute.get_replica_context()
+    return tf.cast(context.replica_id_in_sync_group, tf.float32) + 1
+
+
+def strategies_reduce_all_replicas(directory):
+    strategy = kc.replicate()
+    here, count = len(strategy.devices), strategy.num_replicas_in_sync
+    assert count == here * kc.process_count()
+    total = count * (count + 1) / 2
+    first = kc.process_index() * here
+
+    def local(value):
+        found = strategy.experimental_local_results(value)
+        return [np.asarray(each).tolist() for each in found]
+
+    numbers = strategy.run(number_of_replica)
+    assert local(numbers) == [first + i + 1 for i in range(here)]
+    made = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group + 1.0)
+    )
+    assert local(made) == local(numbers)
+    with strategy.scope():
+        variable = tf.Variable(0.0)
+    extended = strategy.extended
+    pairs = [(numbers, variable), (numbers, numbers)]
+
+    def reduced():
+        sums = extended.batch_reduce_to("SUM", pairs)
+        sums.append(extended.reduce_to("SUM", numbers, destinations=variable))
+        found = [
+            strategy.reduce(op, numbers, axis=None) for op in ("SUM", "MEAN")
+        ]
+        return found, [*map(strategy.experimental_local_results, sums)]
+
+    for run in (reduced, tf.function(reduced)):
+        (found, mean), sums = run()
+        assert (float(found), float(mean)) == (total, total / count)
+        assert np.asarray(sums).tolist() == [[total] * here] * 3
+    rows = strategy.run(
+        lambda: tf.fill([tf.cast(number_of_replica(), tf.int32)], 1.0)
+    )
+    assert len(strategy.gather(rows, axis=0)) == total
+    means = strategy.run(lambda: tf.range(number_of_replica()))
+    largest = strategy.reduce("SUM", means, axis=0)
+    assert float(largest) == sum(i * (i + 1) / 2 for i in range(count))
+    process = tf.constant(float(kc.process_index()))
+    mean = strategy.reduce("MEAN", process, axis=None)
+    assert float(mean) == (kc.process_count() - 1) / 2
+    reduced = kc.allreduce("max", numbers)
+    assert float(reduced[0]) == count
+
+    with pytest.raises(NotImplementedError, match="Debug in one process"):
+        strategy.run(lambda: kc.allreduce("sum", 1.0))
+
+
+def strategies_sum_variables(directory):
+    strategy = kc.replicate()
+    count = strategy.num_replicas_in_sync
+    with strategy.scope():
+        summed = tf.Variable(
+            1.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        first = tf.Variable(
+            0.0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+        )
+
+    @tf.function
+    def count_all(times):
+        for _ in tf.range(times):
+            strategy.run(lambda: summed.assign_add(1.0))
+
+    def add():
+        summed.assign_add(1.0)
+        first.assign(number_of_replica())
+
+    assert float(summed.read_value()) == 1
+    tf.function(lambda: strategy.run(add))()
+    assert float(summed.read_value()) == 1 + count
+    copies = strategy.experimental_local_results(first)
+    assert [float(copy) for copy in copies] == [1.0] * len(copies)
+    count_all(3)
+    assert float(summed.read_value()) == 1 + 4 * count
+    mine = str(directory / f"sum-{kc.process_index()}")
+    saved = tf.train.Checkpoint(summed=summed).write(mine)
+    if kc.process_index() == 0:  # reading needs no other process
+        assert float(summed.read_value()) == 1 + 4 * count
+    summed.assign(7.0)
+    count_all(1)
+    assert float(summed.read_value()) == 7 + count
+    tf.train.Checkpoint(summed=summed).read(saved)
+    assert float(summed.read_value()) == 1 + 4 * count
+    count_all(1)
+    assert float(summed.read_value()) == 1 + 5 * count
+    with pytest.raises(NotImplementedError, match="add up nothing"):
+        strategy.run(lambda: summed.assign_add(1.0))
+
+
+def strategies_read_data(directory):
+    strategy = kc.replicate()
+    here, count = len(strategy.devices), strategy.num_replicas_in_sync
+
+    def rows(batches):
+        found = strategy.experimental_local_results
+        return [[np.asarray(x).tolist() for x in found(b)] for b in batches]
+
+    data = tf.data.Dataset.range(9).batch(8)  # the last one has a single row
+    batches = strategy.experimental_distribute_dataset(data)
+    first = kc.process_index() * here
+    expected = [
+        kc.shard(batch, count=1, index=0) for batch in data.as_numpy_iterator()
+    ]
+    parts = [np.array_split(batch, count) for batch in expected]
+    parts = [
+        [part.tolist() for part in each[first : first + here]] for each in parts
+    ]
+    assert rows(batches) == parts
+    seen = []
+
+    def own(context):
+        seen.append(context)
+        size = context.get_per_replica_batch_size(8 * count)
+        index = context.input_pipeline_id
+        return (
+            tf.data.Dataset.range(16 * here * (index + 1)).batch(size).take(2)
+        )
+
+    batches = strategy.distribute_datasets_from_function(own)
+    assert len(rows(batches)) == 2 // here or here > 2
+    (context,) = seen
+    assert context.num_input_pipelines == kc.process_count()
+    assert context.input_pipeline_id == kc.process_index()
+    assert context.num_replicas_in_sync == count
+    with pytest.raises(kc.ReplicaMismatchError, match=r"take\(3\)"):
+        strategy.distribute_datasets_from_function(
+            lambda _: tf.data.Dataset.range(3 + kc.process_index())
+        )
+    options = tf.data.Options()
+    policies = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = policies.FILE
+    with pytest.raises(NotImplementedError, match="from_function"):
+        strategy.experimental_distribute_dataset(data.with_options(options))
 
 
 def files_are_written_once(directory):
@@ -683,6 +944,9 @@ CHECKS = {
     for check in (
         in_sync_sees_other_processes,
         collectives_mean_all_replicas,
+        strategies_reduce_all_replicas,
+        strategies_sum_variables,
+        strategies_read_data,
         files_are_written_once,
         loops_are_saved,
         lists_of_callbacks_write_once,

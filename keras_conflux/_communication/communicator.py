@@ -215,10 +215,12 @@ class Communicator:
             return tf.identity(tensor)
         if tf.executing_eagerly():
             if self.spans_processes:
+                traced = "call `strategy.run` in a `tf.function`"
+                if tf.config.functions_run_eagerly():
+                    traced = "leave out `tf.config.run_functions_eagerly(True)`"
                 raise NotImplementedError(
                     "Replicas that run eagerly exchange nothing between "
-                    "processes. Debug in one process, or leave out "
-                    "`tf.config.run_functions_eagerly(True)`."
+                    f"processes. Debug in one process, or {traced}."
                 )
             return eager.all_reduce(tensor, op, self.devices[0])
         if self.on_gpu and isinstance(op, Extreme) and tensor.dtype.is_floating:

@@ -57,7 +57,7 @@ def make_backing(
     # Keras writes a sum by writing the old sum and what is added.
     synchronization = "on_read" if summed else variable.synchronization
     aggregation = "sum" if summed else variable.aggregation
-    if synchronization != "on_read":
+    if synchronization != "on_read" and aggregation != "only_first_replica":
         aggregation = "none"
     # Freezing a Keras variable leaves TensorFlow's watched by gradient tapes;
     # what is made while it is frozen must be as well.

@@ -77,11 +77,8 @@ class Patched:
         f"{_LOSS}apply_mask", "sample_weight, mask, dtype, reduction"
     )
     ASSIGN = PrivateName(f"{_VARIABLE}.assign", "self, value")
-    DIRECT_ASSIGN = PrivateName(f"{_TF_VARIABLE}._direct_assign", "self, value")
     ASSIGN_ADD = PrivateName(f"{_VARIABLE}.assign_add", "self, value")
     ASSIGN_SUB = PrivateName(f"{_VARIABLE}.assign_sub", "self, value")
-    VARIABLE_INT = PrivateName(f"{_VARIABLE}.__int__", "self")
-    VARIABLE_FLOAT = PrivateName(f"{_VARIABLE}.__float__", "self")
     VARIABLE_INITIALIZE = PrivateName(
         f"{_TF_VARIABLE}._initialize", "self, value", ("_value",)
     )

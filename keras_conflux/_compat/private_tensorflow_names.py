@@ -56,14 +56,28 @@ OVERRIDDEN = (
     PrivateName(
         f"{_EXTENDED}._call_for_each_replica", "self, fn, args, kwargs"
     ),
-    PrivateName(
-        "tensorflow:distribute.ReductionToOneDevice.reduce_implementation",
-        "self, reduce_op, per_replica_value, destinations, options",
+    *(
+        PrivateName(f"{_EXTENDED}.{name}", f"self, {parameters}")
+        for name, parameters in (
+            ("_reduce_to", "reduce_op, value, destinations, options"),
+            ("_batch_reduce_to", "reduce_op, value_destination_pairs, options"),
+            ("_gather_to_implementation", "value, destinations, axis, options"),
+            ("_broadcast_to", "tensor, destinations"),
+            ("_get_local_replica_id", "replica_id_in_sync_group"),
+            ("_get_replica_id_in_sync_group", "replica_id"),
+            ("_experimental_distribute_values_from_function", "value_fn"),
+            ("_experimental_distribute_dataset", "dataset, options"),
+            ("_distribute_datasets_from_function", "dataset_fn, options"),
+        )
     ),
     PrivateName(
-        "tensorflow:distribute.ReductionToOneDevice._gather_implementation",
+        "tensorflow:distribute.CrossDeviceOps._gather_implementation",
         "self, per_replica_value, destinations, axis, options",
     ),
+    PrivateName(
+        f"{_VARIABLE}._update_replica", "self, update_fn, value, kwargs"
+    ),
+    PrivateName(f"{_VARIABLE}._gather_saveables_for_checkpoint", "self"),
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedVariable._get_replica",
         "self, replica_id",

@@ -7,110 +7,25 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 # The extended part of MirroredStrategy is where a strategy's behaviour lives,
 # and TensorFlow exports only the strategy around it.
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import mirrored_strategy
-from tensorflow.python.distribute import values
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import variable_scope
 
-from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import cross_device
+from keras_conflux._compat.per_replica import by_leaves
+from keras_conflux._compat.per_replica import same_everywhere
 from keras_conflux._compat.replicas_in_turn import run_in_turn
+from keras_conflux._compat.replicated_variables import make_ours
+from keras_conflux._compat.replicated_variables import places
+from keras_conflux._compat.replicated_variables import some_in_parts
+from keras_conflux._compat.replicated_variables import whole
 from keras_conflux._compat.tensorflow_log import without_untrue_lines
-
-
-class OfReplicas:
-    """What a `tf.Variable` can be made, and one with copies cannot.
-
-    It has a copy for the replicas of one strategy, and for no others.
-    """
-
-    def _get_replica(self: Any, replica_id: int) -> Any:
-        assert_of_running(self)
-        return super()._get_replica(replica_id)
-
-    def __bool__(self: Any) -> bool:
-        return bool(self.read_value())
-
-    def __int__(self: Any) -> int:
-        return int(self.read_value())
-
-    def __float__(self: Any) -> float:
-        return float(self.read_value())
-
-    def __complex__(self: Any) -> complex:
-        return complex(self.read_value())
-
-    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
-        del copy  # a copy is made in any case
-        return np.array(self.read_value().numpy(), dtype)
-
-
-class _OurMirroredVariable(OfReplicas, values.MirroredVariable):
-    """A variable whose copies are equal."""
-
-    def _update_cross_replica(
-        self, update_fn: Any, value: Any, **kwargs: Any
-    ) -> Any:
-        return super()._update_cross_replica(update_fn, _whole(value), **kwargs)
-
-
-class _OurSyncOnReadVariable(OfReplicas, values.SyncOnReadVariable):
-    """A variable whose copies are reduced when it is read."""
-
-
-class InParts(OfReplicas):
-    """A variable of which each device holds a part, and none the whole.
-
-    It is read and written whole.
-    """
-
-    layout: Any
-    """How the parts make the whole."""
-
-
-_CONVERTIBLE = {
-    values.MirroredVariable: _OurMirroredVariable,
-    values.SyncOnReadVariable: _OurSyncOnReadVariable,
-}
-
-
-def assert_of_running(variable: Any) -> None:
-    """Raises if the replica that runs is of another strategy than the copies.
-
-    What lies in parts belongs to a strategy that cuts it.
-    """
-    own, running = variable.distribute_strategy, tf.distribute.get_strategy()
-    if own is running or not isinstance(running.extended, ReplicatedExtended):
-        return
-    ours, theirs = (each.extended.worker_devices for each in (own, running))
-    shard = getattr(own, "shard", None)
-    if ours != theirs or shard is not None:
-        given = "" if shard is None else f", shard={shard!r}"
-        raise StrategyError(
-            f"The variable {variable.name!r} is replicated on "
-            f"{_short(ours)}{given}, and the step runs on {_short(theirs)}. "
-            "Models, optimizers and batches of a step have the same devices: "
-            f"write `with keras_conflux.replicate(devices={len(ours)}{given}):`"
-            " around all of them, or give each call the same `devices`."
-        )
-
-
-def _whole(value: Any) -> Any:
-    return value.read_value() if isinstance(value, InParts) else value
-
-
-def _some_in_parts(*given: Any) -> bool:
-    """Whether a function of these runs once, on wholes, and not by copies."""
-    return any(isinstance(each, InParts) for each in tf.nest.flatten(given))
-
-
-def _short(names: Sequence[str]) -> str:
-    return ", ".join(":".join(name.split(":")[-2:]) for name in names)
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):
@@ -124,16 +39,23 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self,
         strategy: tf.distribute.Strategy,
         devices: Sequence[str],
+        cross_device_ops: tf.distribute.CrossDeviceOps | None,
+        across: Any,
         all_reduce: Callable[[str, Any], Any],
+        of_first_replica: Callable[[Any], Any],
         around_run: Callable[[Callable[[], Any]], Any],
         around_replica: Callable[[Callable], Callable],
     ) -> None:
+        self._conflux_across = across
         self._conflux_all_reduce = all_reduce
+        self._conflux_of_first_replica = of_first_replica
         self._conflux_around_run = around_run
         self._conflux_around_replica = around_replica
         self._conflux_clones: Any = weakref.WeakKeyDictionary()
         with without_untrue_lines():
-            super().__init__(strategy, devices=list(devices))
+            super().__init__(strategy, list(devices), cross_device_ops)
+        if self.spans_processes:
+            self._cross_device_ops = across
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         if tf.executing_eagerly():
@@ -146,30 +68,136 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         # With False, Keras and TensorFlow update variables inside a replica.
         return False
 
+    @property
+    def first_rank(self) -> int:
+        """The position of the first replica here among those of all."""
+        return self._conflux_across.first_rank
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some of the replicas are in other processes."""
+        return self._num_replicas_in_sync > len(self._devices)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._conflux_across.count
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
+        return replica_id_in_sync_group - self.first_rank
+
+    def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
+        return self.first_rank + replica_id
+
+    def _experimental_distribute_values_from_function(
+        self, value_fn: Callable
+    ) -> Any:
+        count = self._num_replicas_in_sync
+        context = tf.distribute.experimental.ValueContext
+        found = [
+            value_fn(context(self.first_rank + index, count))
+            for index in range(len(self._devices))
+        ]
+        return distribute_utils.regroup(found, always_wrap=True)
+
+    def _experimental_distribute_dataset(
+        self, dataset: Any, options: Any
+    ) -> Any:
+        if not self.spans_processes:
+            return super()._experimental_distribute_dataset(dataset, options)
+        shards = self._conflux_across.shards(dataset)
+        return super()._distribute_datasets_from_function(
+            lambda _: shards, options
+        )
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Any, options: Any
+    ) -> Any:
+        make = dataset_fn
+        if self.spans_processes:
+            make = functools.partial(self._conflux_across.of_process, make)
+        return super()._distribute_datasets_from_function(make, options)
+
     def _make_collective_ops_with_fallbacks(self) -> Any:
         # TensorFlow would make CollectiveAllReduce, whose keys start anew in
         # each strategy, so that two strategies abort each other
         # (tensorflow#61314). What reduces between replicas goes through
-        # `all_reduce`; what is left, reductions asked for outside of
-        # replicas, is copies and additions.
-        return _ReductionToOneDevice()
+        # `all_reduce`; these are for reductions outside of replicas.
+        return cross_device.usual(self._devices)
 
     def _get_cross_device_ops(self, value: Any) -> Any:
-        return self._cross_device_ops
+        if self.spans_processes:
+            return self._cross_device_ops
+        return cross_device.able_to_reduce(value, self._cross_device_ops)
+
+    def _reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any
+    ) -> Any:
+        is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        value = tf.nest.map_structure(
+            lambda leaf: self._of_replicas(leaf, is_mean), value
+        )
+        return cross_device.kept(
+            super()._reduce_to,
+            reduce_op,
+            whole(value),
+            places(destinations),
+            options,
+        )
+
+    def _of_replicas(self, value: Any, is_mean: bool = False) -> Any:
+        """Returns a tree of values of replicas.
+
+        What is none is a value of this process, where there are others.
+        """
+        value, here = by_leaves(value), len(self._devices)
+        if not self.spans_processes or (here > 1 and not is_mean):
+            return value
+        return tf.nest.map_structure(lambda x: same_everywhere(x, here), value)
+
+    def _batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+    ) -> Any:
+        pairs = [
+            (by_leaves(x), places(to)) for x, to in value_destination_pairs
+        ]
+        if len({self._get_cross_device_ops(value) for value, _ in pairs}) == 1:
+            return cross_device.kept(
+                super()._batch_reduce_to, reduce_op, pairs, options
+            )
+        return [
+            self._reduce_to(reduce_op, value, to, options)
+            for value, to in pairs
+        ]
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        return cross_device.kept(
+            super()._gather_to_implementation,
+            self._of_replicas(value),
+            places(destinations),
+            axis,
+            options,
+        )
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        return super()._broadcast_to(tensor, places(destinations))
+
+    def of_first_replica(self, value: Any) -> Any:
+        """Returns in a replica what the first one of all gives."""
+        if not isinstance(value, tf.IndexedSlices):
+            return self._conflux_of_first_replica(value)
+        rows = [value.values, value.indices]
+        found = self._conflux_of_first_replica(rows)
+        return tf.IndexedSlices(*found, value.dense_shape)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        # ONLY_FIRST_REPLICA (Keras' step counter) would need the first replica
-        # in every assignment. All count the same steps.
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if kwargs.get("aggregation") == first:
-            kwargs["aggregation"] = tf.VariableAggregation.NONE
         made = super()._create_variable(next_creator, **kwargs)
         for copy in getattr(made, "values", ()):
             # Of a copy that a tf.function makes, TensorFlow notes this on the
             # variable alone, and a trace captures the handle.
             copy.handle._distributed_container = weakref.ref(made)
-        if type(made) in _CONVERTIBLE:
-            made.__class__ = _CONVERTIBLE[type(made)]
+        make_ours(made)
         return made
 
     def _get_variable_creator_initial_value(
@@ -196,19 +224,16 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         # Replicas write their copies without this.
         if tf.executing_eagerly():
             _note_assignment(var)
-        if _some_in_parts(var, args, kwargs):
+        if some_in_parts(var, args, kwargs):
             return fn(var, *args, **kwargs)
         return super()._update(var, fn, args, kwargs, group)
 
     def _update_non_slot(
         self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        if _some_in_parts(args, kwargs):
+        if some_in_parts(args, kwargs):
             return fn(*args, **kwargs)
         return super()._update_non_slot(colocate_with, fn, args, kwargs, group)
-
-    def _reduce_to(self, reduce_op: Any, value: Any, *others: Any) -> Any:
-        return super()._reduce_to(reduce_op, _whole(value), *others)
 
     def _replica_ctx_all_reduce(
         self, reduce_op: Any, value: Any, options: Any = None
@@ -219,7 +244,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
-        if _some_in_parts(var, args, kwargs):
+        if some_in_parts(var, args, kwargs):
             return fn(var, *args, **kwargs)
         return super()._replica_ctx_update(var, fn, args, kwargs, group)
 
@@ -244,18 +269,6 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
                 python_function=self._prepared(fn.python_function)
             )
         return self._conflux_clones[fn]
-
-
-class _ReductionToOneDevice(tf.distribute.ReductionToOneDevice):
-    """TensorFlow's, which logs a line for each reduction."""
-
-    def reduce_implementation(self, *args: Any, **kwargs: Any) -> Any:
-        with without_untrue_lines():
-            return super().reduce_implementation(*args, **kwargs)
-
-    def _gather_implementation(self, *args: Any, **kwargs: Any) -> Any:
-        with without_untrue_lines():
-            return super()._gather_implementation(*args, **kwargs)
 
 
 _assignments = 0

@@ -196,6 +196,16 @@ def concrete_function(
     return call
 
 
+@functools.cache
+def _without(leaves_out: Grappler, executor: Any, serialized: bytes) -> Any:
+    """Returns the options of a call, without something of Grappler's."""
+    config = config_pb2.ConfigProto.FromString(serialized)
+    rewrites = config.graph_options.rewrite_options
+    for option, value in leaves_out.value:
+        setattr(rewrites, option, value)
+    return context.FunctionCallOptions(executor, config)
+
+
 @contextlib.contextmanager
 def leaving_out(leaves_out: Grappler) -> Iterator[None]:
     """Has Grappler leave something out of what this thread runs."""
@@ -204,12 +214,8 @@ def leaving_out(leaves_out: Grappler) -> Iterator[None]:
         return
     here: Any = context.context()
     before = here.function_call_options
-    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
-    rewrites = config.graph_options.rewrite_options
-    for option, value in leaves_out.value:
-        setattr(rewrites, option, value)
-    here.function_call_options = context.FunctionCallOptions(
-        before.executor_type, config
+    here.function_call_options = _without(
+        leaves_out, before.executor_type, before.config_proto_serialized
     )
     try:
         yield

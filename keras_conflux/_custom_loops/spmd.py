@@ -30,11 +30,11 @@ from keras_conflux._custom_loops.unsplit import warn_if_unsplit
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
-from keras_conflux._fit.numerics import updates
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import steps
+from keras_conflux._replication.across_processes import run_everywhere_by
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
@@ -426,4 +426,4 @@ def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
     return current_strategy()
 
 
-updates.run_everywhere_by(on_every_device)
+run_everywhere_by(on_every_device)

@@ -4,8 +4,6 @@ Each row puts a replacement in front of a method of Keras, which behaves as
 before unless a replicated model, or a replica, is concerned.
 """
 
-import functools
-
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.patching import patch_all
@@ -52,11 +50,8 @@ PATCHES = (
     (Patched.SUM_UPDATE, metrics.update_mean),
     # Variables, normalization and random numbers.
     (Patched.ASSIGN, writes.assign),
-    (Patched.DIRECT_ASSIGN, variables.assign_whole),
     (Patched.ASSIGN_ADD, writes.add),
     (Patched.ASSIGN_SUB, writes.add),
-    (Patched.VARIABLE_INT, functools.partial(variables.to_number, int)),
-    (Patched.VARIABLE_FLOAT, functools.partial(variables.to_number, float)),
     (Patched.VARIABLE_INITIALIZE, variables.initialize),
     (Patched.VARIABLE_HANDLE, variables.handle),
     (Patched.SYNCHRONIZED_MOMENTS, layers.synchronized_moments),

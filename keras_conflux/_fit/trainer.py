@@ -193,11 +193,7 @@ def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
         held = [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
         model.reset_metrics()
         for variable, value in held:
-            backing = keras_variables.backing(variable)
-            if state.is_sum(backing):
-                state.set_sum(backing, value)
-            else:
-                variable.assign(value)
+            keras_variables.backing(variable).assign(value)
 
     vars(model)["reset_metrics"] = reset_once
 

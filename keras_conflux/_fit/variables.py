@@ -15,7 +15,6 @@ from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
-from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import whole_batch_strategy
 
@@ -65,14 +64,6 @@ def build_loss_scale_optimizer(
         original(optimizer, var_list)
 
 
-def to_number(kind: type, original: Callable, variable: Any) -> Any:
-    """Converts a variable to a Python number."""
-    # A mirrored variable has neither __int__ nor __float__; its value has.
-    if is_replicated(keras_variables.backing(variable)):
-        return kind(variable.numpy())
-    return original(variable)
-
-
 def handle(original: Callable, variable: Any) -> Any:
     """Returns what a gradient tape knows a variable by, in a scope as well.
 
@@ -84,19 +75,6 @@ def handle(original: Callable, variable: Any) -> Any:
     if is_replicated(value) and tf.distribute.in_cross_replica_context():
         return tensorflow_internals.copy_that_is_read(value).handle
     return original(variable)
-
-
-def assign_whole(original: Callable, variable: Any, value: Any) -> None:
-    """Assigns, outside of replicas, what is the sum of a variable's copies.
-
-    TensorFlow gives each copy an equal part of it, which integers may not
-    have: half of a count of 1 is 0.
-    """
-    backing = keras_variables.backing(variable)
-    if in_replica() or not state.is_sum(backing):
-        original(variable, value)
-    else:
-        state.set_sum(backing, value)
 
 
 def add_optimizer_variable(

@@ -244,7 +244,10 @@ def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
     if state.is_in_parts(value):
         return False
     # Made by Keras in the strategy's scope, not by `make_backing`.
-    aggregates = value.aggregation != tf.VariableAggregation.NONE
+    aggregates = value.aggregation in (
+        tf.VariableAggregation.SUM,
+        tf.VariableAggregation.MEAN,
+    )
     return state.is_mirrored(variable) and (summed or aggregates)
 
 
@@ -254,7 +257,7 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
     new = keras_variables.make_backing(variable, value, summed)
     state.swap_backing(variable, old, new)
     if summed:
-        state.mark_as_sum_over_processes(new)
+        # Each process has its part of what is accumulated, until it is due.
+        new.conflux_whole, new.conflux_is_local = None, True
     if not state.is_mirrored(variable):
-        for copy in state.copies(new)[state.holds_whole_sum(new) :]:
-            copy.assign(tf.zeros_like(copy))
+        new.assign(value)

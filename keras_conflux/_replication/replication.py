@@ -46,6 +46,7 @@ def replicate(
     *,
     shard: Shard | None = None,
     microbatches: int | None = None,
+    cross_device_ops: Any = None,
 ) -> ReplicatedStrategy: ...
 @overload
 def replicate(
@@ -82,6 +83,7 @@ def replicate(
     microbatches: int | None = None,
     data: DataContract | None = None,
     reshuffle: bool | None = None,
+    cross_device_ops: Any = None,
 ) -> Any:
     """Puts a model, an optimizer or values on every device.
 
@@ -133,6 +135,12 @@ def replicate(
             replicated model unless this is `True`. The orders follow from the
             seed, and are the same on any number of devices and processes.
             Default: unchanged, initially `False`.
+        cross_device_ops: For a strategy, what reduces values of its replicas
+            outside of them, as `strategy.extended.reduce_to` does. By default
+            `tf.distribute.NcclAllReduce` on GPUs, and
+            `tf.distribute.ReductionToOneDevice` on CPU devices. Over several
+            processes, and inside of replicas, the package's own collectives
+            reduce in any case.
 
     Returns:
         The strategy, the target itself, a `Replicas`, or what the callable
@@ -165,7 +173,12 @@ def replicate(
     model_options.check(target, data, reshuffle, microbatches)
     step_timeout()  # an error now, and not after hours
     if target is None:
-        return strategy_for(devices, shard, microbatches or 1)
+        return strategy_for(devices, shard, microbatches or 1, cross_device_ops)
+    if cross_device_ops is not None:
+        raise TypeError(
+            "`cross_device_ops` belongs to a strategy: write `with "
+            "keras_conflux.replicate(cross_device_ops=...):` around the rest."
+        )
     if devices is None:
         strategy = current_strategy()
         if shard is not None:

@@ -10,12 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._compat.replicated_extended import InParts
+from keras_conflux._compat.replicated_variables import InParts
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
@@ -142,23 +141,6 @@ def is_mirrored(variable: keras.Variable) -> bool:
     return keras_variables.backing(variable).synchronization != on_read
 
 
-_sums_over_processes: Any = weakref.WeakValueDictionary()
-
-
-def mark_as_sum_over_processes(value: Any) -> None:
-    """Marks a variable whose copies in all processes add up to its value.
-
-    Accumulated gradients are such variables. Of other sums, such as those of
-    metrics, each process has the whole value between executions.
-    """
-    _sums_over_processes[id(value)] = value
-
-
-def holds_whole_sum(value: Any) -> bool:
-    """Whether this process holds the value of a sum, if all have been set."""
-    return process_index() == 0 or id(value) not in _sums_over_processes
-
-
 def is_sum(value: Any) -> bool:
     """Whether the value of a TensorFlow variable is the sum of its copies."""
     return (
@@ -166,16 +148,6 @@ def is_sum(value: Any) -> bool:
         and value.synchronization == tf.VariableSynchronization.ON_READ
         and value.aggregation == tf.VariableAggregation.SUM
     )
-
-
-def set_sum(variable: Any, value: Any) -> None:
-    """Gives the first copy all of a value, so that the copies add up to it."""
-    first, *others = copies(variable)
-    if not holds_whole_sum(variable):
-        value = tf.zeros(first.shape, first.dtype)
-    first.assign(tf.cast(value, first.dtype))
-    for copy in others:
-        copy.assign(tf.zeros(copy.shape, copy.dtype))
 
 
 def sums_of(model: keras.Model) -> list[keras.Variable]:

@@ -104,6 +104,8 @@ class Step:
     """Whether the replica may run on a stand-in, as it has no samples."""
     turns: Turns | None = None
     """The turns of which one is traced, if the replica runs several."""
+    is_updating: bool = False
+    """Whether an optimizer is applying gradients, on all replicas alike."""
     _parts: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """By class, the parts that somebody has asked for."""
 

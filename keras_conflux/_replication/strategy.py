@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.initialization import initialize_from_environment
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
@@ -31,6 +32,8 @@ from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
+from keras_conflux._replication import sums
+from keras_conflux._replication.across_processes import AcrossProcesses
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
 """What of a model lies in parts, one on each device."""
@@ -55,6 +58,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         shard: See `keras_conflux.replicate`.
         microbatches: Of models that are made in the scope. See
             `keras_conflux.replicate`.
+        cross_device_ops: See `keras_conflux.replicate`.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.
@@ -78,12 +82,14 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         *,
         shard: Shard | None = None,
         microbatches: int = 1,
+        cross_device_ops: Any = None,
     ) -> None:
         initialize_from_environment()
         _check_shard(shard)
         self._conflux_shard: Shard | None = shard
         self._conflux_microbatches = check_microbatches(microbatches)
         self._conflux_devices = find_devices(devices)
+        self._conflux_cross_device_ops = cross_device_ops
         self._conflux_communicator = Communicator(self._conflux_devices)
         self._conflux_scopes = _OpenScopes()
         self.places_are_read = False
@@ -91,16 +97,20 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         extended = ReplicatedExtended(
             self,
             self._conflux_devices,
+            cross_device_ops,
+            AcrossProcesses(self, replica_collectives),
             lambda op, tree: replica_collectives().all_reduce(op, tree),
+            _of_first_replica,
             self._conflux_communicator.trace_all_replicas,
-            keras_internals.with_this_threads_state,
+            _around_replica,
         )
         # Not MirroredStrategy.__init__, which would make its own inside.
         tf.distribute.Strategy.__init__(self, extended)
         _strategies.setdefault(self._key(), self)
 
     def _key(self) -> Hashable:
-        return self.devices, self.shard, self.microbatches
+        ops = self._conflux_cross_device_ops
+        return self.devices, self.shard, self.microbatches, ops
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -148,14 +158,9 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
     def places(self) -> list[tf.Variable]:
         """Internal: where each replica's samples are in the global batch."""
         local = [d if d.kind == "CPU" else "CPU:0" for d in self.devices]
-
-        def made() -> list[tf.Variable]:
-            with tf.init_scope():
-                zeros = np.zeros(3, "uint64")
-                return [own_variable(device, zeros) for device in local]
-
-        # In the scope of a strategy, each would get copies of its own.
-        return outside_of_strategies(made)
+        with tf.init_scope():
+            zeros = np.zeros(3, "uint64")
+            return [own_variable(device, zeros) for device in local]
 
     @property
     def communicator(self) -> Communicator:
@@ -180,6 +185,26 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         devices = f"[{', '.join(self.devices)}]"
         options = filter(None, [options_of(self)])
         return f"ReplicatedStrategy({', '.join([devices, *options])})"
+
+
+def _of_first_replica(tree: Any) -> Any:
+    """Returns what the first replica of all gives.
+
+    In a step of `fit` all replicas give the same, and so they do where an
+    optimizer writes its counter: nothing is exchanged.
+    """
+    step = steps.current()
+    if step is not None and (
+        step.is_updating or step.batch_fraction is not None
+    ):
+        return tree
+    return replica_collectives().broadcast(tree, 0)
+
+
+def _around_replica(program: Callable[..., Any]) -> Callable[..., Any]:
+    if process_count() > 1:
+        program = sums.added_up(program, replica_collectives)
+    return keras_internals.with_this_threads_state(program)
 
 
 def options_of(strategy: ReplicatedStrategy) -> str:
@@ -239,13 +264,17 @@ def strategy_for(
     which: DevicesLike,
     shard: Shard | None = None,
     microbatches: int = 1,
+    cross_device_ops: Any = None,
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
     _check_shard(shard)
     chosen = find_devices(which)
-    known = _strategies.get((chosen, shard, microbatches))
+    known = _strategies.get((chosen, shard, microbatches, cross_device_ops))
     return known or ReplicatedStrategy(
-        chosen, shard=shard, microbatches=microbatches
+        chosen,
+        shard=shard,
+        microbatches=microbatches,
+        cross_device_ops=cross_device_ops,
     )
 
 

@@ -84,7 +84,7 @@ PLACES = {
     "state": f"{NUMERICS}.writes:global_values",
     "slices of the gathered": f"{NUMERICS}.gathered_rows:GatheredRows.own",
     "send": f"{COLLECTIVES}.broadcast",
-    "set a sum": f"{REPLICATION}.state:set_sum",
+    "set a sum": "keras_conflux._compat.replicated_variables:set_sum",
     "has samples": "keras_conflux._custom_loops.verbs:has_samples",
     "fractions": f"{FIT}.execution.graph_program:batch_fractions",
     "values of logs": f"{NUMERICS}.returns:global_values",

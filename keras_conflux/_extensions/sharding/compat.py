@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values
 
-from keras_conflux._compat.replicated_extended import InParts
-from keras_conflux._compat.replicated_extended import assert_of_running
+from keras_conflux._compat.replicated_variables import InParts
+from keras_conflux._compat.replicated_variables import assert_of_running
 from keras_conflux._extensions.sharding.layout import Layout
 
 

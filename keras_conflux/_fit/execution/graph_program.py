@@ -14,6 +14,7 @@ from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.input.batches import Batch
 from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._replication import sums
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import replica_index
@@ -88,10 +89,10 @@ class GraphProgram(StepPrograms):
             each = [None] * len(shards)
         outputs: dict[int, Tree] = {}
 
+        @sums.adds_up
         @tf.autograph.experimental.do_not_convert
         def one_replica() -> None:
             index = replica_index()
-            self._step.before_steps()
             output = self._step.on_replica(
                 shards[index],
                 fractions[index],

@@ -57,10 +57,6 @@ class ReplicaStep(Protocol):
         """Runs the step of one device, for which nothing has to be known."""
         ...
 
-    def before_steps(self) -> None:
-        """Does what goes before one or many steps. Traced once per replica."""
-        ...
-
     def on_replica(
         self,
         shard: Tree,
@@ -126,10 +122,6 @@ class _ModelStep:
         """What all traces do that all processes have."""
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
-
-    def before_steps(self) -> None:
-        """See `ReplicaStep`."""
-        counters.zero_all_but_first(self._model)
 
     def on_replica(
         self,

@@ -26,6 +26,7 @@ from keras_conflux._fit.execution.traced_program import make
 from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
+from keras_conflux._replication import sums
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
@@ -111,7 +112,7 @@ class XlaProgram(StepPrograms):
                         shared.append(trace)
                 outputs[index] = self._watchdog.mark_end(index, output)
 
-            self._strategy.run(_without_autograph(one_replica))
+            self._strategy.run(sums.adds_up(_without_autograph(one_replica)))
             self._step.raise_if_retrace_needed()
             ordered = [outputs[index] for index in range(count)]
             everywhere = self._communicator.size
@@ -172,16 +173,13 @@ class XlaProgram(StepPrograms):
         def after_steps() -> None:
             self._step.after_steps(fraction())
 
-        return _compiled(
-            self._step.before_steps, one_step, after_steps, shard_spec, limit
-        )
+        return _compiled(one_step, after_steps, shard_spec, limit)
 
 
 _without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def _compiled(
-    before_steps: Callable,
     one_step: Callable,
     after_steps: Callable,
     shard_spec: Tree,
@@ -190,7 +188,6 @@ def _compiled(
     """Returns the XLA program that calls `one_step` for each batch.
 
     Args:
-        before_steps: Is called before them.
         one_step: Takes the leaves of a shard.
         after_steps: Is called after them.
         shard_spec: Of a replica's shard of a batch.
@@ -206,7 +203,6 @@ def _compiled(
         def run(position: Any) -> list[tf.Tensor]:
             return trees.present(step(*[leaf[position] for leaf in stacked]))
 
-        before_steps()
         if limit == 1:
             latest = run(0)
         else:

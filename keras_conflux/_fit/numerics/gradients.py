@@ -35,7 +35,6 @@ class Gradients(Exit):
         super().__init__(step)
         self._is_differentiating = False
         self._is_keras_step = False
-        self._is_applying = False
         self._accumulates = False
         self._postponed_losses: list[tuple[Any, Summing | None]] = []
         self._postponed: list[Any] = []
@@ -92,7 +91,7 @@ class Gradients(Exit):
     @property
     def are_applied(self) -> bool:
         """Whether an optimizer is applying some."""
-        return self._is_applying
+        return self.step.is_updating
 
     @property
     def are_accumulated(self) -> bool:
@@ -118,12 +117,13 @@ class Gradients(Exit):
         Args:
             accumulates: See `are_accumulated`.
         """
-        before = self._is_applying, self._accumulates
-        self._is_applying, self._accumulates = True, accumulates
+        step = self.step
+        before = step.is_updating, self._accumulates
+        step.is_updating, self._accumulates = True, accumulates
         try:
             yield
         finally:
-            self._is_applying, self._accumulates = before
+            step.is_updating, self._accumulates = before
 
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]
@@ -198,9 +198,9 @@ class Gradients(Exit):
         self.step.warn_once(
             "local gradients",
             "an optimizer applies gradients that no `allreduce` has touched, "
-            "so the replicas are about to drift apart. Call "
-            "`gradients = keras_conflux.allreduce('mean', gradients)` before "
-            "it.",
+            "so the replicas are about to drift apart. Call `gradients = "
+            "keras_conflux.allreduce('mean', gradients, weight=len(x))` before "
+            "it, where `x` is the replica's part of the batch.",
         )
 
 

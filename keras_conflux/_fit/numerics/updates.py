@@ -21,7 +21,7 @@ from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat.replicated_extended import assert_of_running
+from keras_conflux._compat.replicated_variables import assert_of_running
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.choices import Choices
@@ -31,25 +31,14 @@ from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.across_processes import run_everywhere
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import whole_batch_strategy
 
-_Runner = Callable[[Callable[..., Any], ReplicatedStrategy], Callable[..., Any]]
 _outside_functions: Any = weakref.WeakKeyDictionary()
-_runners: list[_Runner] = []
-
-
-def run_everywhere_by(runner: _Runner) -> None:
-    """Says what makes a function run on every device, outside of replicas.
-
-    Args:
-        runner: Takes the function and the strategy whose devices these are.
-    """
-    _runners.append(runner)
 
 
 def apply(
@@ -363,10 +352,7 @@ def _outside(
         def everywhere(grads: list[Any]) -> None:
             _apply_equal(original, weakly(), grads, given)
 
-        runner = _runners[-1]
-        functions[key] = runner(
-            tf.autograph.experimental.do_not_convert(everywhere), strategy
-        )
+        functions[key] = run_everywhere(everywhere, strategy)
     functions[key](list(grads))
     return None
 
@@ -443,6 +429,6 @@ class _OneDevice:
         """
         del group  # of one call there is nothing to group
         if state.is_sum(variable):
-            state.set_sum(variable, variable.read_value())
+            variable.assign(variable.read_value())
             variable = state.copies(variable)[0]
         return function(variable, *args, **(kwargs or {}))

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import Role
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
@@ -33,6 +34,7 @@ from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication import sums
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
@@ -351,7 +353,9 @@ class Writes(Exit):
     def after_steps(self, fraction: Any) -> None:
         """Makes moving averages equal on all replicas. See `Exit`."""
         _average(self._moving_averages, fraction)
-        counters.all_reduce_sums(self.step.model)
+        if process_count() > 1:
+            found = map(state.backing, state.sums_of(self.step.model))
+            sums.add_up([*found], replica_collectives())
 
 
 def _tensors_in(output: Tree) -> list[tf.Tensor]:

@@ -1,0 +1,218 @@
+"""The variables of the strategy: with equal copies, or such as are added."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import values
+from tensorflow.python.trackable import base
+
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat.tensorflow_internals import own_variable
+
+
+class OfReplicas:
+    """What a `tf.Variable` can be made, and one with copies cannot.
+
+    It has a copy for the replicas of one strategy, and for no others.
+    """
+
+    def _get_replica(self: Any, replica_id: int) -> Any:
+        assert_of_running(self)
+        return super()._get_replica(replica_id)
+
+    def __bool__(self: Any) -> bool:
+        return bool(self.read_value())
+
+    def __int__(self: Any) -> int:
+        return int(self.read_value())
+
+    def __float__(self: Any) -> float:
+        return float(self.read_value())
+
+    def __complex__(self: Any) -> complex:
+        return complex(self.read_value())
+
+    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        del copy  # a copy is made in any case
+        return np.array(self.read_value().numpy(), dtype)
+
+
+class _Mirrored(OfReplicas, values.MirroredVariable):
+    """A variable whose copies are equal."""
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if self.aggregation != first or not tf.is_tensor(value):
+            return super()._update_replica(update_fn, value, **kwargs)
+        # TensorFlow would pause all replicas for it.
+        value = self.distribute_strategy.extended.of_first_replica(value)
+        return tf.distribute.get_replica_context()._update(
+            self, update_fn, args=(value,), kwargs=kwargs, group=True
+        )
+
+    def _update_cross_replica(
+        self, update_fn: Any, value: Any, **kwargs: Any
+    ) -> Any:
+        return super()._update_cross_replica(update_fn, whole(value), **kwargs)
+
+
+class OnRead(OfReplicas, values.SyncOnReadVariable):
+    """A variable whose copies are reduced when it is read.
+
+    Where the copies of several processes add up to its value, each process
+    holds the value besides, so that one alone can read it, at any time. The
+    programs that write copies add them up at their end.
+    """
+
+    conflux_whole: tf.Variable | None = None
+    """What holds the sum over all processes, in each of them."""
+    conflux_is_local: bool = False
+    """Whether it is read as the sum of the copies in this process."""
+
+    def _get_cross_replica(self) -> Any:
+        if self.conflux_whole is not None:
+            return self.conflux_whole.read_value()
+        if self.conflux_is_local:
+            copies: Any = self.values
+            return tf.add_n([copy.read_value() for copy in copies])
+        return super()._get_cross_replica()
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and self.conflux_whole is not None:
+            raise NotImplementedError(
+                "Replicas that run eagerly add up nothing between processes. "
+                f"Received: an update of {self.name}. Call `strategy.run` in a "
+                "`tf.function`."
+            )
+        return super()._update_replica(update_fn, value, **kwargs)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().assign(value, *args, **kwargs)
+        if self.aggregation == tf.VariableAggregation.SUM and self._is_whole:
+            # TensorFlow gives each copy an equal part, which integers may not
+            # have: half of a count of 1 is 0.
+            set_sum(self, value)
+        return result
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all copies are written here, and not that of a replica."""
+        with distribute_lib.enter_or_assert_strategy(self.distribute_strategy):
+            is_outside = tf.distribute.in_cross_replica_context()
+        return is_outside and distribute_lib.get_update_replica_id() is None
+
+    def _gather_saveables_for_checkpoint(self) -> Any:
+        if self.aggregation != tf.VariableAggregation.SUM:
+            return super()._gather_saveables_for_checkpoint()
+        name = self._common_name
+        return {base.VARIABLE_VALUE_KEY: lambda name=name: _Sum(self, name)}
+
+
+class _Sum(values._SyncOnReadSaveable):
+    def restore(self, restored_tensors: Any, restored_shapes: Any) -> Any:
+        del restored_shapes
+        (value,) = restored_tensors
+        return tf.group(*set_sum(self._sync_on_read_variable, value))
+
+
+def set_sum(variable: Any, value: Any) -> list[Any]:
+    """Gives the first copy of all a value, so that the copies add up to it.
+
+    Args:
+        variable: One whose copies add up to its value.
+        value: The sum.
+
+    Returns:
+        What assigns it.
+    """
+    first, *others = variable.values
+    value = tf.cast(value, first.dtype)
+    mine = value
+    if variable.distribute_strategy.extended.first_rank > 0:
+        mine = tf.zeros_like(value)
+    found = [first.assign(mine)]
+    found += [copy.assign(tf.zeros_like(copy)) for copy in others]
+    if variable.conflux_whole is not None:
+        found.append(variable.conflux_whole.assign(value))
+    return found
+
+
+class InParts(OfReplicas):
+    """A variable of which each device holds a part, and none the whole.
+
+    It is read and written whole.
+    """
+
+    layout: Any
+    """How the parts make the whole."""
+
+
+def whole(value: Any) -> Any:
+    """Returns the value of a variable in parts, and all else as it is."""
+    return value.read_value() if isinstance(value, InParts) else value
+
+
+def some_in_parts(*given: Any) -> bool:
+    """Whether a function of these runs once, on wholes, and not by copies."""
+    return any(isinstance(each, InParts) for each in tf.nest.flatten(given))
+
+
+_OURS = {values.MirroredVariable: _Mirrored, values.SyncOnReadVariable: OnRead}
+
+
+def make_ours(variable: Any) -> None:
+    """Makes a variable that TensorFlow has made one of the strategy's."""
+    if type(variable) not in _OURS:
+        return
+    variable.__class__ = _OURS[type(variable)]
+    is_sum = variable.aggregation == tf.VariableAggregation.SUM
+    extended = variable.distribute_strategy.extended
+    if (
+        isinstance(variable, OnRead)
+        and is_sum
+        and extended.spans_processes
+        and tf.executing_eagerly()
+    ):
+        first = variable.values[0]
+        value = first.read_value()
+        variable.conflux_whole = own_variable(first.device, value)
+        set_sum(variable, value)
+
+
+def places(destinations: Any) -> Any:
+    """Returns what stands for the devices of a destination.
+
+    TensorFlow asks a destination for its truth value, to see that it has one.
+    """
+    if isinstance(destinations, OfReplicas):
+        found: Any = destinations
+        return values.Mirrored(found.values)
+    return destinations
+
+
+def assert_of_running(variable: Any) -> None:
+    """Raises if the replica that runs is of another strategy than the copies.
+
+    What lies in parts belongs to a strategy that cuts it.
+    """
+    own, running = variable.distribute_strategy, tf.distribute.get_strategy()
+    if own is running or not hasattr(running.extended, "of_first_replica"):
+        return
+    ours, theirs = (each.extended.worker_devices for each in (own, running))
+    shard = getattr(own, "shard", None)
+    if ours != theirs or shard is not None:
+        given = "" if shard is None else f", shard={shard!r}"
+        raise StrategyError(
+            f"The variable {variable.name!r} is replicated on "
+            f"{_short(ours)}{given}, and the step runs on {_short(theirs)}. "
+            "Models, optimizers and batches of a step have the same devices: "
+            f"write `with keras_conflux.replicate(devices={len(ours)}{given}):`"
+            " around all of them, or give each call the same `devices`."
+        )
+
+
+def _short(names: Sequence[str]) -> str:
+    return ", ".join(":".join(name.split(":")[-2:]) for name in names)

@@ -1,0 +1,87 @@
+"""Sums over replicas of several processes, such as those of metrics.
+
+Copies of all processes add up to the value. So that each process can read it
+alone, it holds the value besides, which each program that writes copies renews
+at its end. The first replica of all has all of it then, as after a restart.
+"""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import traced_graphs
+from keras_conflux._communication.tree_collectives import ReplicaCollectives
+from keras_conflux._compat import tensorflow_graphs
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._compat.replicated_variables import OnRead
+
+_Collectives = Callable[[], ReplicaCollectives]
+
+
+def adds_up(program: Any) -> Any:
+    """Marks a program of a replica that calls `add_up` itself."""
+    program.conflux_adds_up = True
+    return program
+
+
+def added_up(
+    program: Callable[..., Any], this: _Collectives
+) -> Callable[..., Any]:
+    """Returns a replica's program that adds up at its end what it writes.
+
+    Args:
+        program: The replica's.
+        this: Returns the collectives of the running replica.
+    """
+    if hasattr(program, "conflux_adds_up"):
+        return program
+
+    @functools.wraps(program)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = program(*args, **kwargs)
+        if not tf.executing_eagerly():
+            add_up(_written_here(), this())
+        return result
+
+    return run
+
+
+def _written_here() -> list[OnRead]:
+    """Returns the sums of which a replica writes its copy in this graph."""
+    index = tensorflow_internals.replica_index()
+    graph = tf.compat.v1.get_default_graph()
+    found: list[OnRead] = []
+    for handle, users in tensorflow_graphs.uses_of_resources(graph):
+        variable = tensorflow_graphs.container_of(handle)
+        if (
+            isinstance(variable, OnRead)
+            and variable.conflux_whole is not None
+            and variable.values[index].handle is handle
+            and not all(map(traced_graphs.only_reads, users))
+        ):
+            found.append(variable)
+    return found
+
+
+def add_up(variables: Sequence[Any], this: ReplicaCollectives) -> None:
+    """Gives all processes the sums of the copies of all, in a replica.
+
+    Args:
+        variables: Of TensorFlow, of which each process holds the value.
+        this: The collectives of the replica.
+    """
+    index = tensorflow_internals.replica_index()
+    copies = [variable.values[index] for variable in variables]
+    values = [copy.read_value() for copy in copies]
+    totals = this.all_reduce("sum", values) if values else []
+    for variable, copy, total in zip(variables, copies, totals, strict=True):
+        if index == 0 and variable.conflux_whole is not None:
+            variable.conflux_whole.assign(total)
+        rank = variable.distribute_strategy.extended.first_rank + index
+        with tensorflow_tracing.of_rank():
+            left = tf.zeros_like(total) if rank else tf.identity(total)
+        copy.assign(left)
