@@ -25,7 +25,8 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     """
     leaves = trees.flatten(arguments)
     split = [leaf for leaf in leaves if isinstance(leaf, Replicas)]
-    if any(isinstance(x, tf.distribute.DistributedValues) for x in leaves):
+    others = [leaf for leaf in leaves if not isinstance(leaf, Replicas)]
+    if any(isinstance(x, tf.distribute.DistributedValues) for x in others):
         return False  # and variables, of which each replica has its own
     rows = {sum(map(_rows, parts)) for parts in split if len(parts) > 1}
     whole = [

@@ -1,7 +1,9 @@
 """Puts things on every device: models in place, values as `Replicas`."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import Generic
 from typing import NoReturn
 from typing import TypeVar
 from typing import overload
@@ -11,12 +13,14 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import DeviceError
+from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import per_replica
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import short_name
+from keras_conflux._replication import state
 from keras_conflux._replication.strategy import current_strategy
-from keras_conflux._replication.strategy import strategy_for
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -27,8 +31,11 @@ _HINT = (
 )
 
 
-class Replicas(Sequence[T_co]):
+class Replicas(per_replica.PerReplica, Generic[T_co]):
     """One tree per device, in device order.
+
+    It is a `tf.distribute.DistributedValues`, which `strategy.run` and the
+    other methods of a strategy over these devices take.
 
     `replicas[0]` and `replicas["GPU:0"]` are what one device has, and
     `replicas[:2]` is a list. `len` and iteration work, too. For type checkers
@@ -60,9 +67,13 @@ class Replicas(Sequence[T_co]):
 
     devices: tuple[Device, ...]
     """The device of each value, in order."""
+    is_reduced = False
+    """Internal: whether a collective has made all values equal."""
+    is_uneven = False
+    """Internal: whether they are of batches of different sizes."""
 
     def __init__(self, values: Sequence[T_co], devices: DevicesLike) -> None:
-        self._values = list(values)
+        super().__init__(values)
         self.devices = find_devices(devices)
         if len(self._values) != len(self.devices):
             raise ValueError(
@@ -73,16 +84,19 @@ class Replicas(Sequence[T_co]):
 
     @classmethod
     def from_distributed(cls, value: Any) -> "Replicas[Any]":
-        """Makes one of a `tf.distribute` per-replica value or variable.
+        """Makes one of what `tf.distribute` has for each replica.
 
         Args:
             value: What `strategy.run` returned, or a replicated variable, of
-                any `tf.distribute` strategy.
+                any `tf.distribute` strategy. Or a model, layer, optimizer or
+                metric that is replicated.
 
         Returns:
-            What each device has. Variables become their copies.
+            What each device has. Variables become their copies, and a model a
+            dict with the copy of each variable by its path.
 
         Raises:
+            StrategyError: If a model is not replicated.
             ValueError: If `value` is not distributed, and there are several
                 devices.
 
@@ -93,12 +107,32 @@ class Replicas(Sequence[T_co]):
             print(list(kc.Replicas.from_distributed(losses)))
             ```
         """
+        if isinstance(value, Replicas):
+            return value
+        if isinstance(value, state.STATEFUL):
+            return cls._of_copies(value)
         of_variable = getattr(value, "distribute_strategy", None)
         strategy = of_variable or current_strategy()
         local = strategy.experimental_local_results(value)
         found = None if of_variable else _devices_of(local)
         names = found or map(short_name, strategy.extended.worker_devices)
-        return cls(local, list(names))
+        return cls(local, [*names])
+
+    @classmethod
+    def _of_copies(cls, target: Any) -> "Replicas[Any]":
+        variables = state.variables_of(target)
+        strategy = state.strategy_of(variables)
+        if strategy is None:
+            raise StrategyError(
+                f"{target!r} has a single copy of each variable. Give it to "
+                "`keras_conflux.replicate` first."
+            )
+        copies = {state.name_of(v): state.copies(v) for v in variables}
+        found: list[Any] = [
+            {name: each[index] for name, each in copies.items()}
+            for index in range(len(strategy.devices))
+        ]
+        return cls(found, strategy.devices)
 
     def to_distributed(self) -> Any:
         """Returns the `tf.distribute` per-replica value, for `strategy.run`.
@@ -113,10 +147,7 @@ class Replicas(Sequence[T_co]):
             sums = strategy.run(tf.reduce_sum, (parts.to_distributed(),))
             ```
         """
-        strategy = strategy_for(self.devices)
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: self._values[context.replica_id_in_sync_group]
-        )
+        return per_replica.transposed(self)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -128,7 +159,14 @@ class Replicas(Sequence[T_co]):
     def __getitem__(self, which: int | slice | str) -> Any:
         if isinstance(which, str):
             return self._values[self._position(which)]
-        return self._values[which]
+        found = self._values[which]
+        return list(found) if isinstance(which, slice) else found
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self._values)
+
+    __contains__: Any = Sequence.__contains__
+    __reversed__: Any = Sequence.__reversed__
 
     def _position(self, name: str) -> int:
         device = find_devices([name])[0]
@@ -151,14 +189,6 @@ class Replicas(Sequence[T_co]):
             f"A Replicas has no {name!r}.{hint}", name=name, obj=self
         )
 
-    # So `tf.function` and `tf.nest` know what it is made of.
-    def __tf_flatten__(self) -> tuple[Any, tuple[T_co, ...]]:
-        return self.devices, tuple(self._values)
-
-    @classmethod
-    def __tf_unflatten__(cls, devices: Any, values: Any) -> "Replicas[Any]":
-        return cls(values, devices)
-
     def __float__(self) -> NoReturn:
         raise TypeError(f"A Replicas is not one number. {_HINT}")
 
@@ -179,8 +209,8 @@ def _devices_of(values: Sequence[Any]) -> list[Device] | None:
 
 def as_replicas(leaf: Any) -> Any:
     """Makes a `Replicas` of a `tf.distribute` value that is no variable."""
-    per_replica = isinstance(leaf, tf.distribute.DistributedValues)
-    if per_replica and not isinstance(leaf, tf.Variable):
+    is_variable = isinstance(leaf, tf.Variable)
+    if isinstance(leaf, tf.distribute.DistributedValues) and not is_variable:
         return Replicas.from_distributed(leaf)
     return leaf
 
