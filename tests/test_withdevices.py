@@ -101,7 +101,8 @@ def test_samples_are_compared_with_those_that_are_gathered(gathers):
                 loss = tf.reduce_mean(tf.abs(p - tf.transpose(y)))
             grads = tape.gradient(loss, model.trainable_variables)
             if count:
-                grads = kc.allreduce("mean", grads)
+                weight = None if gathers else len(x)
+                grads = kc.allreduce("mean", grads, weight=weight)
             model.optimizer.apply(grads, model.trainable_variables)
             return loss
 
@@ -124,7 +125,8 @@ def test_optimizer_built_in_the_first_step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
         grads = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(kc.allreduce("mean", grads), model.trainable_variables)
+        grads = kc.allreduce("mean", grads, weight=len(x))
+        optimizer.apply(grads, model.trainable_variables)
         return loss
 
     x, y = kc.split((X, Y), MANY)
@@ -379,7 +381,7 @@ def sgd_step(model, optimizer):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)
-        gradients = kc.allreduce("mean", gradients)
+        gradients = kc.allreduce("mean", gradients, weight=len(x))
         optimizer.apply(gradients, model.trainable_variables)
 
     return step

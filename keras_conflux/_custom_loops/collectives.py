@@ -22,6 +22,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._communication.transports.ops import OpName
 from keras_conflux._communication.transports.ops import find_op
 from keras_conflux._custom_loops import verbs
+from keras_conflux._custom_loops.given import Given
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._data.transfer import device_of_leaf
 from keras_conflux._devices.device import Device
@@ -29,6 +30,7 @@ from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import whole_batch_strategy
@@ -90,27 +92,32 @@ def allreduce(
 
     Args:
         op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
-            or `"max"`.
-        values: Inside a replica, its tree. Outside, a `Replicas`, or the
-            first of the replicas' trees. In both places also a model or
-            variables: their floating-point copies are then reduced in place.
+            or `"max"`, or a `tf.distribute.ReduceOp`.
+        values: Inside a replica, its tree. Outside, a `Replicas`, the first of
+            the replicas' trees, or a list of them; or a tree, such as a list
+            of gradients, whose leaves are `Replicas` or what `strategy.run`
+            returned. In both places also a model or variables: their
+            floating-point copies are then reduced in place.
         *others: Outside, the other replicas' trees, if `values` is the first.
             Leaves have the shapes and dtypes of those of `values`.
         weight: For `"mean"`, how much a replica counts, for example its
-            number of samples: a scalar inside, a `Replicas` of them outside.
-            What a replica of weight 0 gives is ignored, NaN included.
+            number of samples: a scalar inside, a `Replicas` or a list of them
+            outside. What a replica of weight 0 gives is ignored, NaN included.
+            Without it all count alike, which is not the mean over samples
+            where parts are of different sizes. `withdevices` warns of that.
 
     Returns:
-        Inside, the reduced tree. Outside, a `Replicas` of equal trees. `None`
-        if variables were reduced in place.
+        Inside, the reduced tree. Outside, a `Replicas` of equal trees; a tree
+        of `Replicas` for a tree of them. `None` if variables were reduced in
+        place.
 
     Raises:
         DeviceError: Outside, if there are more trees than devices.
         ReplicaMismatchError: If the trees differ in structure, shape or dtype,
             or if replicas make different collective calls.
         StrategyError: Outside, if there is a single tree, so nothing to
-            reduce it with, or if `weight` is on other devices. If variables
-            are not replicated, or are by several strategies.
+            reduce it with, or if leaves, or `weight`, are on other devices. If
+            variables are not replicated, or are by several strategies.
         TypeError: If a leaf is not numeric, or of a dtype that cannot be
             reduced.
         ValueError: If the op is unknown or does not work on
@@ -340,9 +347,13 @@ def _on_every_device(
     # One function for trees of several ranks would be traced for tensors of
     # unknown rank, which cannot be joined.
     del ranks
-    return withdevices(
-        tf.autograph.experimental.do_not_convert(call.__call__), devices=devices
-    )
+
+    @tf.autograph.experimental.do_not_convert
+    def each(*given: Any) -> Tree:
+        return call(*given)
+
+    each.__qualname__ = str(call)
+    return withdevices(each, devices=devices)
 
 
 def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
@@ -369,12 +380,36 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
         if step is not None:
             UserReductions.of(step).add(result)
         return result
-    replicas = _as_replicas(call, values)
+    replicas, by_leaf = _as_replicas(call, values)
     standard = [trees.map_leaves(_standard, tree) for tree in replicas]
     if not call.sizes_differ:
         trees.assert_alike(dict(enumerate(standard)), str(call))
     run = _on_every_device(call, replicas.devices, _ranks(standard))
-    return run(Replicas(standard, replicas.devices), *weight)
+    given = Replicas(standard, replicas.devices)
+    given.is_uneven = replicas.is_uneven
+    result = run(given, *(_weights(each, replicas) for each in weight))
+    result.is_reduced = call.verb is not verbs.reduce
+    return _by_leaf(result) if by_leaf else result
+
+
+def _by_leaf(result: Replicas[Any]) -> Any:
+    """Returns a tree of `Replicas` for a `Replicas` of trees."""
+
+    def leaf(*each: Any) -> Any:
+        if each[0] is None:
+            return None
+        found = Replicas(each, result.devices)
+        found.is_reduced = result.is_reduced
+        return found
+
+    return keras.tree.map_structure(leaf, *result, none_is_leaf=True)
+
+
+def _weights(weight: Any, replicas: Replicas[Any]) -> Any:
+    """Returns the weight of each replica, of which a list may be given."""
+    if isinstance(weight, list | tuple):
+        return Replicas(weight, replicas.devices)
+    return weight
 
 
 def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
@@ -441,19 +476,42 @@ def _leaves(tree: Any) -> list[Any]:
     return trees.flatten(tree)
 
 
-def _as_replicas(call: _Call, values: tuple[Any, ...]) -> Replicas[Any]:
+def _as_replicas(
+    call: _Call, values: tuple[Any, ...]
+) -> tuple[Replicas[Any], bool]:
+    """Returns what each device has, and whether it was given leaf by leaf."""
     value, *others = values
     if others:
-        return Replicas(values, _devices_of(values))
+        return Replicas(values, _devices_of(values)), False
     if isinstance(value, Replicas):
-        return value
-    if isinstance(value, tf.distribute.DistributedValues):
-        return Replicas.from_distributed(value)
+        return value, False
+    devices = current_strategy().devices
+    given = Given(value)
+    # On one device `strategy.run` returns what the function returned.
+    if given.split or len(devices) == 1:
+        on = {each.devices for each in given.split} or {devices}
+        if len(on) > 1:
+            raise StrategyError(
+                f"{call}: the leaves of a tree are on the same devices. "
+                f"Received some on {' and on '.join(map(', '.join, on))}."
+            )
+        devices = on.pop()
+        found = Replicas([given.of(i) for i in range(len(devices))], devices)
+        found.is_uneven = given.is_uneven
+        return found, True
+    copies = tf.distribute.DistributedValues
+    if (
+        isinstance(value, list | tuple)
+        and len(value) == len(devices)
+        and not any(isinstance(leaf, copies) for leaf in trees.flatten(value))
+    ):
+        return Replicas(value, _devices_of(tuple(value))), False
     raise StrategyError(
         f"{call}: outside of replicas there is one tree per device, but a "
         f"single {type(value).__name__} came. Call it inside a `withdevices` "
-        "function, or pass a `Replicas`, or the trees one after another, as in "
-        "`allreduce(op, tree0, tree1)`."
+        "function, or pass a `Replicas`, what `strategy.run` returned, or the "
+        f"{len(devices)} trees one after another, as in "
+        "`allreduce(op, tree0, tree1)`, or in a list."
     )
 
 

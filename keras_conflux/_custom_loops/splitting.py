@@ -1,6 +1,7 @@
 """Splits batches of a custom loop over the devices."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 from typing import TypeAlias
 from typing import TypeVar
@@ -156,11 +157,16 @@ def _split(
         for index in range(len(devices))
     ]
     parts = place(cut, devices, at_once=at_once)
+    is_uneven = rows.sample_count(batch) % communicator.size > 0
+
+    def replicas(parts: Sequence[Tree]) -> Replicas[Any]:
+        found = Replicas(parts, devices)
+        found.is_uneven = is_uneven
+        return found
+
     if isinstance(batch, tuple):
-        return tuple(
-            Replicas(part, devices) for part in zip(*parts, strict=True)
-        )
-    return Replicas(parts, devices)
+        return tuple(map(replicas, zip(*parts, strict=True)))
+    return replicas(parts)
 
 
 def _cut(batch: Tree, index: int, count: int) -> Tree:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._common import error_notes
 from keras_conflux._common import trees
@@ -22,11 +23,14 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._custom_loops import branches
+from keras_conflux._custom_loops.given import Given
+from keras_conflux._custom_loops.given import Kind
 from keras_conflux._custom_loops.signatures import Decorator
 from keras_conflux._custom_loops.signatures import P
 from keras_conflux._custom_loops.signatures import PerDeviceFunction
 from keras_conflux._custom_loops.signatures import R
 from keras_conflux._custom_loops.unsplit import warn_if_unsplit
+from keras_conflux._custom_loops.verbs import Means
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
@@ -38,14 +42,15 @@ from keras_conflux._replication.across_processes import run_everywhere_by
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.promotion import promote_new_state
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.replicas import as_replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.strategy import outside_of_strategies
 from keras_conflux._replication.strategy import replica_index
 from keras_conflux._replication.strategy import replica_rank
 from keras_conflux._replication.strategy import strategy_over
 from keras_conflux._replication.strategy import whole_batch_strategy
+from keras_conflux._replication.user_reductions import UserReductions
 from keras_conflux._replication.watchdog import StepAbandoned
 from keras_conflux._replication.watchdog import StepWatchdog
 
@@ -175,7 +180,7 @@ def withdevices(
             with tf.GradientTape() as tape:
                 loss = loss_fn(y, model(x))
             gradients = tape.gradient(loss, model.trainable_variables)
-            gradients = kc.allreduce("mean", gradients)
+            gradients = kc.allreduce("mean", gradients, weight=len(x))
             optimizer.apply(gradients, model.trainable_variables)
             return loss
 
@@ -200,7 +205,10 @@ def withdevices(
             has_warned = warn_if_unsplit(name, count, (args, kwargs))
         if strategy not in functions:
             functions[strategy] = _Compiled(fn, strategy, jit_compile)
-        return functions[strategy]((args, kwargs))
+        compiled, arguments = functions[strategy], (args, kwargs)
+        if tf.distribute.get_strategy() is strategy:
+            return compiled(arguments)
+        return outside_of_strategies(functools.partial(compiled, arguments))
 
     return run
 
@@ -224,16 +232,19 @@ class _Compiled:
     ) -> None:
         self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
         self._strategy = strategy
+        self._devices = strategy.devices
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
         self._has_built = False
+        self._traced: set[Any] = set()
+        self._counts_alike = self._has_warned = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         is_alone = strategy.communicator.size == 1
         self._leaves_out = (
             Grappler.NOTHING if is_alone else Grappler.OTHER_ORDERS
         )
         warned: set[str] = set()
-        begin = tf.autograph.experimental.do_not_convert(CommonProgram)
+        begin = tf.autograph.experimental.do_not_convert(self._begin)
         fail = tf.autograph.experimental.do_not_convert(self._fail)
         finish = tf.autograph.experimental.do_not_convert(self._finish)
         compiled = None
@@ -245,7 +256,7 @@ class _Compiled:
         # TensorFlow turns these two and `fn` into graph code (AutoGraph), so
         # that Python's `if` and `for` over tensors work in `fn`.
         def all_replicas(
-            arguments: list[Any], shared: tuple[bool, ...]
+            arguments: list[Any], kinds: tuple[Kind, ...]
         ) -> list[Any]:
             outputs: dict[int, Any] = {}
 
@@ -253,14 +264,14 @@ class _Compiled:
                 index = replica_index()
                 args, kwargs = arguments[index]
                 step = steps.Step(self._name, warned, compiled)
-                program = begin(arguments[index])
+                program = begin(step, arguments[index], kinds)
                 with steps.entered(step):
                     try:
                         output = fn(*args, **kwargs)
                     except Exception as error:
                         fail(index, error)
                         raise
-                finish(program, step, shared, outputs, index, output)
+                finish(step, program, kinds, outputs, index, output)
 
             try:
                 strategy.run(one_replica)
@@ -274,8 +285,8 @@ class _Compiled:
         )
 
     def __call__(self, arguments: Tree) -> Replicas[Any]:
-        count = len(self._strategy.devices)
-        parts = [select(arguments, index) for index in range(count)]
+        given = Given(arguments)
+        parts = [given.of(index) for index in range(len(self._devices))]
         promote_new_state(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
         communicator = self._strategy.communicator
@@ -286,7 +297,7 @@ class _Compiled:
             ):
                 self._calls += 1
                 try:
-                    outputs = self._run(parts, _are_shared(arguments))
+                    outputs = self._run(parts, given)
                 except (StepTimeoutError, StepAbandoned):
                     raise  # it still runs; all else would wait for it
                 except BaseException:
@@ -295,25 +306,32 @@ class _Compiled:
                 common_seed.give_back()
         except BaseException as error:
             raise self._explain(error) from None
-        return Replicas(outputs, self._strategy.devices)
+        if self._counts_alike and not self._has_warned:
+            self._has_warned = given.warn_of_mean(self._name)
+        results = Replicas(outputs, self._devices)
+        results.is_uneven = given.is_uneven
+        return results
 
-    def _run(self, *given: Any) -> list[Any]:
+    def _run(self, parts: list[Tree], given: Given) -> list[Any]:
         """Traces the program if it has to be, and runs it when all agree."""
         what = f"call {self._calls} of {self._name}"
+        arguments = parts, given.kinds
+        program = self._function
         if not tensorflow_tracing.may_run_in_another_thread():
             assert_same_place(what)
             with tensorflow_tracing.leaving_out(self._leaves_out):
-                return self._function(*given)
-        program = self._function.get_concrete_function(*given)
-        if self._has_built:  # an optimizer, see `TraceFindings.built`
-            self._has_built = False
-            self._function = tensorflow_tracing.untraced(self._function)
-            program = self._function.get_concrete_function(*given)
-        program.graph.conflux_program.agree(what)
+                return program(*arguments)
+        signature = given.signature
+        if signature not in self._traced:
+            program = self._trace(*arguments)
+            program.graph.conflux_program.agree(what)
+            if process_count() == 1 and not self._is_compiled:
+                # TensorFlow looks for the program in the next call once more.
+                self._traced.add(signature)
 
         def run() -> Any:
             with tensorflow_tracing.leaving_out(self._leaves_out):
-                return program(*given)
+                return program(*arguments)
 
         try:
             return self._watchdog.call(run)
@@ -322,21 +340,39 @@ class _Compiled:
                 lost_values.after(error, program)
             raise
 
+    def _trace(self, *arguments: Any) -> Any:
+        program = self._function.get_concrete_function(*arguments)
+        if self._has_built:  # an optimizer, see `TraceFindings.built`
+            self._has_built = False
+            self._function = tensorflow_tracing.untraced(self._function)
+            program = self._function.get_concrete_function(*arguments)
+        return program
+
+    def _begin(
+        self, step: steps.Step, inputs: Tree, kinds: tuple[Kind, ...]
+    ) -> CommonProgram:
+        """Notes what of a replica's arguments was reduced before."""
+        given = zip(keras.tree.flatten(inputs), kinds, strict=True)
+        reduced = [leaf for leaf, kind in given if kind == "reduced"]
+        UserReductions.of(step).add(reduced)
+        return CommonProgram(inputs)
+
     def _finish(
         self,
-        program: CommonProgram,
         step: steps.Step,
-        shared: tuple[bool, ...],
+        program: CommonProgram,
+        kinds: tuple[Kind, ...],
         outputs: dict[int, Any],
         index: int,
         output: Any,
     ) -> None:
         """Looks at what a replica has traced, and keeps its outputs."""
+        self._counts_alike |= Means.of(step).are_of_parts
         if not tf.executing_eagerly():
             program.end()
             self._has_built |= Gradients.of(step).have_built
-            given = zip(keras.tree.flatten(program.inputs), shared, strict=True)
-            equal = {id(leaf) for leaf, is_shared in given if is_shared}
+            given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
+            equal = {id(leaf) for leaf, kind in given if kind != "own"}
             branches.refuse_unequal(self._name, program.operations, equal)
             if index == 0:
                 program.keep_with_graph()
@@ -379,30 +415,6 @@ def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def select(tree: Tree, index: int) -> Tree:
-    """Returns what replica `index` gets of arguments, some of them split."""
-    return keras.tree.map_structure(
-        lambda leaf: leaf[index] if _is_per_replica(leaf) else leaf,
-        keras.tree.map_structure(as_replicas, tree),
-    )
-
-
-def _is_per_replica(leaf: Any) -> bool:
-    return isinstance(leaf, Replicas)
-
-
-def _are_shared(arguments: Tree) -> tuple[bool, ...]:
-    """Returns, of each leaf that a replica gets, whether all get it alike."""
-
-    def alike(leaf: Any) -> Any:
-        if _is_per_replica(leaf):
-            return keras.tree.map_structure(lambda _: False, leaf[0])
-        return True
-
-    given = keras.tree.map_structure(as_replicas, arguments)
-    return tuple(keras.tree.flatten(keras.tree.map_structure(alike, given)))
-
-
 def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
     if in_replica():
         raise StrategyError(
@@ -412,7 +424,7 @@ def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
     found = {
         leaf.devices
         for leaf in trees.flatten(arguments)
-        if _is_per_replica(leaf)
+        if isinstance(leaf, Replicas)
     }
     if devices is not None:
         found.add(find_devices(devices))

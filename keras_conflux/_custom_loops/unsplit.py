@@ -28,11 +28,11 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     others = [leaf for leaf in leaves if not isinstance(leaf, Replicas)]
     if any(isinstance(x, tf.distribute.DistributedValues) for x in others):
         return False  # and variables, of which each replica has its own
-    rows = {sum(map(_rows, parts)) for parts in split if len(parts) > 1}
+    rows = {sum(map(rows_of, parts)) for parts in split if len(parts) > 1}
     whole = [
         leaf
         for leaf in leaves
-        if _rows(leaf) > 1 and (not split or _rows(leaf) in rows)
+        if rows_of(leaf) > 1 and (not split or rows_of(leaf) in rows)
     ]
     if count == 1 or not whole:
         return False
@@ -47,7 +47,7 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     return True
 
 
-def _rows(tree: Tree) -> int:
+def rows_of(tree: Tree) -> int:
     """Returns the largest length of an array's first axis, else 0."""
     arrays = [
         leaf

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
@@ -22,6 +23,22 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
 from keras_conflux._replication.strategy import whole_batch_strategy
+from keras_conflux._replication.user_reductions import UserReductions
+from keras_conflux._replication.user_reductions import operations_of
+
+
+class Means(steps.Part):
+    """The means of a step in which all replicas count alike."""
+
+    are_of_parts = False
+    """Whether one is over what replicas have of their own parts."""
+
+    def note(self, tree: Tree) -> None:
+        """Notes one. What follows from gathered rows is not of parts."""
+        known = UserReductions.of(self.step).operations()
+        self.are_of_parts |= not known or not traced_graphs.depends_on(
+            operations_of(trees.flatten(tree)), known
+        )
 
 
 def has_samples() -> tf.Tensor | None:
@@ -37,6 +54,9 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
     """Reduces what the replicas with samples give."""
     _check_weight(weight)
     this, present = _this_replica(), has_samples()
+    step = steps.current()
+    if step is not None and op.takes_weights and weight is None:
+        Means.of(step).note(tree)
     if present is None:
         return this.all_reduce(op, tree, weight)
     if op.takes_weights:

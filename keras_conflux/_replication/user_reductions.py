@@ -35,4 +35,4 @@ def operations_of(leaves: list[Any]) -> list[tf.Operation]:
         leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
         for leaf in leaves
     ]
-    return [value.op for value in values if tf.is_tensor(value)]
+    return [value.op for value in values if tf.is_symbolic_tensor(value)]

@@ -312,7 +312,8 @@ def test_copies_are_equal_wherever_a_loop_multiplies():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x) - y))
         weights = model.trainable_variables
-        gradients = kc.allreduce("mean", tape.gradient(loss, weights))
+        gradients = tape.gradient(loss, weights)
+        gradients = kc.allreduce("mean", gradients, weight=len(x))
         optimizer.apply(on_first_device(gradients), weights)
 
     for begin in range(0, 48, 8):

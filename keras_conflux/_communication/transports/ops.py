@@ -198,6 +198,8 @@ def find_op(op: str | Op) -> Op:
     """
     if isinstance(op, Op):
         return op
+    if isinstance(op, tf.distribute.ReduceOp):
+        op = op.name
     name = _SPELLINGS.get(str(op).lower(), str(op).lower())
     if name not in OPS:
         raise ValueError(

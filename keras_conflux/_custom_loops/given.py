@@ -1,0 +1,97 @@
+"""The arguments of a call, and what each replica gets of them."""
+
+from typing import Any
+from typing import Literal
+from typing import TypeAlias
+
+import keras
+import tensorflow as tf
+
+from keras_conflux._common.trees import Tree
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._custom_loops.unsplit import rows_of
+from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.replicas import as_replicas
+
+Kind: TypeAlias = Literal["own", "shared", "reduced"]
+"""Whether replicas have parts of an argument, all the same, or equal values
+that a collective has returned."""
+
+
+class Given:
+    """Arguments, some of them split.
+
+    Args:
+        arguments: A tree. Its leaves that are `Replicas` or values of
+            `tf.distribute` give each replica its own part, all others go to
+            every replica.
+    """
+
+    def __init__(self, arguments: Tree) -> None:
+        self._arguments = arguments
+        self._leaves = [
+            as_replicas(leaf) for leaf in keras.tree.flatten(arguments)
+        ]
+        self.split = [x for x in self._leaves if isinstance(x, Replicas)]
+        """What gives each replica a part."""
+
+    def of(self, index: int) -> Tree:
+        """Returns the arguments of a replica."""
+        own = [
+            leaf[index] if isinstance(leaf, Replicas) else leaf
+            for leaf in self._leaves
+        ]
+        return keras.tree.pack_sequence_as(self._arguments, own)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of what kind each leaf is that a replica gets."""
+        found: list[Kind] = []
+        for leaf in self._leaves:
+            if isinstance(leaf, Replicas):
+                kind: Kind = "reduced" if leaf.is_reduced else "own"
+                found.extend(kind for _ in keras.tree.flatten(leaf[0]))
+            else:
+                found.append("shared")
+        return tuple(found)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What of the leaves decides whether they need a trace of their own.
+
+        Where that is more, TensorFlow finds out.
+        """
+        found: list[Any] = [self.kinds]
+        for leaf in self._leaves:
+            parts = leaf.values if isinstance(leaf, Replicas) else (leaf,)
+            for part in parts:
+                is_tensor = isinstance(part, tf.Tensor)
+                found.append(
+                    (part.dtype, part.shape) if is_tensor else type(part)
+                )
+        return tuple(found)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether something is said to be of batches of different sizes."""
+        return any(leaf.is_uneven for leaf in self.split)
+
+    def warn_of_mean(self, name: str) -> bool:
+        """Warns of a mean over parts of different sizes, and tells if it has.
+
+        Args:
+            name: What takes the mean.
+        """
+        differ = self.is_uneven or any(
+            len({*map(rows_of, leaf)}) > 1 for leaf in self.split
+        )
+        if differ:
+            warn(
+                f"{name}: `allreduce('mean', ...)` counts all replicas alike, "
+                "and their parts of the batch have different numbers of "
+                "samples, so it is not the mean over samples. Write "
+                "`keras_conflux.allreduce('mean', ..., weight=len(x))`, where "
+                "`x` is the replica's part, or draw batches that the number "
+                "of replicas divides."
+            )
+        return differ
