@@ -1,6 +1,7 @@
 """Which context is open where, and programs in a wrong one."""
 
 import contextlib
+import threading
 
 import tensorflow as tf
 
@@ -235,3 +236,59 @@ def numbers_are_the_same_in_a_scope(strategy):
         inside = strategy.reduce("MEAN", numbers(strategy), axis=None)
         run = strategy.run(number)
     return outside, inside, run
+
+
+@check()
+def a_strategy_is_a_mirrored_strategy(strategy):
+    return isinstance(strategy, tf.distribute.MirroredStrategy)
+
+
+@check()
+def a_context_of_a_replica_by_hand(strategy):
+    made = variable(strategy, 1.0)
+    for index, copied in enumerate(made.values):
+        copied.assign(float(index))
+    with tf.distribute.ReplicaContext(strategy, 1):
+        return made.read_value() + 0.0
+
+
+@check()
+def a_scope_in_a_function(strategy):
+    made = []
+
+    @tf.function
+    def run():
+        with strategy.scope():
+            if not made:
+                made.append(tf.Variable(2.0))
+        return strategy.run(lambda: made[0] * number())
+
+    return run(), made
+
+
+@check()
+def a_thread_of_its_own(strategy):
+    found = []
+
+    def work():
+        found.append(contexts(strategy))
+        found.append(strategy.run(number))
+
+    with strategy.scope():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    return found
+
+
+@check()
+def contexts_in_a_map_of_data(strategy):
+    found = []
+
+    def mapped(x):
+        found.append(contexts(strategy))
+        return x
+
+    with strategy.scope():
+        list(tf.data.Dataset.range(1).map(mapped))
+    return found[:1]

@@ -99,18 +99,6 @@ def second_derivatives(strategy):
 
 
 @check()
-def a_jacobian(strategy):
-    def program():
-        x = tf.stack([number(), 2.0])
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = x * x
-        return tape.jacobian(y, x)
-
-    return in_function(strategy, program)
-
-
-@check()
 def gradients_of_a_graph(strategy):
     def program():
         x = number() + 1.0

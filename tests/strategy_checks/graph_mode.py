@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from strategy_checks.programs import FIRST
-from strategy_checks.programs import context
+from strategy_checks.programs import SUM
 from strategy_checks.programs import number
 from strategy_checks.table import check
 
@@ -60,12 +60,13 @@ def a_session_counts(strategy):
 def a_session_trains(strategy):
     def build():
         with strategy.scope():
-            made = v1.get_variable("x", initializer=1.0, use_resource=True)
+            made = v1.get_variable(
+                "x", initializer=1.0, use_resource=True, aggregation=SUM
+            )
 
             def program():
-                gradient = 2.0 * made * (number() + 1.0)
-                gradient = context().all_reduce("SUM", gradient)
-                return made.assign_sub(0.1 * gradient)
+                loss = made * made * (number() + 1.0)
+                return made.assign_sub(0.1 * tf.gradients(loss, made)[0])
 
             done = strategy.run(program)
             return strategy.experimental_local_results(done)

@@ -26,11 +26,6 @@ def batches_without_the_last_one(strategy):
     return list(distributed), str(distributed.element_spec)
 
 
-@check()
-def no_batch_at_all(strategy):
-    return list(batches(strategy, rows(0), 3))
-
-
 @check(raises=StopIteration)
 def an_iterator_at_its_end(strategy):
     iterator = iter(batches(strategy, rows(3), 3))
@@ -67,17 +62,6 @@ def an_element_spec_is_a_signature(strategy):
 
 
 @check()
-def an_element_spec_of_an_iterator(strategy):
-    iterator = iter(batches(strategy, (rows(6), rows(6)[:, None]), 6))
-
-    @tf.function(input_signature=[iterator.element_spec])
-    def run(batch):
-        return strategy.run(lambda x, y: (x + 1.0, y), args=batch)
-
-    return run(next(iterator))
-
-
-@check()
 def a_function_draws_from_an_iterator(strategy):
     @tf.function
     def run(iterator):
@@ -97,7 +81,6 @@ def a_loop_over_data_in_a_function(strategy):
         for batch in distributed:
             steps += 1.0
             product *= strategy.reduce("MEAN", batch, axis=0)
-        for batch in distributed:
             strategy.run(lambda x: made.assign_add(1.0), args=(batch,))
         return steps, product
 
@@ -170,6 +153,7 @@ def batches_of_a_function(strategy):
                 given.input_pipeline_id,
                 given.num_replicas_in_sync,
                 given.get_per_replica_batch_size(6),
+                tf.distribute.in_cross_replica_context(),
             ]
         )
         return tf.data.Dataset.range(9)
@@ -200,18 +184,6 @@ def batches_of_a_function_of_several_shapes(strategy):
 
 
 @check()
-def a_function_is_called_in_no_replica(strategy):
-    told = []
-
-    def dataset(given):
-        told.append(tf.distribute.in_cross_replica_context())
-        return tf.data.Dataset.range(3)
-
-    list(of_function(strategy, dataset))
-    return told
-
-
-@check()
 def options_of_input(strategy):
     options = tf.distribute.InputOptions(
         experimental_fetch_to_device=False,
@@ -237,43 +209,27 @@ def a_data_set_per_replica(strategy):
 
 
 @check()
-def data_that_is_not_batched(strategy):
-    dataset = tf.data.Dataset.from_tensors(rows(6))
-    return list(strategy.experimental_distribute_dataset(dataset))
-
-
-@check()
-def shuffled_data(strategy):
-    dataset = tf.data.Dataset.range(9).shuffle(9, seed=1).batch(3)
-    return list(strategy.experimental_distribute_dataset(dataset))
-
-
-@check()
 def the_number_of_batches(strategy):
     distributed = batches(strategy, rows(10), 4)
     return distributed.cardinality
 
 
-@check()
-def data_of_a_generator(strategy):
-    def generate():
-        yield from (rows(count) for count in (3, 6))
+@check(raises=tf.errors.InvalidArgumentError)
+def an_error_in_a_map_of_data(strategy):
+    def mapped(x):
+        tf.debugging.assert_less(x, tf.constant(4, tf.int64))
+        return x
 
-    dataset = tf.data.Dataset.from_generator(
-        generate, output_signature=tf.TensorSpec([None], tf.float32)
+    dataset = tf.data.Dataset.range(6).map(mapped).batch(3)
+    list(strategy.experimental_distribute_dataset(dataset))
+
+
+@check()
+def data_and_batches_are_distributed(strategy):
+    distributed = batches(strategy, rows(6), 3)
+    kinds = tf.distribute.DistributedDataset, tf.distribute.DistributedIterator
+    found = (
+        isinstance(distributed, kinds[0]),
+        isinstance(iter(distributed), kinds[1]),
     )
-    return list(strategy.experimental_distribute_dataset(dataset))
-
-
-@check()
-def an_assertion_about_a_batch(strategy):
-    def program(x):
-        tf.debugging.assert_less(tf.reduce_max(x), 100.0)
-        return tf.square(x)
-
-    @tf.function
-    def run(distributed):
-        iterator = iter(distributed)
-        return [strategy.run(program, (next(iterator),)) for _ in range(2)]
-
-    return run(batches(strategy, rows(7), 4))
+    return found

@@ -34,7 +34,7 @@ def values_of(model):
 @check()
 def the_loop_of_the_tutorial(strategy):
     with strategy.scope():
-        model, optimizer = dense_model(), keras.optimizers.Adam(0.05)
+        model, optimizer = dense_model(), keras.optimizers.SGD(0.05)
         optimizer.build(model.trainable_variables)
         loss_of = keras.losses.MeanSquaredError(reduction=None)
         mean = keras.metrics.Mean()
@@ -196,7 +196,7 @@ def two_models_against_each_other(strategy):
         model = keras.Sequential(
             [keras.Input((inputs,)), keras.layers.Dense(3)]
         )
-        optimizer = keras.optimizers.Adam(0.05)
+        optimizer = keras.optimizers.SGD(0.05)
         optimizer.build(model.trainable_variables)
         return model, optimizer
 
@@ -240,3 +240,29 @@ def a_distributed_data_set_is_fitted(strategy):
     model = compiled(strategy)
     history = model.fit(batches(strategy, samples(12), 6), verbose=0)
     return history.history, model.get_weights()
+
+
+@check()
+def a_layer_builds_itself_in_replicas(strategy):
+    with strategy.scope():
+        layer = keras.layers.Dense(2, kernel_initializer="ones")
+    x = each(strategy, lambda index: tf.ones([2, 3]) * float(index))
+    return in_function(strategy, layer, x), layer.kernel
+
+
+@check()
+def replicas_call_a_model(strategy):
+    with strategy.scope():
+        model = dense_model()
+    x = each(strategy, lambda index: tf.ones([2, 3]) * float(index))
+    return strategy.run(model, args=(x,), kwargs={"training": True})
+
+
+@check()
+def normalization_by_all_replicas(strategy):
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(synchronized=True)
+        layer.build((None, 3))
+    x = each(strategy, lambda index: tf.ones([2, 3]) * [[1.0], [index]])
+    found = in_function(strategy, lambda x: layer(x, training=True), x)
+    return found, layer.moving_mean, layer.moving_variance

@@ -261,3 +261,42 @@ def a_sparse_gradient_of_keras(strategy):
 
     in_function(strategy, program)
     return weight.value
+
+
+@check()
+def an_optimizer_of_keras_builds_itself(strategy):
+    with strategy.scope():
+        weight = keras.Variable([0.3, 0.1])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+    @tf.function
+    def step():
+        strategy.run(
+            lambda: optimizer.apply([tf.constant([3.0, 4.0])], [weight])
+        )
+
+    step()
+    step()
+    return weight
+
+
+@check()
+def version_1_counts_steps(strategy):
+    weight = variable(strategy, 0.3)
+    with strategy.scope():
+        optimizer = v1.MomentumOptimizer(0.1, 0.9)
+        steps = tf.Variable(
+            0,
+            dtype=tf.int64,
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    def program():
+        gradient = weight * (number() + 1.0)
+        optimizer.apply_gradients([(gradient, weight)], global_step=steps)
+
+    step = tf.function(lambda: strategy.run(program))
+    step()
+    step()
+    return weight, steps, optimizer.get_slot(weight, "momentum")

@@ -6,6 +6,7 @@ import tensorflow as tf
 from strategy_checks.programs import both
 from strategy_checks.programs import context
 from strategy_checks.programs import in_function
+from strategy_checks.programs import raised
 from strategy_checks.table import check
 
 
@@ -81,3 +82,10 @@ def generators_are_saved(strategy, path=None):
     run()
     state = generator.state.read_value()
     return state, run()
+
+
+@check()
+def a_generator_of_one_device_in_replicas(strategy):
+    generator = tf.random.Generator.from_seed(1)
+    refused = ValueError, RuntimeError
+    return raised(refused, lambda: strategy.run(lambda: generator.uniform([])))

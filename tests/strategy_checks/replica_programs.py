@@ -334,3 +334,15 @@ def a_recomputed_function_in_replicas(strategy):
         return y, tape.gradient(y, x)
 
     return in_function(strategy, program)
+
+
+@check()
+def a_function_of_run_itself(strategy):
+    return tf.function(strategy.run)(number)
+
+
+@check()
+def a_concrete_function(strategy):
+    given = numbers(strategy)
+    run = tf.function(lambda x: strategy.run(tf.square, args=(x,)))
+    return run.get_concrete_function(given)(given)

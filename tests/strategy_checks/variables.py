@@ -373,3 +373,8 @@ def a_variable_and_its_handle_in_a_replica(strategy):
 def a_string_of_a_variable_does_not_fail(strategy):
     made = variable(strategy, 1.0)
     return "MirroredVariable" in repr(made), raised(ValueError, made.__str__)
+
+
+@check(raises=ValueError)
+def a_handle_outside_of_replicas(strategy):
+    return variable(strategy, 1.0).handle
