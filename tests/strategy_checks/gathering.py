@@ -41,9 +41,8 @@ def add_axes(rank, axis):
         )
 
 
-for _rank in (1, 2, 3):
-    for _axis in range(_rank):
-        add_axes(_rank, _axis)
+for _rank, _axis in ((1, 0), (2, 1), (3, 1)):
+    add_axes(_rank, _axis)
 
 
 def uneven(axis):

@@ -24,7 +24,7 @@ class Check(NamedTuple):
 
 
 CHECKS: dict[str, Check] = {}
-MEETING = "replicas meet inside of loops, conditions and functions"
+MEETING = "replicas meet inside of conditions and functions"
 
 
 def check(name: str | None = None, **options: Any) -> Callable:

@@ -154,10 +154,12 @@ def operators_on_a_variable_in_replicas(strategy):
     return both(strategy, lambda: made * number() + made[0] - abs(made))
 
 
-@check()
-def a_variable_as_a_value_of_python(strategy):
-    made = variable(strategy, 0.0), variable(strategy, 1)
-    return [bool(each) for each in made], [str(each.numpy()) for each in made]
+@check(
+    differs="a variable with copies is a number of Python, as others are",
+    here=[False, True],
+)
+def the_truth_of_a_variable(strategy):
+    return [bool(variable(strategy, value)) for value in (0.0, 1.0)]
 
 
 @check(
@@ -194,7 +196,7 @@ def rows_of_a_variable_are_looked_up(strategy):
     made = variable(strategy, [[1.0, 2.0], [3.0, 4.0]])
     looked_up = tf.nn.embedding_lookup(made, [1, 1, 0])
     inside = both(strategy, lambda: tf.gather(made, [1]))
-    return made.sparse_read([1]), looked_up, inside
+    return looked_up, inside
 
 
 @check()
@@ -375,6 +377,6 @@ def a_string_of_a_variable_does_not_fail(strategy):
     return "MirroredVariable" in repr(made), raised(ValueError, made.__str__)
 
 
-@check(raises=ValueError)
+@check()
 def a_handle_outside_of_replicas(strategy):
-    return variable(strategy, 1.0).handle
+    return variable(strategy, 1.0).handle.dtype.name
