@@ -49,16 +49,28 @@ def program(document: pathlib.Path) -> str:
     return "\n".join([first, *kept[1:], ""])
 
 
+PROGRAMS = [each for each in DOCUMENTS if "python" in languages(each)]
+TRANSLATIONS = [each for each in PROGRAMS if "julia" in each.parent.name]
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "document",
-    [each for each in DOCUMENTS if "python" in languages(each)],
+    [each for each in PROGRAMS if each not in TRANSLATIONS],
     ids=lambda document: document.stem,
 )
 def test_python_runs(document, tmp_path):
     script = tmp_path / f"{document.stem}.md.py"
     script.write_text(program(document))
     run(script)
+
+
+@pytest.mark.parametrize(
+    "document", TRANSLATIONS, ids=lambda document: document.stem
+)
+def test_a_translation_equals_one_device(document, tmp_path):
+    assert "np.testing.assert_allclose(weight, " in program(document)
+    test_python_runs(document, tmp_path)
 
 
 def test_python_has_all_its_names(tmp_path):

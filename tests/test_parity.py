@@ -15,7 +15,7 @@ ROWS = [
     if line.startswith("| ") and not line.startswith("| feature")
 ]
 TEST = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
-SECTION = re.compile(r"\]\(([\w-]+\.md)#([\w-]+)\)")
+SECTION = re.compile(r"\]\(([\w/-]+\.md)#([\w-]+)\)")
 WORD = re.compile(r"(open|not needed): \S")
 
 
