@@ -1,11 +1,11 @@
-"""What docs/parity.md names exists."""
+"""Each row of docs/parity.md is shown by code that runs."""
 
 import pathlib
 import re
 
 import pytest
-
-import keras_conflux as kc
+from conftest import MANY
+from parity_lines import LINES
 
 ROOT = pathlib.Path(__file__).parent.parent
 TABLES = (ROOT / "docs" / "parity.md").read_text()
@@ -46,8 +46,11 @@ def test_a_row_is_shown_or_says_why_not(row):
     assert "test_" not in left, "write `test_file.py::test_name`"
 
 
-def test_names_of_the_package_exist():
-    named = set(re.findall(r"\bkc\.(\w+)", TABLES))
-    assert named
-    for name in named:
-        assert hasattr(kc, name), name
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+@pytest.mark.parametrize("feature", [row[0] for row in ROWS])
+def test_a_line_of_code_shows_it(feature):
+    assert LINES[feature]()
+
+
+def test_no_line_is_left_without_a_row():
+    assert {*LINES} == {row[0] for row in ROWS}
