@@ -10,8 +10,8 @@ from tensorflow.python.distribute import cross_device_utils
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values
 
-from keras_conflux._compat.tensorflow_graphs import must_run
 from keras_conflux._compat.tensorflow_log import without_untrue_lines
+from keras_conflux._graphs.rewriting import must_run
 
 _ON_ONE_DEVICE = tf.distribute.ReductionToOneDevice()
 _NCCL_REDUCES = {tf.float16, tf.float32, tf.float64, tf.int64}

@@ -30,7 +30,6 @@ OVERRIDDEN = (
         "self, container_strategy, devices, cross_device_ops",
     ),
     PrivateName(f"{_EXTENDED}._scope", "self, strategy"),
-    PrivateName(f"{_EXTENDED}._update", "self, var, fn, args, kwargs, group"),
     PrivateName(
         f"{_EXTENDED}._replica_ctx_update", "self, var, fn, args, kwargs, group"
     ),
@@ -175,10 +174,6 @@ PATCHED = (
 READ = (
     PrivateName(
         "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
-    ),
-    PrivateName(
-        "tensorflow.python.framework.ops:Operation._update_input",
-        "self, index, tensor",
     ),
     PrivateName("tensorflow.python.framework.ops:Graph.create_op"),
     PrivateName("tensorflow.python.framework.ops:Graph._get_function"),

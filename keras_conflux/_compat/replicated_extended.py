@@ -187,9 +187,10 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         """Returns in a replica what the first one of all gives."""
         if not isinstance(value, tf.IndexedSlices):
             return self._conflux_of_first_replica(value)
-        rows = [value.values, value.indices]
-        found = self._conflux_of_first_replica(rows)
-        return tf.IndexedSlices(*found, value.dense_shape)
+        rows, indices = self._conflux_of_first_replica(
+            [value.values, value.indices]
+        )
+        return tf.IndexedSlices(rows, indices, value.dense_shape)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         made = super()._create_variable(next_creator, **kwargs)

@@ -44,6 +44,8 @@ class _Mirrored(OfReplicas, values.MirroredVariable):
     """A variable whose copies are equal."""
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if isinstance(value, OfReplicas):  # its own copy's
+            value = value.read_value()
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if self.aggregation != first or not tf.is_tensor(value):
             return super()._update_replica(update_fn, value, **kwargs)
@@ -134,7 +136,7 @@ def set_sum(variable: Any, value: Any) -> list[Any]:
     if variable.distribute_strategy.extended.first_rank > 0:
         mine = tf.zeros_like(value)
     found = [first.assign(mine)]
-    found += [copy.assign(tf.zeros_like(copy)) for copy in others]
+    found += [copy.assign(tf.zeros_like(mine)) for copy in others]
     if variable.conflux_whole is not None:
         found.append(variable.conflux_whole.assign(value))
     return found

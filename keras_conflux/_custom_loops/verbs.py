@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
 from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_rank
@@ -36,7 +36,7 @@ class Means(steps.Part):
     def note(self, tree: Tree) -> None:
         """Notes one. What follows from gathered rows is not of parts."""
         known = UserReductions.of(self.step).operations()
-        self.are_of_parts |= not known or not traced_graphs.depends_on(
+        self.are_of_parts |= not known or not walks.depends_on(
             operations_of(trees.flatten(tree)), known
         )
 

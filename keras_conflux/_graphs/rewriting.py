@@ -76,7 +76,8 @@ def must_run(tensor: tf.Tensor) -> None:
     # (ASYNC_STATEFUL_OPS), and XlaAllReduce is not stateful. If one replica
     # ignored the result, its op would be pruned, and the others would wait for
     # it forever.
-    tensor.graph.control_outputs.append(tensor.op)
+    # Graphs of version 1 have none, and run what a session asks for.
+    getattr(tensor.graph, "control_outputs", []).append(tensor.op)
 
 
 def copy_region(

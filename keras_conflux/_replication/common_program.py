@@ -165,11 +165,10 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
         StrategyError: If Python code has done something else for a replica.
     """
     listed = functools.cache(_Lines)
-    first, *others = programs or [None]
-    for index, other in enumerate(others, 1):
-        if other.specs != first.specs:
+    for index, other in enumerate(programs[1:], 1):
+        if other.specs != programs[0].specs:
             continue
-        pair = [each.lines(listed(each.graph)) for each in (first, other)]
+        pair = [each.lines(listed(each.graph)) for each in (programs[0], other)]
         own, theirs = ([line.sum for line in lines] for lines in pair)
         if sorted(own) != sorted(theirs):
             shown = _shown(pair[0], theirs), _shown(pair[1], own)
@@ -355,7 +354,7 @@ def _variables_in(graph: Any) -> dict[str, str]:
     numbers: dict[int, int] = {}
     found = {}
     for _, inside in graph.captures:
-        variable = resources.container_of(resources.outermost(inside, graph))
+        variable = resources.container_of(bodies.outermost(inside, graph))
         if variable is not None:
             number = numbers.setdefault(id(variable), len(numbers))
             found[inside.op.name] = f"variable {number}"

@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis import traced_graphs
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
-from keras_conflux._compat import tensorflow_graphs
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.replicated_variables import OnRead
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
 
 _Collectives = Callable[[], ReplicaCollectives]
 
@@ -55,13 +55,13 @@ def _written_here() -> list[OnRead]:
     index = tensorflow_internals.replica_index()
     graph = tf.compat.v1.get_default_graph()
     found: list[OnRead] = []
-    for handle, users in tensorflow_graphs.uses_of_resources(graph):
-        variable = tensorflow_graphs.container_of(handle)
+    for handle, users in resources.uses_of_resources(graph):
+        variable = resources.container_of(handle)
         if (
             isinstance(variable, OnRead)
             and variable.conflux_whole is not None
             and variable.values[index].handle is handle
-            and not all(map(traced_graphs.only_reads, users))
+            and not all(map(effects.only_reads, users))
         ):
             found.append(variable)
     return found

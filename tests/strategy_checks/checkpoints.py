@@ -155,7 +155,7 @@ def a_saved_model_with_a_signature(strategy):
     return served(tf.constant(2.0))
 
 
-@check(fails="a sum that is read is restored before its copies have a shape")
+@check()
 def a_saved_model_in_a_scope(strategy):
     path = place()
     tf.saved_model.save(module(strategy), path)
