@@ -181,21 +181,31 @@ def build(
 
 
 def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
-    """Has a reset change nothing in variables, once.
+    """Has the next reset change nothing in new variables of metrics.
 
-    A metric may hold what others own, such as a weight. Its copies are equal.
+    Sums keep what they begin with. A metric may also hold what others own, such
+    as a weight, which keeps what it is then.
     """
     if not variables:
         return
+    sums = [v for v in variables if state.is_sum(state.backing(v))]
+    begun = _values(sums)
+    others = [v for v in variables if all(v is not each for each in sums)]
 
     def reset_once() -> None:
         del vars(model)["reset_metrics"]
-        held = [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
+        held = _values(others)
         model.reset_metrics()
-        for variable, value in held:
+        for variable, value in begun + held:
             keras_variables.backing(variable).assign(value)
 
     vars(model)["reset_metrics"] = reset_once
+
+
+def _values(
+    variables: list[keras.Variable],
+) -> list[tuple[keras.Variable, np.ndarray]]:
+    return [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
 
 
 def make_train_function(

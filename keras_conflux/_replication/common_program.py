@@ -216,7 +216,7 @@ def _shown(lines: Sequence[_Line], others: list[int]) -> list[Any]:
 
 
 def _place(operation: tf.Operation | None) -> str:
-    if operation is None:
+    if operation is None or operation.traceback is None:
         return ""
     file, line = users_line(operation)
     return f" ({operation.name}, line {line} of {file})"
@@ -277,14 +277,16 @@ class _Lines:
         for node in nodes:
             if _is_unsaid(node):
                 continue
-            called = _functions_of(node)
+            # Some calls have the name of their function, new in each trace.
+            named = node.op in self._library
+            called = [node.op] if named else _functions_of(node)
             bodies = [self._body(name) for name in called]
             if called and not any(bodies):
                 continue
             runs = [str(sorted(line.sum for line in body)) for body in bodies]
             sums = " ".join(str(zlib.crc32(each.encode())) for each in runs)
             yield _Line(
-                node.op,
+                "function" if named else node.op,
                 _inputs_of(node, known, variables),
                 f"{_attributes_of(node)} {sums}".rstrip(),
                 functools.partial(find, node.name),

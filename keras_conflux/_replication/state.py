@@ -155,8 +155,7 @@ def sums_of(model: keras.Model) -> list[keras.Variable]:
     return [
         variable
         for variable in model.metrics_variables
-        if is_replicated(keras_variables.backing(variable))
-        and not is_mirrored(variable)
+        if is_sum(keras_variables.backing(variable))
     ]
 
 

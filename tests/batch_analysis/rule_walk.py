@@ -273,8 +273,10 @@ class Walk(Calls):
     def _is_derived(self, tensor):
         kind = self.operands.kinds.of(tensor)
         is_mixed = kind.role is Role.ROWS and kind.depends_on_other_samples
-        return (kind.role is Role.DERIVED or is_mixed) and (
-            tensor.dtype != tf.variant
+        return (
+            (kind.role is Role.DERIVED or is_mixed)
+            and tensor.dtype != tf.variant
+            and not _is_unwritten(tensor)
         )
 
     def _check_derived(self, session, derivations, values):
@@ -318,6 +320,19 @@ def fired_rule(rules, operation, kinds):
         if each.does_accept(forms) and each.claim(operation, given) is not None:
             return place
     return None
+
+
+def _is_unwritten(tensor):
+    """Whether an operation leaves in a result what was in memory before.
+
+    Normalization by given statistics has nothing for its gradient to reserve.
+    """
+    operation = tensor.op
+    return (
+        re.fullmatch("FusedBatchNorm(V[23])?", operation.type) is not None
+        and not operation.get_attr("is_training")
+        and tensor.value_index > 2
+    )
 
 
 def faults(walk):

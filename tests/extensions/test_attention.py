@@ -6,6 +6,7 @@ cuDNN's.
 """
 
 import contextlib
+import functools
 import logging
 import re
 
@@ -417,12 +418,31 @@ OPTIONS = {
 }
 
 
+@functools.cache
+def rounding():
+    """Returns how far Keras' attention is from that of float32 here.
+
+    A processor without products of bfloat16 rounds more often.
+    """
+    given = inputs(dtype="bfloat16")
+    wide = [tf.cast(each, "float32") for each in given]
+    run = tf.function(with_gradients(attention), autograph=False)
+    return max(
+        np.abs(as_float(one) - as_float(other)).max() / np.abs(other).max()
+        for one, other in zip(
+            *map(tf.nest.flatten, (run(*given), run(*wide))), strict=True
+        )
+    )
+
+
 def assert_close(found, expected):
+    # Both may be as far from what they stand for as Keras is.
+    tolerance = max(0.02, 2 * rounding())
     for one, other in zip(
         tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
     ):
         one, other = as_float(one).numpy(), as_float(other).numpy()
-        assert np.abs(one - other).max() <= 0.02 * np.abs(other).max()
+        assert np.abs(one - other).max() <= tolerance * np.abs(other).max()
 
 
 @pytest.mark.sampled(3)

@@ -232,11 +232,12 @@ class StepExecutor:
 def _is_built(model: keras.Model) -> bool:
     """Whether a step makes no variables, which XLA programs cannot.
 
-    A model without `call` is never built itself.
+    A model without `call` is never built itself. Optimizers make theirs outside
+    of what is traced.
     """
     return keras_models.metrics_are_built(model) and all(
         owner.built
         for owner in state.stateful_objects(model)
-        if isinstance(owner, keras.layers.Layer | keras.optimizers.Optimizer)
+        if isinstance(owner, keras.layers.Layer)
         and not isinstance(owner, keras.Model)
     )

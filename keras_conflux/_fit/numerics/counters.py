@@ -35,7 +35,7 @@ SUMS = ("Add", "AddV2", "Sub")
 def is_counter(variable: keras.Variable) -> bool:
     """Whether the copies of a variable add up to its value."""
     has_copies = replica_collectives().count > 1  # here or elsewhere
-    return has_copies and not state.is_mirrored(variable)
+    return has_copies and state.is_sum(state.backing(variable))
 
 
 def own_share(
