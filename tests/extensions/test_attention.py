@@ -17,6 +17,7 @@ import tensorflow as tf
 from conftest import MANY
 from conftest import ON_GPU
 from keras import layers
+from models import MARGIN
 from models import assert_same_training
 
 import keras_conflux as kc
@@ -437,7 +438,7 @@ def rounding():
 
 def assert_close(found, expected):
     # Both may be as far from what they stand for as Keras is.
-    tolerance = max(0.02, 2 * rounding())
+    tolerance = max(0.02, MARGIN * rounding())
     for one, other in zip(
         tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
     ):
