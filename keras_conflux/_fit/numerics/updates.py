@@ -172,7 +172,7 @@ def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
         promotion.promote(optimizer, strategy)
 
     is_ours = keras_models.optimizer_strategy(optimizer) is strategy
-    if is_new or (is_ours and promotion.is_waiting(optimizer)):
+    if is_ours and (is_new or promotion.is_waiting(optimizer)):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(keras_internals.with_this_threads_state(make)).result()
     return len(optimizer.variables) > before
