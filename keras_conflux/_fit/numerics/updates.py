@@ -171,7 +171,7 @@ def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
                 optimizer.build(trained)
         promotion.promote(optimizer, strategy)
 
-    is_ours = keras_models.optimizer_strategy(optimizer) is strategy
+    is_ours = state.replicated_by(optimizer.variables[:1]) is strategy
     if is_ours and (is_new or promotion.is_waiting(optimizer)):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(keras_internals.with_this_threads_state(make)).result()
