@@ -164,14 +164,6 @@ RECOMPUTATION = (
     PrivateName(
         "keras.src.backend.common.symbolic_scope:in_symbolic_scope", ""
     ),
-    PrivateName(
-        "keras.src.backend.common.global_state:get_global_attribute",
-        "name, default, set_to_default",
-    ),
-    PrivateName(
-        "keras.src.backend.common.global_state:set_global_attribute",
-        "name, value",
-    ),
     PrivateName("tensorflow.python.eager.record:VariableWatcher"),
     PrivateName("tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph"),
 )
