@@ -188,9 +188,11 @@ def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     """
     if not variables:
         return
-    sums = [v for v in variables if state.is_sum(state.backing(v))]
+    sums, others = [], []
+    for variable in variables:
+        is_sum = state.is_sum(state.backing(variable))
+        (sums if is_sum else others).append(variable)
     begun = _values(sums)
-    others = [v for v in variables if all(v is not each for each in sums)]
 
     def reset_once() -> None:
         del vars(model)["reset_metrics"]
