@@ -54,6 +54,15 @@ def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:
     return frames[0].filename, frames[0].lineno or 0
 
 
+def is_of_package(operation: tf.Operation) -> bool:
+    """Whether this package has made an operation, or nobody knows who has."""
+    package, _, tensorflow = _LIBRARIES
+    for frame in reversed(operation.traceback or ()):
+        if not frame.filename.startswith(tensorflow):
+            return frame.filename.startswith(package)
+    return True
+
+
 def _is_the_users(file: str) -> bool:
     if file.startswith(_SITE_PACKAGES):  # lies in the standard library's folder
         return not file.startswith(_LIBRARIES)

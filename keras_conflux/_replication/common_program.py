@@ -30,6 +30,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.user_warnings import is_of_package
 from keras_conflux._common.user_warnings import users_line
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._graphs import bodies
@@ -60,6 +61,8 @@ class _Line:
     """How it does."""
     find: Callable[[], tf.Operation | None]
     """Finds the operation, for the user's line."""
+    alone: Callable[[], str]
+    """What it is, without the operations that it computes from and runs."""
 
     @property
     def text(self) -> str:
@@ -170,9 +173,26 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
             continue
         pair = [each.lines(listed(each.graph)) for each in (programs[0], other)]
         own, theirs = ([line.sum for line in lines] for lines in pair)
+        if sorted(own) == sorted(theirs):
+            continue
+        pair = [_by_the_program(lines) for lines in pair]
+        own, theirs = ([line.sum for line in lines] for lines in pair)
         if sorted(own) != sorted(theirs):
             shown = _shown(pair[0], theirs), _shown(pair[1], own)
             _refuse(name, index, *(f"{text}{at}" for *_, text, at in shown))
+
+
+def _by_the_program(lines: list[_Line]) -> list[_Line]:
+    """Returns what a program has made by itself, each line alone.
+
+    Where a replica begins to draw, for example, is this package's to compute,
+    and it may know it while one replica is traced and not for another one.
+    """
+    return [
+        dataclasses.replace(line, inputs="", attributes=line.alone())
+        for line in lines
+        if (made := line.find()) is not None and not is_of_package(made)
+    ]
 
 
 def _refuse(name: str, index: int, first: str, other: str) -> None:
@@ -274,6 +294,7 @@ class _Lines:
         find: _Find,
         variables: dict[str, str],
     ) -> Iterator[_Line]:
+        types = {each.op for each in known.values()}
         for node in nodes:
             if _is_unsaid(node):
                 continue
@@ -290,6 +311,7 @@ class _Lines:
                 _inputs_of(node, known, variables),
                 f"{_attributes_of(node)} {sums}".rstrip(),
                 functools.partial(find, node.name),
+                functools.partial(_alone, node, known, variables, types),
             )
 
     def _body(self, name: str) -> list[_Line]:
@@ -384,6 +406,18 @@ def _value_of(value: Any) -> str | None:
         types = [tf.as_dtype(each).name for each in value.list.type]
         return str(parts + types)
     return None
+
+
+def _alone(
+    node: Any,
+    known: dict[str, Any],
+    variables: dict[str, str],
+    types: set[str],
+) -> str:
+    """Returns the attributes, and the inputs that no operation has computed."""
+    names = [name for name in node.input if not name.startswith("^")]
+    sources = [_source_of(name, known, variables) for name in names]
+    return f"{_attributes_of(node)} {[x for x in sources if x not in types]}"
 
 
 def _source_of(
