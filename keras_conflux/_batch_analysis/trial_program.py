@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.derivation import of_a_sample
@@ -149,6 +150,7 @@ class TrialProgram:
             if operation in self._operations:
                 continue
             is_known = effects.only_reads(operation)
+            is_known &= not _draws_for_samples(operation)
             if operation.type in _NOT_TRIED or not is_known:
                 raise NotDerivable(operation.name)
             self._operations[operation] = None
@@ -296,3 +298,9 @@ def _sizes(shape: tf.TensorShape, name: str) -> list[int]:
     if not shape.is_fully_defined():
         raise NotDerivable(name)
     return [size for size in shape.as_list() if size is not None]
+
+
+def _draws_for_samples(operation: tf.Operation) -> bool:
+    """Whether a sample's random numbers depend on its place in the batch."""
+    draws = operation.type in drawn.RULES
+    return draws and not operation.outputs[0].shape.is_fully_defined()

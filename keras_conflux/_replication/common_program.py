@@ -98,6 +98,14 @@ class CommonProgram:
         asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = asked > self._asked
 
+    def overlaps(self, other: "CommonProgram") -> bool:
+        """Whether two replicas have taken turns, as where they merge."""
+        return (
+            self.graph is other.graph
+            and self._begin < other._end
+            and other._begin < self._end
+        )
+
     def keep_with_graph(self) -> None:
         """Makes this the `conflux_program` of the graph that has it."""
         self.graph.conflux_program = self
@@ -158,7 +166,8 @@ class CommonProgram:
 def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     """Raises unless the replicas of this process have traced the same.
 
-    Those whose parts of the data are of other shapes are not compared.
+    Replicas whose parts of the data are of other shapes are not compared, and
+    neither are replicas that took turns, as where they merge.
 
     Args:
         programs: Of the replicas, in one graph.
@@ -169,7 +178,7 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     """
     listed = functools.cache(_Lines)
     for index, other in enumerate(programs[1:], 1):
-        if other.specs != programs[0].specs:
+        if other.specs != programs[0].specs or other.overlaps(programs[0]):
             continue
         pair = [each.lines(listed(each.graph)) for each in (programs[0], other)]
         own, theirs = ([line.sum for line in lines] for lines in pair)

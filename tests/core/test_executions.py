@@ -743,7 +743,8 @@ def test_an_optimizer_may_be_built_in_a_program_of_xla(count, monkeypatch):
 
     step()
     step()
-    assert traced == list(range(count))
+    # A program that makes variables is traced again, as by `tf.function`.
+    assert traced == 2 * list(range(count))
     assert int(model.optimizer.iterations) == 2
     kc.assert_in_sync(model)
 
