@@ -17,6 +17,7 @@ from tensorflow.python.distribute import shared_variable_creator
 from tensorflow.python.training import coordinator
 
 from keras_conflux._compat.shared_trace import mark_replica_specific
+from keras_conflux._compat.tensorflow_tracing import note_rank
 
 
 def run_in_turn(
@@ -162,6 +163,7 @@ class _ReplicaHere(tf.distribute.ReplicaContext):
     @property
     def replica_id_in_sync_group(self) -> Any:
         mark_replica_specific()
+        note_rank()
         return super().replica_id_in_sync_group
 
     @property

@@ -45,7 +45,7 @@ _UNSAID = {"Const", "Identity", "NoOp", "Placeholder"}
 _SHOWN = {"Assert", "Print", "PrintV2", "StringFormat"}
 """What one process may show and others not, as do all summaries."""
 _NAMES = {"config", "config_proto", "container", "executor_type"}
-_NAMES |= {"shared_name", "token", "seed", "seed2", "value"}
+_NAMES |= {"message", "shared_name", "token", "seed", "seed2", "value"}
 _UNKNOWN = "input"
 _Find = Callable[[str], tf.Operation | None]
 """Returns the operation of a name."""
