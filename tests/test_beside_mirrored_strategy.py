@@ -40,7 +40,7 @@ def ours():
     return kc.ReplicatedStrategy(DEVICES[:3])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_program_gives_what_it_gives_on_a_mirrored_strategy(name, request):
     row = CHECKS[name]

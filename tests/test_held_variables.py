@@ -85,7 +85,7 @@ def trained(what, way, count, before):
     return model, logs, asked
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", ["weight", "bias", "learning rate"])
