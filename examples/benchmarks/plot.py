@@ -1,13 +1,14 @@
-"""Draws measured speed: a panel per model, a bar per measurement.
+"""Draws measured speed, a bar per measurement, and losses of two trainings.
 
     python -m examples.benchmarks --draw docs/data/performance.json IMAGE
 
 This makes the picture of the documents; the benchmark draws its own results.
 """
 
-import itertools
+import contextlib
 import json
-import math
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ NAMES = {  # in the order of tables
     "torch": "PyTorch, compiled",
     "torch-eager": "PyTorch, eager",
     "keras": "Keras + XLA",
-    "stock": "MirroredStrategy, no XLA",
+    "stock": "MirroredStrategy",
 }
 TITLES = {  # in the order of the panels
     "resnet": "ResNet-50, 224x224 images",
@@ -45,9 +46,11 @@ LIBRARIES = {
     "jax": "JAX",
     "torch": "PyTorch",
 }
-COLUMNS, INCHES = 2, 2.45  # so wide that a telephone shows it almost in full
+COLUMNS = 2
+NAME, LENGTH, VALUE = 1.5, 0.75, 0.95  # what stands in a row, in inches
+PANEL = NAME + LENGTH + VALUE + 0.2
+ROW = 0.24  # height, in inches
 GAP = 0.4  # between groups, in rows
-FULL = 1.8  # width of a panel, in longest bars
 PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6b76"
 BAR, HIGHLIGHT = "#d6dce3", "#8db7f5"
 IN_THE_DARK = {
@@ -90,31 +93,65 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
         runs: At least one; see `examples.benchmarks.train` for their fields.
         machine: What `report.machine` returns.
     """
+    by_model = panels(runs)
+    columns = min(COLUMNS, len(by_model))
+    lines = [
+        by_model[begin : begin + columns]
+        for begin in range(0, len(by_model), columns)
+    ]
+    heights = [ROW * max(map(_rows, line)) + 0.75 for line in lines]
+    width, inches = PANEL * columns, sum(heights) + 0.5
+    with _picture(image, width, inches) as figure:
+        top = inches - 0.5
+        for line, height in zip(lines, heights, strict=True):
+            for column, panel in enumerate(line):
+                of_bars = ROW * _rows(panel)
+                left, bottom = PANEL * column + 0.1, top - of_bars
+                box = left / width, bottom / inches
+                box += (PANEL - 0.2) / width, of_bars / inches
+                _draw_panel(figure.add_axes(box), panel, _kind(machine))
+            top -= height
+        note = textwrap.fill(_footnote(machine, shown=runs), int(17 * width))
+        figure.text(0.1 / width, 0.1 / inches, note, fontsize=7, color=FAINT)
+
+
+def draw_losses(image: Path, document: dict) -> None:
+    """Draws the losses of several devices, and those of one on top of them.
+
+    Args:
+        image: The file to write.
+        document: As `examples.benchmarks.equality` records it.
+    """
+    several, one = document["losses"].values()
+    epochs = [*range(1, len(one) + 1)]
+    furthest = max(abs(a - b) for a, b in zip(several, one, strict=True))
+    with _picture(image, 5, 2.4) as figure:
+        axes = figure.add_axes((0.1, 0.2, 0.87, 0.66))
+        wide: Any = {"color": HIGHLIGHT, "linewidth": 7}
+        axes.plot(epochs, several, label="four devices", **wide)
+        axes.plot(epochs, one, "o-", color=INK, ms=3, lw=1, label="one device")
+        axes.set_yscale("log")
+        axes.tick_params(colors=FAINT, which="both", labelsize=8)
+        axes.set_xlabel("epoch", color=FAINT, size=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["bottom", "left"]].set_color(FAINT)
+        title = f"The losses differ by at most {furthest:.0e}"
+        axes.set_title(title, loc="left", color=INK, size=10, weight="bold")
+        axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+
+
+@contextlib.contextmanager
+def _picture(image: Path, width: float, height: float) -> Iterator[Any]:
+    """Yields a figure of so many inches, and writes it to a file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    by_model = panels(runs)
-    lines = math.ceil(len(by_model) / COLUMNS)
-    columns = math.ceil(len(by_model) / lines)
-    rows = max(map(_height, by_model))
-    inches = (0.24 * rows + 0.75) * lines + 0.5
     # Text stays text, and the same runs give the same file.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "conflux"}
     metadata: Any = {"Date": None} if image.suffix == ".svg" else None
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(INCHES * columns, inches), facecolor=PAPER)
-        places = figure.subplots(lines, columns, squeeze=False).flat
-        for place, panel in itertools.zip_longest(places, by_model):
-            if panel:
-                _draw_panel(place, panel, rows, _kind(machine))
-            else:
-                place.set_axis_off()
-        note = _footnote(machine, shown=runs)
-        figure.text(0.02, 0.1 / inches, note, fontsize=7, color=FAINT)
-        figure.subplots_adjust(
-            **{"left": 0.02, "right": 0.98, "wspace": 0.1, "hspace": 0.45},
-            **{"top": 1 - 0.55 / inches, "bottom": 0.5 / inches},
-        )
+        figure = Figure(figsize=(width, height), facecolor=PAPER)
+        yield figure
         figure.savefig(image, dpi=120, metadata=metadata)
     if image.suffix == ".svg":
         _follow_the_reader(image)
@@ -123,8 +160,9 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
 def _follow_the_reader(image: Path) -> None:
     """Lets a picture be dark where the reader's system is."""
     rules = " ".join(
-        f'[style*="fill: {light}"] {{ fill: {dark} !important }}'
+        f'[style*="{of}: {light}"] {{ {of}: {dark} !important }}'
         for light, dark in IN_THE_DARK.items()
+        for of in ("fill", "stroke")
     )
     style = f"<style>@media (prefers-color-scheme: dark) {{ {rules} }}</style>"
     head, tag, rest = image.read_text().partition("<defs>")
@@ -141,35 +179,34 @@ def panels(runs: list[dict]) -> list[list[dict]]:
     return [panel for panel in panels if panel]
 
 
-def _height(panel: list[dict]) -> float:
+def _rows(panel: list[dict]) -> float:
     """Returns a panel's height in rows: bars, headings and gaps."""
     groups = len({run["devices"] for run in panel})
     return len(panel) + (1 + GAP) * groups - GAP
 
 
-def _draw_panel(axes: Any, runs: list[dict], rows: float, device: str) -> None:
+def _draw_panel(axes: Any, runs: list[dict], device: str) -> None:
     fastest = max(map(report.throughput, runs))
     row = 0
     for count in sorted({run["devices"] for run in runs}):
         heading = f"{count} {device}{'s' * (count > 1)}"
-        axes.text(
-            0, row, heading, color=INK, size=9, weight="bold", va="center"
-        )
+        style: Any = {"color": INK, "size": 9, "weight": "bold"}
+        axes.text(-NAME, row, heading, va="center", **style)
         group = [run for run in runs if run["devices"] == count]
         for run in sorted(group, key=report.throughput, reverse=True):
             row += 1
             _draw_bar(axes, row, run, runs, fastest)
         row += 1 + GAP
-    axes.set(
-        xlim=(0, fastest * FULL), ylim=(rows - 0.5, -0.5), xticks=[], yticks=[]
-    )
+    axes.set(xlim=(-NAME, LENGTH + VALUE), ylim=(_rows(runs) - 0.5, -0.5))
+    axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     title = TITLES.get(runs[0]["model"], runs[0]["model"])
     axes.set_title(title, loc="left", color=INK, size=10, weight="bold", pad=18)
     unit = (
         f"{runs[0]['unit']} per second, batch {runs[0]['batch']} per {device}"
     )
-    axes.text(0, 1.02, unit, size=8, color=FAINT, transform=axes.transAxes)
+    style = {"size": 8, "color": FAINT, "textcoords": "offset points"}
+    axes.annotate(unit, (0, 1), (0, 5), xycoords="axes fraction", **style)
 
 
 def _draw_bar(
@@ -177,21 +214,22 @@ def _draw_bar(
 ) -> None:
     ours = run["how"].startswith("conflux")
     speed = report.throughput(run)
-    axes.barh(row, speed, height=0.78, color=HIGHLIGHT if ours else BAR)
+    length = speed / fastest * LENGTH
+    axes.barh(row, length, height=0.78, color=HIGHLIGHT if ours else BAR)
     weight = "bold" if ours else "normal"
     style: Any = {"va": "center", "color": INK, "size": 9, "weight": weight}
-    axes.text(0.015 * fastest, row, _name(run), **style)
+    axes.text(-NAME, row, _name(run), **style)
     share = scaling(run, runs)
     of_linear = "" if share is None else f"({share:.0%}) "
     text = f"{of_linear}{_short(speed)}"
-    axes.text(fastest * FULL, row, text, ha="right", **style)
+    axes.text(LENGTH + VALUE, row, text, ha="right", **style)
 
 
 def _name(run: dict) -> str:
     how: str = run["how"]
     name = NAMES.get(how, how)
     if report.is_of_other_form(run):
-        name = "PyTorch, torchvision's form"
+        name = "PyTorch, torchvision"
     jit = run.get("jit", "auto")
     return name if jit == "auto" else f"{name}, XLA {jit}"
 
@@ -230,6 +268,6 @@ def _footnote(machine: dict, shown: list[dict]) -> str:
     if not any(scaling(run, shown) for run in shown):
         return f"{names}; {listed}."
     return (
-        f"{names}; {listed}.\n(90%) means 90% of linear scaling: of the speed "
+        f"{names}; {listed}. (90%) means 90% of linear scaling: of the speed "
         f"with one {_kind(machine)} times their number."
     )

@@ -422,6 +422,14 @@ def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
     assert drawn.stat().st_size < 60_000
 
 
+def test_the_picture_of_losses_shows_the_recorded_data(tmp_path):
+    pytest.importorskip("matplotlib")
+    document = json.loads((DOCS / "data/equality.json").read_text())
+    plot.draw_losses(tmp_path / "drawn.svg", document)
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert drawn == (DOCS / "images/equality.svg").read_text()
+
+
 def test_the_documents_say_what_is_recorded():
     """`python -m examples.benchmarks.page` makes them."""
     for name in page.DOCUMENTS:
