@@ -416,7 +416,7 @@ def test_the_pictures_show_the_recorded_data(tmp_path, data, image, counts):
         plot.draw_document(each, document)
     assert drawn.read_bytes() == again.read_bytes()
     assert counts | {"keras-conflux"} <= {*texts(drawn)}
-    has_scaling = any("linear scaling" in text for text in texts(drawn))
+    has_scaling = "linear scaling" in " ".join(texts(drawn))
     assert has_scaling == (len(counts) > 1)
     assert texts(drawn) == texts(DOCS / "images" / image)
     assert drawn.stat().st_size < 60_000
@@ -472,10 +472,8 @@ def test_new_measurements_make_a_page(tmp_path, monkeypatch):
     made = (tmp_path / page.DOCUMENTS[0]).read_text()
     assert "on one host (today), with TensorFlow 2 and JAX 1." in made
     # All epochs of both processes, of which the median counts.
-    assert (
-        "| 2 | 10.0 to 12.5 | 1,422,000 tokens | 88.9 % | 2.5 | 30 | |" in made
-    )
-    assert "Keras on JAX (on-device) | 2 | 11.5 |" in made
+    assert "| 10.0 to 12.5 | 1,422,000 tokens | 88.9 % | 2.5 | 30 | |" in made
+    assert "Keras on JAX (on-device) | 11.5 |" in made
     assert "13.0" not in made  # the best of each counts
     assert "| GPT, float32 head | alike | |" in made
     assert "1.78 to 1.78 times as fast as on one" in made
@@ -496,10 +494,9 @@ def test_the_picture_of_runs_of_another_machine(tmp_path):
     plot.draw_file(source, drawn)
     shown = texts(drawn)
     assert {plot.TITLES[name] for name in models} <= {*shown}
-    assert shown.count("PyTorch, torch.compile") == len(models)
-    assert any(
-        "NVIDIA H200; " in each and "PyTorch 3" in each for each in shown
-    )
+    assert shown.count("PyTorch, compiled") == len(models)
+    assert "NVIDIA H200; " in " ".join(shown)
+    assert "PyTorch 3" in " ".join(shown)
 
 
 @pytest.mark.parametrize("source", ["synthetic", "memory", "files"])
