@@ -41,9 +41,11 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the pages that lie outside of `docs/`, and the tree."""
-    tree = runpy.run_path(str(ROOT / "docs" / "design" / "tree.py"))["page"]()
-    files.append(File.generated(config, "design/tree.md", content=tree))
+    """Adds the pages that lie outside of `docs/`, or that a program makes."""
+    for program in (ROOT / "docs" / "design").glob("*.py"):
+        text = runpy.run_path(str(program))["page"]()
+        name = f"design/{program.stem}.md"
+        files.append(File.generated(config, name, content=text))
     for source, page in OUTSIDE_DOCS.items():
         path = str(ROOT / source)
         file = File.generated(config, page, abs_src_path=path)
