@@ -1,4 +1,4 @@
-"""Compares Keras and TensorFlow with what is expected, before all else.
+"""Compares Keras and TensorFlow with the expected versions, before all else.
 
 The core and the extensions list the private names that they need.
 """

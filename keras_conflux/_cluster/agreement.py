@@ -1,9 +1,9 @@
-"""Compares what processes are about to do, and exchanges small messages.
+"""Compares the next actions of processes, and exchanges small messages.
 
 Collectives meet in the order in which processes call them. If one process were
 elsewhere in the program, it would meet another sum of the same shape, and both
-would get a wrong number. So each process announces what it is about to do
-before it meets the others, in a message of its own, always of one shape.
+would get a wrong number. So each process announces its next action before it
+meets the others, in a message of its own, always of one shape.
 """
 
 import functools
@@ -108,7 +108,7 @@ class Comparable:
     """A value that processes compare.
 
     Args:
-        value: What JSON must be able to hold.
+        value: A value that JSON can hold.
     """
 
     def __init__(self, value: Any) -> None:
@@ -120,7 +120,7 @@ class Comparable:
 def gather_if_different(what: str, own: Comparable) -> list[Any] | None:
     """Returns the values of all processes, or `None` if they are all equal.
 
-    As long as they are, a digest of the value is all that is sent.
+    As long as they are, only a digest of the value is sent.
 
     Args:
         what: The next action of this process, see `assert_same_place`.

@@ -13,7 +13,7 @@ class Cluster:
 
     Raises:
         ClusterError: If there is no address, an address has no port or
-            repeats, or the index is not that of an address.
+            repeats, or no address has the index.
 
     Example:
         ```python
@@ -30,7 +30,7 @@ class Cluster:
     """The place where this was found, such as `"TF_CONFIG"` or `"Slurm"`."""
 
     def __post_init__(self) -> None:
-        """Refuses what no processes could connect with."""
+        """Refuses addresses with which no processes could connect."""
         if not self.addresses:
             raise ClusterError(
                 f"{self.source}: expected the address of every process, "

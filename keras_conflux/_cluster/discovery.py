@@ -98,7 +98,7 @@ def _from_environment(
 
 
 def _refuse_contradiction(one: Announcement, other: Announcement) -> None:
-    # `mpirun -n 1` may start what starts the processes.
+    # `mpirun -n 1` may start the program that starts the processes.
     if other.count not in (1, one.count):
         raise ClusterError(
             f"{one.count_from} tells of {one.count} processes, but "

@@ -49,7 +49,7 @@ def errors_reported_to_all(what: str) -> Iterator[None]:
     alone, this does nothing.
 
     Args:
-        what: The name of what all processes do together, for messages.
+        what: The common action of all processes, for messages.
 
     Raises:
         ProcessError: If another process has failed or has ended.

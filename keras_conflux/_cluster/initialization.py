@@ -53,8 +53,8 @@ def initialize(
             after 5 s more.
 
     Raises:
-        ClusterError: If what names the processes is wrong or incomplete, or
-            nothing is asked for them, with `CONFLUX_EXTENSIONS=0`.
+        ClusterError: If the addresses or the variables are wrong or incomplete,
+            or nothing is asked for them, with `CONFLUX_EXTENSIONS=0`.
         ProcessError: If the others do not come in time or were told of another
             number of processes, if the port is in use, or if TensorFlow has
             started already.

@@ -14,10 +14,10 @@ from keras_conflux._common.errors import ClusterError
 
 @dataclasses.dataclass(frozen=True)
 class Announcement:
-    """That a launcher has started some processes, and how to find them.
+    """A launcher's statement that it has started processes.
 
-    The number of processes is known at once. What finds their addresses is
-    called for one announcement only, as processes may have to talk for it.
+    The number of processes is known at once. Their addresses are looked up for
+    one announcement only, as processes may have to talk for it.
     """
 
     source: str
@@ -31,7 +31,7 @@ class Announcement:
 
 
 Launcher = Callable[[Mapping[str, str]], Announcement | None]
-"""Returns what environment variables tell, `None` if they tell of nobody."""
+"""Returns the announcement in environment variables, if there is one."""
 
 _launchers: list[Launcher] = []
 
@@ -42,7 +42,7 @@ def ask(launcher: Launcher) -> None:
 
 
 def announcements(environ: Mapping[str, str]) -> list[Announcement]:
-    """Returns what launchers tell, in the order in which they are asked.
+    """Returns all announcements, in the order in which launchers are asked.
 
     Args:
         environ: The environment variables.

@@ -19,7 +19,7 @@ _INTERFACE = b"lo"
 
 
 def are_local(addresses: Sequence[str]) -> bool:
-    """Whether addresses are those of the loopback interface, as written."""
+    """Whether addresses belong to the loopback interface, as written."""
     hosts = [split_address(each, "an address")[0] for each in addresses]
     return all(map(_is_local, hosts))
 
@@ -37,7 +37,7 @@ def close_to_other_hosts(address: str) -> bool:
     """Lets the port of this process be reached through the loopback only.
 
     Args:
-        address: That of this process.
+        address: The address of this process.
 
     Returns:
         Whether this is so now; not before Linux 5.7.

@@ -21,7 +21,7 @@ from keras_conflux._compat import tensorflow_processes
 
 DEFAULT_HEARTBEAT_SECONDS = 10.0
 _LATE_SECONDS = 5.0
-"""How much later than TensorFlow this ends what waits for a process."""
+"""The seconds after TensorFlow's own limit at which waiting calls are ended."""
 _SEED = "conflux/seed"
 _STDERR = 2
 
@@ -42,10 +42,10 @@ _present = _Present()
 
 
 def process_index() -> int:
-    """Returns which of the processes that train together this one is.
+    """Returns the index of this process among those that train together.
 
-    What a program does once, such as writing a file of its own, it does where
-    this is 0. `fit`, `model.save` and the callbacks of Keras see to that by
+    A program writes a file of its own, or does anything else once, where this
+    is 0. `fit`, `model.save` and the callbacks of Keras see to that by
     themselves.
 
     Returns:

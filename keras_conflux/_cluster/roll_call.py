@@ -2,9 +2,9 @@
 
 TensorFlow's first process waits for the others without an end, and Python with
 it. If one of them could not start, for example because another program has its
-port, nobody would ever say so. So each process first says to process 0, at the
-address of that one, which it is. Process 0 answers when all have come, or with
-what is wrong, and all go on or raise alike.
+port, nobody would ever say so. So each process first tells process 0, at its
+address, its own index. Process 0 answers when all have come, or with an error,
+and all go on or raise alike.
 
 Anybody can call. So process 0 listens to all callers at once, until one
 deadline, and to a few bytes of each. A message is one line: a text, and a
@@ -41,9 +41,9 @@ _LATE_SECONDS = 5.0
 """How much longer than process 0 the others wait for its answer."""
 _INTRODUCTION = re.compile(rb"\w{64} ([1-9]\d{0,5}) ([1-9]\d{0,5})\n")
 _INTRODUCTION_BYTES = 100
-"""What a caller says at most: a digest and two numbers."""
+"""The longest introduction of a caller: a digest and two numbers."""
 _ANSWER_BYTES = 100_000
-"""What process 0 answers at most. It may name many processes."""
+"""The longest answer of process 0. It may name many processes."""
 _UNKNOWN_CALLERS = 100
 """How many callers may be silent. Then the first of them has to go."""
 
@@ -59,7 +59,7 @@ def call_roll(
         seconds: The time that process 0 waits for the others.
 
     Returns:
-        `None` when all are there, else what is wrong.
+        `None` when all are there, else an error message.
     """
     names = [f"process {k} at {each}" for k, each in enumerate(addresses)]
     try:
@@ -91,7 +91,7 @@ def hosts_of_all(
         seconds: The time that process 0 waits for the others.
 
     Returns:
-        The hosts, and `None` when all are there, else what is wrong.
+        The hosts, and `None` when all are there, else an error message.
     """
     if index > 0:
         hosts, wrong = _reported(first, index, count, seconds)
@@ -143,7 +143,7 @@ def _listening_at(address: str) -> socket.socket:
 def _wait(
     callers: "_Callers", names: Sequence[str], seconds: float
 ) -> tuple[dict[int, socket.socket], str | None]:
-    """Waits for the others, and returns who has come and what is wrong."""
+    """Waits for the others, and returns their sockets, and an error if any."""
     end = time.monotonic() + seconds
     count = len(names)
     come: dict[int, socket.socket] = {}
@@ -184,7 +184,7 @@ class _Callers:
         self._server = server
         self._selector = selectors.DefaultSelector()
         self._unknown: dict[socket.socket, bytes] = {}
-        """What they have said so far."""
+        """The bytes received from them so far."""
         self._known: list[socket.socket] = []
         self._has_other_tokens = False
 
@@ -230,7 +230,7 @@ class _Callers:
                 _line(each, end)
 
     def others(self) -> str:
-        """Returns what there is to say of those who are not known."""
+        """Describes callers that are not known."""
         if self._has_other_tokens:
             return (
                 f" Somebody has come with another {TOKEN}, which must be the "
@@ -251,7 +251,7 @@ class _Callers:
                 first.close()
 
     def _listen(self, caller: socket.socket) -> tuple[int, int] | None:
-        """Returns what a caller says of itself, when it has said it."""
+        """Returns the introduction of a caller, when it is complete."""
         said = self._unknown[caller]
         more = b""
         with contextlib.suppress(OSError):
@@ -280,7 +280,7 @@ def _reported(
     """Introduces this process to process 0.
 
     Returns:
-        From which hosts all have come, and what is wrong.
+        The hosts of all processes, and an error message, if any.
     """
     seconds += _LATE_SECONDS
     host, port = split_address(address, "the address of process 0")

@@ -1,4 +1,4 @@
-"""What users pass is as expected, or an error says what to write."""
+"""Checks arguments of users. An error says what to write instead."""
 
 import math
 import numbers
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
-    """Refuses what is no whole number, or too small.
+    """Refuses a value that is no whole number, or too small.
 
     Args:
-        name: That of the argument.
-        value: What was passed.
-        what: What it counts, such as `"a number of batches"`.
+        name: The name of the argument.
+        value: The value that was passed.
+        what: The meaning of the number, such as `"a number of batches"`.
         least: The smallest number that makes sense.
 
     Raises:
@@ -28,7 +28,7 @@ def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
 
 
 def assert_seconds(name: str, value: Any) -> None:
-    """Refuses what is no time.
+    """Refuses a value that is no time.
 
     Raises:
         TypeError: If it is no number.
@@ -42,12 +42,12 @@ def assert_seconds(name: str, value: Any) -> None:
 
 
 def assert_is(value: Any, kinds: Any, expected: str) -> None:
-    """Refuses what is of another type.
+    """Refuses a value of another type.
 
     Args:
-        value: What was passed.
+        value: The value that was passed.
         kinds: See `isinstance`.
-        expected: What to pass, such as `"a Keras model"`.
+        expected: The expected argument, such as `"a Keras model"`.
 
     Raises:
         TypeError: If it is of none of the types.
@@ -57,7 +57,7 @@ def assert_is(value: Any, kinds: Any, expected: str) -> None:
 
 
 def assert_batches(value: Any) -> None:
-    """Refuses what yields no batches.
+    """Refuses a value that yields no batches.
 
     Raises:
         TypeError: If it cannot be iterated over, or is a text.
@@ -71,7 +71,7 @@ def assert_batches(value: Any) -> None:
 
 
 def assert_path(value: Any) -> None:
-    """Refuses what names no directory.
+    """Refuses a value that names no directory.
 
     Raises:
         TypeError: If it is neither a text nor a path.

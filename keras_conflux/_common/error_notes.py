@@ -1,4 +1,4 @@
-"""Notes that others add to errors of what runs on replicas."""
+"""Notes that others add to errors of steps that run on replicas."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ def add_by(add: AddNote) -> None:
     """Has a function add notes from now on.
 
     Args:
-        add: Takes what `add_to` takes.
+        add: Takes the arguments of `add_to`.
     """
     _adding.append(add)
 
@@ -24,7 +24,7 @@ def add_to(
     """Has notes added to an error.
 
     Args:
-        error: What is about to be raised.
+        error: The error that is about to be raised.
         model: The model whose step has raised it, `None` for a function of the
             user's own.
         keeps_activations: Whether it is a step of a graph that may have
@@ -36,7 +36,7 @@ def add_to(
 
 @contextlib.contextmanager
 def added(model: Any, keeps_activations: bool = True) -> Iterator[None]:
-    """Adds notes to what is raised while a model's step is made or runs."""
+    """Adds notes to errors raised while a model's step is made or runs."""
     try:
         yield
     except Exception as error:

@@ -14,7 +14,7 @@ ConfluxWarning             a UserWarning
 class ConfluxError(Exception):
     """The base of all errors that are this package's own.
 
-    What is wrong with an argument's type or value is a plain `TypeError` or
+    A wrong type or value of an argument is a plain `TypeError` or
     `ValueError`, as in Keras.
 
     Example:
@@ -77,7 +77,7 @@ class ProcessError(ConfluxError, RuntimeError):
     """Another process has failed, has ended, or does something else.
 
     The processes cannot train together any more, and there is no way back:
-    save what is worth saving, and end the process.
+    save the values that are worth saving, and end the process.
 
     Example:
         ```python

@@ -38,10 +38,10 @@ def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:
     """Returns the file and the line of the user's that has led here.
 
     Args:
-        operation: What the line has led to, if it was traced before this call.
+        operation: The op that the line has made, if it was traced before.
     """
     # The traceback of an op has the user's lines where AutoGraph has
-    # translated them; Python's own stack has those of generated files.
+    # translated them; Python's own stack has lines of generated files.
     if operation is not None:
         frames = operation.traceback
     elif tf.executing_eagerly():

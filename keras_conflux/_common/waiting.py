@@ -123,7 +123,7 @@ class DaemonCall:
         _abandoned.append(self)
 
     def result(self) -> Any:
-        """Waits for the call, and returns or raises what it has."""
+        """Waits for the call, and returns its result or raises its error."""
         self.wait()
         if "error" in self._outcome:
             raise self._outcome["error"]
@@ -135,7 +135,7 @@ _abandoned: list[DaemonCall] = []
 
 @atexit.register
 def _end_without_waiting() -> None:
-    # Of what is registered at exit, the latest comes first.
+    # Of the functions registered at exit, the latest runs first.
     if all(call.wait(0) for call in _abandoned):
         return
     logging.shutdown()

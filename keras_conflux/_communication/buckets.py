@@ -55,7 +55,7 @@ def neighbours(
     """Groups neighbours whose sizes together are within a limit.
 
     Args:
-        items: What to group, in order.
+        items: The items to group, in order.
         size_of: Returns the size of one.
         limit: The largest size of a group, unless one item is larger.
     """

@@ -58,7 +58,7 @@ class Trace:
     calls: list[int] = dataclasses.field(init=False)
     """The number of calls of each replica."""
     compared: list[int] = dataclasses.field(init=False)
-    """The number of its calls that were compared with those of replica 0."""
+    """The number of its calls that were compared with replica 0's."""
     signatures: list[Any] = dataclasses.field(default_factory=list)
     """The descriptions of the calls of replica 0."""
     collectives: int = 0
@@ -99,19 +99,19 @@ class OneReplica:
         return index
 
     def all_reduce(self, tensor: tf.Tensor, *_: Any) -> tf.Tensor:
-        """Returns what the replica gives."""
+        """Returns the replica's tensor."""
         return tf.identity(tensor)
 
     def reduce_scatter(
         self, flat: tf.Tensor, dtype: tf.DType, *_: Any
     ) -> tf.Tensor:
-        """Returns what the replica gives."""
+        """Returns the replica's tensor."""
         return tf.identity(tf.cast(flat, dtype))
 
     def all_gather(
         self, parts: Sequence[tf.Tensor], *_: Any
     ) -> list[tf.Tensor]:
-        """Returns what the replica gives."""
+        """Returns the replica's parts."""
         return list(parts)
 
     def can_gather_again(self, _: bool) -> bool:
@@ -171,7 +171,7 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        """The number of replicas, those of all processes."""
+        """The number of replicas of all processes."""
         return len(self.devices) * process_count()
 
     @property
@@ -209,7 +209,7 @@ class Communicator:
                 bfloat16, half, float32, float64, int32 or int64.
             index: The calling replica.
             op: Any but `MEAN`.
-            in_xla: Whether what is traced becomes part of an XLA program.
+            in_xla: Whether the traced graph becomes part of an XLA program.
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tf.identity(tensor)
@@ -296,7 +296,7 @@ class Communicator:
         return [joined(part) for part in parts]
 
     def can_gather_again(self, in_xla: bool) -> bool:
-        """Whether what is traced last can be gathered early.
+        """Whether tensors traced last can be gathered early.
 
         Between GPUs in a graph, collectives run in the order of tracing.
         """
@@ -306,7 +306,7 @@ class Communicator:
 
     @functools.cached_property
     def _early(self) -> Any:
-        """What carries collectives that run earlier than they are traced."""
+        """The transport of collectives that run earlier than traced."""
         with tf.init_scope():
             return CpuRing(
                 self.devices, self.size, self._group_key, first=1 << 30
@@ -323,7 +323,7 @@ class Communicator:
     def assert_same_call(
         self, index: int, signature: Any, check: Callable[[Any, Any, int], None]
     ) -> None:
-        """Compares what this replica is about to reduce with replica 0's.
+        """Compares the next collective of this replica with replica 0's.
 
         Args:
             index: The calling replica. Replicas are traced one after another,
@@ -346,11 +346,11 @@ class Communicator:
         return trace.calls[index], trace.compared[index]
 
     def forget_since(self, index: int, before: tuple[int, int]) -> None:
-        """Forgets what a replica has called in a trace that is made again.
+        """Forgets a replica's calls in a trace that is made again.
 
         Args:
             index: The replica.
-            before: What `called` returned before the trace.
+            before: The result of `called` before the trace.
         """
         trace = self._present_trace()
         trace.calls[index], trace.compared[index] = before
@@ -451,7 +451,7 @@ class Communicator:
         return _trace.get() or self._latest
 
     def _next_call(self, index: int) -> str:
-        """Returns a key that the call shares with those of other replicas."""
+        """Returns a key that the call shares with other replicas' calls."""
         trace = self._present_trace()
         trace.calls[index] += 1
         return f"{trace.key}_{trace.calls[index]}"

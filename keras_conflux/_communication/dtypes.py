@@ -1,4 +1,4 @@
-"""The dtypes that collectives take, and what they do to a leaf."""
+"""The dtypes that collectives take, and the conversions of a leaf."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ REDUCIBLE = (
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64,
 )  # fmt: skip
 """The dtypes that can be reduced."""
-# What can only be copied travels in a wider dtype that can be added.
+# A dtype that can only be copied travels in a wider dtype that can be added.
 _SUMMABLE = {
     **dict.fromkeys(
         (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32

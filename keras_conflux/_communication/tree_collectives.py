@@ -1,7 +1,7 @@
 """Collectives on trees, as one replica calls them while it is traced.
 
-All of them rest on the all-reduce of one tensor. What it moves is at most
-twice what a special op would, and there is one path to trust.
+All of them rest on the all-reduce of one tensor. It moves at most twice the
+bytes of a special op, and there is one path to trust.
 """
 
 import functools
@@ -35,7 +35,7 @@ class ReplicaCollectives:
     Args:
         communicator: The channel of the strategy.
         index: The replica of this process that calls.
-        in_xla: Whether what is traced becomes part of an XLA program.
+        in_xla: Whether the traced graph becomes part of an XLA program.
         rank_as_tensor: Returns its position among all, which may be a tensor.
     """
 
@@ -57,7 +57,7 @@ class ReplicaCollectives:
 
     @property
     def count(self) -> int:
-        """The number of replicas, those of all processes."""
+        """The number of replicas of all processes."""
         return self._communicator.size
 
     @property
@@ -171,7 +171,7 @@ class ReplicaCollectives:
     ) -> list[tf.Tensor]:
         self._assert_same_call("reduce-scatter", flats)
         rank = functools.cache(self._rank_as_tensor)
-        # Those of the last layers are known first.
+        # The gradients of the last layers are known first.
         parts = [
             self._communicator.reduce_scatter(
                 flat, dtype, self._index, rank, self._in_xla
@@ -181,7 +181,7 @@ class ReplicaCollectives:
         return parts[::-1]
 
     def joined(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what `gathered` does, and it can be differentiated."""
+        """Gathers parts as `gathered` does, and can be differentiated."""
 
         @tf.custom_gradient
         def join(*parts: tf.Tensor) -> Any:
@@ -191,7 +191,7 @@ class ReplicaCollectives:
 
     @property
     def can_gather_again(self) -> bool:
-        """Whether what is traced last can be gathered early."""
+        """Whether tensors traced last can be gathered early."""
         return self._communicator.can_gather_again(self._in_xla)
 
     def gathered(
@@ -240,7 +240,7 @@ class ReplicaCollectives:
                 all replicas.
 
         Raises:
-            tf.errors.UnimplementedError: In what XLA compiles, if sizes differ
+            tf.errors.UnimplementedError: In XLA programs, if sizes differ
                 or are not known to be equal.
         """
         leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
@@ -262,7 +262,7 @@ class ReplicaCollectives:
             _EQUAL if is_even(leaf) else _size_in_trace(leaf, axis)
             for leaf in leaves
         ]
-        # What other processes trace is not seen here.
+        # The traces of other processes are not seen here.
         is_blind = self._communicator.spans_processes
         for leaf, size in zip(leaves, sizes, strict=True):
             if size is None or (is_blind and size != _EQUAL):
@@ -462,7 +462,7 @@ def _listed(
 
 
 def _open_along(leaf: Any, axis: int) -> Any:
-    """Returns what describes a leaf whose size along an axis may differ."""
+    """Returns the description of a leaf whose size along an axis may differ."""
     if dtypes.is_sparse(leaf) or not leaf.shape.rank:
         return leaf
     shape = leaf.shape.as_list()
@@ -477,7 +477,7 @@ _EQUAL = "equal"
 
 
 def _size_in_trace(leaf: tf.Tensor, axis: int) -> int | str | None:
-    """Returns what is known of the size along an axis while tracing."""
+    """Returns the size along an axis as far as it is known while tracing."""
     rank = leaf.shape.rank
     if rank is None:
         return None

@@ -11,14 +11,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Batches(Generic[T_co]):
-    """What `distribute` and `prefetch` return. Each iteration is an epoch.
+    """The batches of `distribute` and `prefetch`. Each iteration is an epoch.
 
     `len` is the number of batches, where the source tells it.
 
     Args:
         source: A data set or any iterable. One that is an iterator itself, as a
             generator is, has one epoch.
-        ready: Returns an iterator over what is made of a source's batches.
+        ready: Returns an iterator over the results for a source's batches.
     """
 
     def __init__(self, source: Iterable[Any], ready: Any) -> None:

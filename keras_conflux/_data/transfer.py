@@ -1,7 +1,7 @@
 """Moves trees of tensors between devices, and says where they are.
 
-After MLDataDevices.jl: what is on the device already stays the same object,
-what is shared stays shared, and leaves that disagree are an error.
+After MLDataDevices.jl: a tensor that is on the device stays the same object,
+shared tensors stay shared, and leaves that disagree are an error.
 """
 
 from collections.abc import Callable
@@ -44,13 +44,13 @@ def to_device(tree: Tree, device: int | str) -> Tree:
     """Returns `tree` with its tensors, arrays and numbers on a device.
 
     A tensor that is there already stays the same object; one from another
-    device is copied, between GPUs without the host. What is shared within
-    the tree stays shared. Dtypes are kept. Gradients flow back through it.
+    device is copied, between GPUs without the host. Tensors shared within the
+    tree stay shared. Dtypes are kept. Gradients flow back through it.
 
     Variables stay where they are, as models and optimizers hold them: their
-    values are moved. Strings, which live on the host, and whatever else is
-    no number, pass through. A `Replicas` becomes the list of what its devices
-    have, all on this one.
+    values are moved. Strings, which live on the host, and all other leaves that
+    are no numbers, pass through. A `Replicas` becomes the list of its devices'
+    values, all on this one.
 
     Args:
         tree: Nested dicts, lists and tuples.
@@ -85,14 +85,14 @@ def to_cpu(tree: V) -> V: ...
 def to_cpu(tree: Tree) -> Tree:
     """Returns `tree` with its tensors as NumPy arrays.
 
-    That is what Keras' `predict` and `get_weights` return, and what plotting,
-    printing and saving take. For tensors in the host's memory call
+    Keras' `predict` and `get_weights` return such arrays, and plotting,
+    printing and saving take them. For tensors in the host's memory call
     `to_device(tree, "CPU:0")`.
 
     Scalars become NumPy scalars, strings arrays of bytes, and variables their
     values. Sparse and ragged tensors and `tf.IndexedSlices`, which NumPy does
-    not have, stay what they are, on `"CPU:0"`. All else passes through. A
-    `Replicas` becomes the list of what its devices have.
+    not have, stay as they are, on `"CPU:0"`. All else passes through. A
+    `Replicas` becomes the list of its devices' values.
 
     Args:
         tree: Nested dicts, lists and tuples.
@@ -170,7 +170,7 @@ def device_of(tree: Tree) -> Device | None:
 
 
 def move_at_once(tree: Tree, device: Device) -> Tree:
-    """Does what `to_device` does, in one graph: see `place`."""
+    """Moves a tree as `to_device` does, in one graph: see `place`."""
     return place([_opened(tree, "prefetch")], [device], at_once=True)[0]
 
 

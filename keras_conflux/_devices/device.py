@@ -1,4 +1,4 @@
-"""Lists devices, and turns what a user writes into a list of them."""
+"""Lists devices, and turns a user's description into a list of them."""
 
 import numbers
 import os
@@ -20,7 +20,7 @@ from keras_conflux._compat import tensorflow_internals
 DevicesLike: TypeAlias = (
     "SupportsIndex | str | Sequence[SupportsIndex | str] | None"
 )
-"""What stands for devices: `None` or `"all"`, `"gpu"`, `"cpu"`, a count,
+"""A description of devices: `None` or `"all"`, `"gpu"`, `"cpu"`, a count,
 `"0,2"`, `[0, 2]`, or names such as `["GPU:0", "GPU:1"]`."""
 
 _SPELLINGS = (
@@ -61,7 +61,7 @@ class Device(str):
 
     @property
     def name(self) -> str:
-        """What the device is, such as `"NVIDIA H200"` or `"x86_64"`.
+        """The model of the device, such as `"NVIDIA H200"` or `"x86_64"`.
 
         Raises:
             DeviceError: If the device does not exist.
@@ -161,7 +161,7 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
 
 
 def _parts(which: str) -> list[str]:
-    """Returns what a string names, where there are commas between."""
+    """Splits a string of device names at its commas."""
     if which.strip().isdigit():
         raise DeviceError(
             f"`devices={which!r}` may mean a count or an index. Write "
@@ -178,7 +178,7 @@ def _existing(kind: str) -> tuple[Device, ...]:
 
 def _physical_of_each(kind: str) -> list[Any]:
     # `list_logical_devices` would tell how many there are, and take all GPUs.
-    # TensorFlow counts in the order of its list, not in that of visible ones.
+    # TensorFlow counts in its own list's order, not in the visible devices'.
     visible = tf.config.get_visible_devices(kind)
     return [
         device
@@ -189,7 +189,7 @@ def _physical_of_each(kind: str) -> list[Any]:
 
 
 def compute_capability(device: Device) -> tuple[int, int] | None:
-    """Returns what a CUDA GPU can compute, such as `(9, 0)`; else `None`."""
+    """Returns a CUDA GPU's compute capability, as `(9, 0)`; else `None`."""
     if device.kind != "GPU":
         return None
     details = tf.config.experimental.get_device_details(physical(device))
@@ -257,7 +257,7 @@ def _make_threads_for(count: int) -> None:
     """Gives TensorFlow more threads than replicas can keep waiting.
 
     A `tf.py_function` holds a thread. If each replica runs one, there must be
-    another for what they ask TensorFlow for.
+    another for the ops that these call.
     """
     chosen = tf.config.threading.get_inter_op_parallelism_threads()
     if chosen == 0 and (os.cpu_count() or 1) <= count:

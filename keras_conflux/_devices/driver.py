@@ -36,7 +36,7 @@ def _all_gpus() -> list[str]:
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Returns what nvidia-smi prints, `""` without a driver.
+    """Returns the output of nvidia-smi, `""` without a driver.
 
     Args:
         *arguments: See `nvidia-smi --help`.
@@ -54,7 +54,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def unseen(listed: int, seen: int) -> str:
-    """Returns what TensorFlow does not see of the GPUs, `""` if nothing.
+    """Describes the GPUs that TensorFlow does not see; `""` if it sees all.
 
     Args:
         listed: How many GPUs the driver lists.
@@ -66,7 +66,7 @@ def unseen(listed: int, seen: int) -> str:
 
 
 def cure(for_cuda: bool) -> str:
-    """Returns what to type where TensorFlow does not see GPUs.
+    """Returns the command to type where TensorFlow does not see GPUs.
 
     Args:
         for_cuda: Whether TensorFlow is built for CUDA.

@@ -1,7 +1,7 @@
-"""Reads and rewrites what TensorFlow has traced, whatever it computes.
+"""Reads and rewrites graphs that TensorFlow has traced, of any program.
 
-`effects` says what an operation does to state, `bodies` what functions,
-branches and loops run, `resources` what a handle stands for, `walks` what leads
-where, and `rewriting` copies operations and redirects readers. Nothing else of
-the package is imported here.
+`effects` knows an operation's effects on state, `bodies` the graphs of
+functions, branches and loops, `resources` the variables of handles, `walks` the
+paths in a graph, and `rewriting` copies operations and redirects readers.
+Nothing else of the package is imported here.
 """

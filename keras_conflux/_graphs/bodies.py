@@ -1,4 +1,4 @@
-"""What functions, branches and loops run, and what they take from outside."""
+"""The graphs that functions, branches and loops run, and their captures."""
 
 import weakref
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _types_with_functions: dict[str, bool] = {}
 
 
 def captures(graph: Any) -> dict[int, Any]:
-    """Returns what a graph takes from outside, by the ids of placeholders.
+    """Returns the tensors that a graph captures, by the ids of placeholders.
 
     TensorFlow lists it anew when there is more of it. A step is asked so often
     that one dictionary per list saves a tenth of the time that tracing takes.
@@ -33,7 +33,7 @@ def captures(graph: Any) -> dict[int, Any]:
 
 
 def outermost(tensor: Any, graph: Any) -> Any:
-    """Returns what a placeholder stands for outside of all graphs.
+    """Returns the tensor that a placeholder captures, outside of all graphs.
 
     Args:
         tensor: The placeholder, or any other tensor, which is returned.
@@ -87,7 +87,7 @@ def graphs_of(operation: tf.Operation) -> list[Any]:
 
 
 def operations_of(graph: Any) -> list[tf.Operation]:
-    """Returns what a graph does with what it is given."""
+    """Returns the operations of a graph, without its placeholders."""
     return [x for x in graph.get_operations() if x.type != "Placeholder"]
 
 
@@ -116,7 +116,7 @@ def _may_run_functions(operation: tf.Operation) -> bool:
 def is_or_runs(
     operation: tf.Operation, is_of_kind: Callable[[tf.Operation], bool]
 ) -> bool:
-    """Whether an operation, or one inside of what it runs, is of a kind."""
+    """Whether an operation, or one inside of its graphs, is of a kind."""
     return is_of_kind(operation) or any(
         is_or_runs(inner, is_of_kind)
         for body in graphs_of(operation)

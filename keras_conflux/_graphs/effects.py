@@ -1,4 +1,4 @@
-"""What an operation does besides giving its results, in one table."""
+"""The side effects of operations, in one table."""
 
 import enum
 import functools
@@ -15,11 +15,11 @@ from keras_conflux._graphs import walks
 
 
 class Effect(enum.Flag):
-    """What an operation, or what it runs, does to state."""
+    """The effect on state of an operation and of the graphs that it runs."""
 
     NOTHING = 0
     READS = enum.auto()
-    """Gives what a resource holds when it runs."""
+    """Returns the value of a resource at the time when it runs."""
     CHECKS = enum.auto()
     """Raises, or does nothing."""
     WRITES = enum.auto()
@@ -52,11 +52,11 @@ _WRITES = (
     *("Assign", "ResourceScatter", "ResourceStridedSliceAssign"),
     *("ResourceApply", "ResourceSparseApply", "Write"),
 )
-"""How the types begin of what else writes."""
+"""The beginnings of the types of other operations that write."""
 _known: dict[str, Effect] = {}
-"""What operations of a type do that have been met."""
+"""The effects of operations that have been met, by type."""
 _modules: dict[bytes, Effect] = {}
-"""What StableHLO modules of this package do."""
+"""The effects of this package's StableHLO modules."""
 
 
 def note_module(serialized: bytes, waits: bool) -> None:
@@ -70,13 +70,13 @@ def note_module(serialized: bytes, waits: bool) -> None:
 
 
 def of_type(kind: str) -> Effect:
-    """Returns what operations of a type do, as far as the type tells."""
+    """Returns the effects of operations of a type, as far as the type tells."""
     writes = Effect.WRITES if kind.startswith(_WRITES) else Effect.NOTHING
     return _BY_TYPE.get(kind, writes)
 
 
 def effect_of(operation: tf.Operation) -> Effect:
-    """Returns what an operation does, and all that it runs."""
+    """Returns the effects of an operation, and of all that it runs."""
     inside = bodies.graphs_of(operation)
     if None in inside:
         return Effect.OTHER

@@ -13,7 +13,7 @@ from keras_conflux._graphs import bodies
 
 
 def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
-    """Lets shape functions know what lies behind a handle, as behind another.
+    """Copies dtype and shape behind a handle, for shape functions.
 
     Args:
         source: The handle of a variable, for example.
@@ -38,12 +38,12 @@ def variable_behind(
 
 
 def container_of(handle: Any) -> Any:
-    """Returns the variable of which a handle is that of a copy, if any."""
+    """Returns the replicated variable whose copy has this handle, if any."""
     return getattr(handle, "_distributed_container", lambda: None)()
 
 
 def uses_of(variable: tf.Variable) -> list[tf.Operation]:
-    """Returns what uses a variable in the graph that is being traced."""
+    """Returns the operations that use a variable in the current graph."""
     # A graph knows a variable by a placeholder for its handle, which
     # FuncGraph.capture makes at the first use and finds again.
     graph: Any = tf.compat.v1.get_default_graph()
@@ -51,7 +51,7 @@ def uses_of(variable: tf.Variable) -> list[tf.Operation]:
 
 
 def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
-    """Yields what a graph uses and may change, such as a variable's handle.
+    """Yields the resources of a graph, such as variables' handles.
 
     Yields:
         The resource, as known outside of all graphs, and the operations of

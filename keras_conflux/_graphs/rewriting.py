@@ -30,14 +30,14 @@ def defines_gradient(operation: tf.Operation) -> bool:
 
 
 def has_own_gradient(operation: tf.Operation) -> bool:
-    """Whether a program says how an operation, or what it runs, is derived."""
+    """Whether an operation, or one that it runs, has a gradient of its own."""
     return bodies.is_or_runs(operation, defines_gradient)
 
 
 def own_gradient(
     operation: tf.Operation, upstream: list[tf.Tensor]
 ) -> list[tf.Tensor | None] | None:
-    """Returns what a program says of an operation's derivatives.
+    """Returns the derivatives that a program defines for an operation.
 
     Args:
         operation: Of the graph that is being traced, or of one around it.
@@ -60,7 +60,7 @@ def redirect(
     """Lets operations that read a tensor read another one of the same kind.
 
     Args:
-        old: What is read.
+        old: The tensor that is read.
         new: Does not depend on the readers.
         readers: Operations of its graph.
     """
@@ -76,7 +76,7 @@ def must_run(tensor: tf.Tensor) -> None:
     # (ASYNC_STATEFUL_OPS), and XlaAllReduce is not stateful. If one replica
     # ignored the result, its op would be pruned, and the others would wait for
     # it forever.
-    # Graphs of version 1 have none, and run what a session asks for.
+    # Graphs of version 1 have none, and run the ops that a session asks for.
     getattr(tensor.graph, "control_outputs", []).append(tensor.op)
 
 
@@ -89,7 +89,7 @@ def copy_region(
 
     Args:
         operations: Each after those that it needs.
-        known: By the ids of tensors, what copies read in their place. It gets
+        known: By the ids of tensors, their replacements in the copies. It gets
             the outputs.
         gradient: See `copied`.
     """
@@ -107,7 +107,7 @@ def copied(
     inputs: list[tf.Tensor],
     gradient: Gradient | None = None,
 ) -> list[tf.Tensor]:
-    """Returns what an operation gives for other inputs.
+    """Returns the outputs of an operation for other inputs.
 
     It is put into the current graph once more. A function and a conditional
     are traced once more, as TensorFlow could not differentiate their copies.
@@ -152,12 +152,11 @@ def copy_to_other(
     They run the same functions. That takes a fifth of the time of making them.
 
     Args:
-        operations: What each takes.
-        known: What tensors of the other graphs are in the current one, or in
-            one around it, by their ids. It gets the outputs.
+        operations: The inputs of each copy.
+        known: The counterparts of the other graphs' tensors in the current one,
+            or in one around it, by ids. It gets the outputs.
         keeps_names: Whether they keep their names, devices and order, and come
-            each after those of which they take. If not, they may be of several
-            graphs.
+            each after its inputs. If not, they may be of several graphs.
     """
     here: Any = tf.compat.v1.get_default_graph()
     copies = tf.compat.v1.GraphDef()
@@ -196,7 +195,7 @@ def copy_to_other(
     found = tf.graph_util.import_graph_def(
         copies, given, [*names.values()], name=""
     )
-    # By this order TensorFlow knows what is read before it is written.
+    # By this order TensorFlow knows that a read comes before a write.
     if keeps_names and found != here.get_operations()[begin:]:
         raise AssertionError("TensorFlow imports operations in another order")
     for operation, copy in zip(operations, found, strict=True):
@@ -241,11 +240,11 @@ def _called(
     inputs: list[tf.Tensor],
     gradient: Gradient | None,
 ) -> list[tf.Tensor]:
-    """Returns what a function that an operation calls gives for inputs."""
+    """Returns the results of a called function for inputs."""
     name = operation.node_def.attr[attribute].func.name
     body = bodies.function_named(operation.graph, name)
     known = dict(zip(map(id, body.inputs), inputs, strict=True))
     copy_region(bodies.operations_of(body), known, gradient)
-    # To the graph, TensorFlow adds what it needs for derivatives.
+    # TensorFlow adds outputs to the graph that it needs for derivatives.
     outputs = body.outputs[: len(operation.outputs)]
     return [known[id(x)] for x in outputs]

@@ -1,4 +1,4 @@
-"""What leads where in a graph: one walk, told what follows."""
+"""Walks through graphs. A function gives the next operations or tensors."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ T = TypeVar("T")
 def walked(
     starts: Iterable[T], following: Callable[[T], Iterable[T]]
 ) -> Iterator[T]:
-    """Yields things, and what follows from them, each once.
+    """Yields the starts, and all that follow from them, each once.
 
     Args:
         starts: Operations, or tensors.
@@ -32,17 +32,17 @@ def walked(
 
 
 def before(operation: tf.Operation) -> list[tf.Operation]:
-    """Returns what makes the inputs of an operation, in its graph."""
+    """Returns the operations that make an operation's inputs, in its graph."""
     return [tensor.op for tensor in operation.inputs]
 
 
 def after(operation: tf.Operation) -> list[tf.Operation]:
-    """Returns what reads the outputs of an operation, in its graph."""
+    """Returns the operations that read an operation's outputs, in its graph."""
     return [x for output in operation.outputs for x in output.consumers()]
 
 
 def made_of(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what a tensor is made of, also in graphs around its own."""
+    """Returns the tensors of which one is made, also in graphs around it."""
     if bodies.is_eager(tensor) or tensor.op.type.startswith("IteratorGetNext"):
         return []
     if tensor.op.type != "Placeholder":
@@ -56,8 +56,8 @@ def depends_on(
 ) -> bool:
     """Whether one of the operations depends on one of the ancestors.
 
-    Both are of the graph that is being traced. What graphs inside of it, such
-    as the branches of a `tf.cond`, take from outside is not followed.
+    Both are of the graph that is being traced. Captures of graphs inside of it,
+    such as the branches of a `tf.cond`, are not followed.
     """
     ends = {id(operation) for operation in ancestors}
     return any(id(each) in ends for each in walked(operations, before))
@@ -120,7 +120,7 @@ def by_need(graph: Any) -> list[tf.Operation]:
 
 
 def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-    """Yields what a tensor is in graphs inside of its own, and around it."""
+    """Yields a tensor's counterparts in graphs inside of and around its own."""
     for operation in tensor.consumers():
         for body in filter(None, bodies.graphs_of(operation)):
             # The first input may be a condition.

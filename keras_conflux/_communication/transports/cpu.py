@@ -19,9 +19,9 @@ class CpuRing:
 
     Args:
         devices: One device per replica of this process, in replica order.
-        size: The number of replicas, those of all processes.
+        size: The number of replicas of all processes.
         group_key: Tells this group of devices from others.
-        first: The number from which keys are counted, far from those of
+        first: The number from which keys are counted, far from the keys of
             another ring of the group.
     """
 

@@ -46,12 +46,12 @@ class Nccl:
 class NcclBetweenProcesses:
     """TensorFlow's collective over NCCL, with keys drawn while the op runs.
 
-    The key is drawn on the host. What orders the collectives lies on the GPU,
-    because TensorFlow runs an op where its resources are.
+    The key is drawn on the host. The variable that orders the collectives lies
+    on the GPU, because TensorFlow runs an op where its resources are.
 
     Args:
         devices: One device per replica of this process, in replica order.
-        size: The number of replicas, those of all processes.
+        size: The number of replicas of all processes.
         group_key: Tells this group of devices from others.
     """
 

@@ -152,7 +152,7 @@ class Extreme(Op):
         return owed * chosen / peers.total(chosen)
 
     def nan_bits(self, integer: tf.DType) -> int:
-        """Returns an integer that is NaN, and beyond those of all numbers."""
+        """Returns an integer that is NaN, beyond the bits of all numbers."""
         raise NotImplementedError
 
 

@@ -24,12 +24,12 @@ class XlaNccl:
     """Collectives that XLA lowers to NCCL's.
 
     NCCL matches them by the order in which programs run them, and XLA orders
-    what does not depend on each other as it likes.
+    independent collectives as it likes.
 
     Args:
         devices: One device per replica of this process, in replica order.
         rank: Returns the position of the replica of an index among all.
-        size: The number of replicas, those of all processes.
+        size: The number of replicas of all processes.
         group_key: Tells this group of devices from others.
         in_order: Whether each depends on the one before, because the programs
             of the group are not the same.
@@ -56,7 +56,7 @@ class XlaNccl:
         del call
         if not self._latest:
             return self._reduced(tensor, index, op)
-        # An entry of what was reduced before travels along. It is kept in a
+        # An entry of the previous result travels along. It is kept in a
         # variable, so it comes out of branches, loops and functions. XLA
         # removes other dependencies, such as barriers, before it orders.
         latest = self._latest[index]
