@@ -1,1 +1,1 @@
-"""What is used from the command line."""
+"""The command line of the package."""

@@ -1,1 +1,1 @@
-"""What `keras-conflux check` checks, each in a process of its own."""
+"""The checks of `keras-conflux check`, each in a process of its own."""

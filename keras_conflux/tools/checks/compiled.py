@@ -1,4 +1,4 @@
-"""Whether XLA compiles a step, and what it computes then."""
+"""Whether XLA compiles a step, and the step then computes the same."""
 
 import argparse
 import warnings
@@ -41,7 +41,7 @@ def check(options: argparse.Namespace) -> Passed:
         raise Wrong(
             f"with XLA a training differs by {difference:.1e}",
             "compile models with `jit_compile=False`, and report this with "
-            "what `keras-conflux env` prints",
+            "the output of `keras-conflux env`",
         )
     where = "all devices" if on_gpu else "one CPU device; several have none"
     return Passed(f"XLA compiles a step on {where}")

@@ -74,7 +74,7 @@ def _reason(input_wait: float) -> str:
     if input_wait > 0.1:
         return (
             f"{input_wait:.0%} of the time is a wait for input: look for more "
-            "CPU cores a GPU (`nproc`), and for what else runs (`top`)"
+            "CPU cores a GPU (`nproc`), and for other programs (`top`)"
         )
     return (
         "`nvidia-smi topo -m` shows whether NVLink connects the GPUs, "

@@ -1,4 +1,4 @@
-"""What nvidia-smi tells. No GPU is initialized."""
+"""The facts that nvidia-smi tells. No GPU is initialized."""
 
 from keras_conflux._devices.driver import nvidia_smi
 

@@ -14,11 +14,11 @@ class Check:
     """One thing that has to work."""
 
     name: str
-    """That of its module."""
+    """The name of its module."""
     limit: float
     """After so many seconds it counts as hanging, once it has begun."""
     if_it_hangs: str
-    """What to type then."""
+    """The advice for that case."""
     is_timed: bool = False
     """Whether nothing else may run meanwhile."""
 
@@ -28,7 +28,7 @@ PEER_ACCESS = (
     "from GPU to GPU is to blame, NCCL_DEBUG=INFO keras-conflux check what "
     "NCCL does"
 )
-_BUSY = "look with `top` and `nvidia-smi` for what else runs on this machine"
+_BUSY = "look with `top` and `nvidia-smi` for other programs on this machine"
 
 CHECKS = (
     Check("versions", 60, _BUSY),
@@ -47,22 +47,22 @@ CHECKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Passed:
-    """What a check has found."""
+    """The result of a check that has passed."""
 
     text: str
     """In one line."""
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     """Numbers that were measured."""
     slow: str | None = None
-    """What to type if it works, but slower than it should."""
+    """The advice if it works, but slower than it should."""
 
 
 class Wrong(Exception):
     """A check has failed.
 
     Args:
-        text: What is wrong.
-        todo: What to type.
+        text: The fault.
+        todo: The command that helps, or other advice.
     """
 
     def __init__(self, text: str, todo: str) -> None:
@@ -71,5 +71,5 @@ class Wrong(Exception):
 
 
 def doing(what: str) -> None:
-    """Says what a check comes to next, for the case that it does not end."""
+    """Announces the next part of a check, for the case that it does not end."""
     print(json.dumps({"doing": what}), flush=True)

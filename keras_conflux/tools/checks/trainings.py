@@ -1,4 +1,4 @@
-"""What several checks train."""
+"""The models and trainings of several checks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether what is installed fits."""
+"""Whether the installed versions fit."""
 
 import argparse
 

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the subcommand that the command line names.
 
     Args:
-        arguments: The command line; by default that of this process.
+        arguments: The command line; by default, of this process.
 
     Returns:
         The exit status.

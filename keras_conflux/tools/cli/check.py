@@ -30,13 +30,13 @@ def add_to(subcommands: Any) -> None:
     """Adds this subcommand to the parser of the command line.
 
     Args:
-        subcommands: What `ArgumentParser.add_subparsers` returned.
+        subcommands: The result of `ArgumentParser.add_subparsers`.
     """
     parser = subcommands.add_parser(
         "check",
         help="tell in a minute whether training on this machine works",
         description=(
-            "Tries in a minute what a training on this machine needs. Each "
+            "Tries in a minute all that a training on this machine needs. Each "
             "check is a process of its own with a time limit."
         ),
         epilog=_EPILOG,
@@ -65,7 +65,7 @@ def add_to(subcommands: Any) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="what is slow is wrong",
+        help="count a slow result as wrong",
     )
     add_json(parser)
     parser.set_defaults(main=main)

@@ -1,4 +1,4 @@
-"""What `keras-conflux check` says of the results."""
+"""The report of `keras-conflux check` on its results."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ def exit_status(results: list[Result], strict: bool) -> int:
 
 
 def sentence(results: list[Result], devices: int, gpus: int) -> str:
-    """Returns what a user wants to know, in a sentence.
+    """Returns a summary of the results in a sentence.
 
     Args:
-        results: Those of all checks.
+        results: The results of all checks.
         devices: How many devices they were for.
         gpus: How many GPUs there are; 0 if the devices are of the CPU.
     """
@@ -65,10 +65,10 @@ def saying(console: Console, name: str) -> Iterator[None]:
 
 
 def line(result: Result) -> Text:
-    """Returns what the terminal shows of a result.
+    """Returns the line of the terminal for a result.
 
     Args:
-        result: That of a check.
+        result: The result of a check.
     """
     mark, style = _MARKS[result.status]
     shown = Text.assemble(

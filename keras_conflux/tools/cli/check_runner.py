@@ -31,9 +31,9 @@ class Result:
     status: str
     """`"good"`, `"slow"` or `"wrong"`."""
     text: str
-    """What was found."""
+    """The finding."""
     todo: str
-    """What to type, unless it is good."""
+    """The advice, unless it is good."""
     seconds: float
     values: dict[str, float]
 
@@ -78,7 +78,7 @@ class CheckRunner:
                     _end(process)
 
     def command(self, name: str) -> list[str]:
-        """Returns what runs a check.
+        """Returns the command that runs a check.
 
         Args:
             name: The check.
@@ -131,7 +131,7 @@ class CheckRunner:
 
 
 def _output(process: "subprocess.Popen[str]", limit: float) -> tuple[str, str]:
-    """Returns what a check prints that ends in time, once it has begun."""
+    """Returns the output of a check that ends in time, once it has begun."""
     latest = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -152,7 +152,7 @@ def _result(
     at: str | None,
     seconds: float,
 ) -> Result:
-    """Returns what a check has found that has ended by itself."""
+    """Returns the result of a check that has ended by itself."""
     for document in said:
         if "wrong" in document:
             text, todo = document["wrong"], document["todo"]
@@ -179,7 +179,7 @@ def _result(
 
 def _environment(environ: Any) -> dict[str, str]:
     """Returns the environment of a check, which trains alone."""
-    # What a launcher has set would make it wait for others.
+    # A launcher's variables would make it wait for others.
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -189,7 +189,7 @@ def _environment(environ: Any) -> dict[str, str]:
 
 def _end(process: "subprocess.Popen[str]") -> None:
     if process.returncode is None:
-        # Not reaped, so the number is still that of its group.
+        # Not reaped, so the number still belongs to its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 

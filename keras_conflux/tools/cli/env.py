@@ -1,4 +1,4 @@
-"""`keras-conflux env` prints what an issue should say about a machine."""
+"""`keras-conflux env` prints facts about a machine, for an issue."""
 
 import argparse
 import json
@@ -45,15 +45,15 @@ _SETTINGS = (
     "TF_XLA_",
     "XLA_",
 )
-"""Beginnings of variables whose values are shown. Not those of `TF_`, which
-other programs use as well, also for secrets."""
+"""Beginnings of variables whose values are shown. `TF_` is none of them, as
+other programs use it as well, also for secrets."""
 
 
 def add_to(subcommands: Any) -> None:
     """Adds this subcommand to the parser of the command line.
 
     Args:
-        subcommands: What `ArgumentParser.add_subparsers` returned.
+        subcommands: The result of `ArgumentParser.add_subparsers`.
     """
     parser = subcommands.add_parser(
         "env",
@@ -69,7 +69,7 @@ def add_to(subcommands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints what is found.
+    """Prints the facts.
 
     Args:
         options: The command line.
@@ -90,9 +90,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what an issue should say, for programs.
+    """Returns the facts for an issue, for programs.
 
-    All keys are always there, `None` for what is not known. Memory is in MiB.
+    All keys are always there, `None` for unknown facts. Memory is in MiB.
 
     Args:
         environ: The environment variables.
@@ -119,7 +119,7 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
     """Returns the rows of the table for people.
 
     Args:
-        found: What `facts` returned.
+        found: The result of `facts`.
     """
     return {
         "Python": found["python"],
@@ -138,7 +138,7 @@ def rows(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _announced(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what launchers tell `kc.initialize()`. Nothing connects."""
+    """Returns the launchers' announcements. Nothing connects."""
     told = []
     for launcher in LAUNCHERS:
         try:
@@ -211,7 +211,7 @@ def _gpu_rows(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _tensorflow() -> dict[str, Any]:
-    """Returns what TensorFlow sees. It does not start."""
+    """Returns the facts about TensorFlow. It does not start."""
     found: dict[str, Any] = dict.fromkeys(
         ("import_error", "cuda", "cudnn", "devices", "program_cache")
     )
@@ -253,7 +253,7 @@ def _tensorflow_rows(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _run_the_package() -> None:
-    """Does what `import keras_conflux` does, if the command has not."""
+    """Imports the package as `import keras_conflux` does, if not yet done."""
     package = sys.modules["keras_conflux"]
     if not hasattr(package, "__all__"):
         assert package.__spec__ is not None

@@ -32,10 +32,10 @@ TOLD = tuple(
 """Signals that are handed on, and after which processes have all their time."""
 
 _LAST_OUTPUT_SECONDS = 1.0
-"""How long to wait for output of what the processes leave behind."""
+"""How long to wait for the output of processes that are left behind."""
 _UNTIL_SIGTERM_SECONDS = 1.0
-"""How long after nobody reads any more. What has ended the reader may be a
-signal for all, which then arrives."""
+"""How long after nobody reads any more. The reader may have ended by a signal
+for all, which then arrives."""
 _MOST = 1 << 20
 """How many bytes a pipe holds at most."""
 
@@ -50,10 +50,10 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class ReaderGone:
-    """Nobody reads any more what the processes print."""
+    """Nobody reads the output of the processes any more."""
 
     name: str
-    """Where, such as `"standard output"`."""
+    """The name of the file, such as `"standard output"`."""
 
 
 Event = Ended | Signal | ReaderGone
@@ -69,7 +69,7 @@ class Outcome:
     """Which process was the first; `None` if none failed before all were to
     end. One that left the others alone has ended well."""
     error: str
-    """What it has raised, or nothing."""
+    """The error that it has raised, or nothing."""
     is_interrupted: bool
     """Whether someone has asked for the end."""
     heard: int
@@ -83,12 +83,12 @@ class Gang:
     The whole group is gone after the `with` block.
 
     Args:
-        command: What each process runs.
+        command: The command of each process.
         environments: The environment variables of each.
         grace_seconds: How long the others may run after a failure or a
             signal, and how long again after SIGTERM. Then SIGKILL ends them.
         events: Where signals arrive.
-        screen: What the processes print goes there.
+        screen: The output of the processes goes there.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Gang:
         self._is_asked_to_end = False
         self._heard = 0
         self._told: set[int] = set()
-        # What comes next if processes go on beyond the deadline.
+        # The next signals if processes go on beyond the deadline.
         self._deadline: float | None = None
         self._harsher = [signal.SIGTERM, signal.SIGKILL]
 
@@ -142,7 +142,7 @@ class Gang:
         self._close()
 
     def wait(self) -> Outcome:
-        """Waits until all processes have ended, and takes what they print.
+        """Waits until all processes have ended, and takes their output.
 
         Returns:
             How they have ended.
@@ -162,7 +162,7 @@ class Gang:
         return Outcome(
             (failure and failure.status) or self._status,
             failure,
-            # One that has ended well has caught what it has printed.
+            # One that has ended well has caught the errors that it has printed.
             self._errors[failure.index].text
             if failure and failure.status
             else "",
@@ -171,7 +171,7 @@ class Gang:
         )
 
     def _next_event(self) -> Event | None:
-        """Returns what happens next, or `None` if the deadline comes first."""
+        """Returns the next event, or `None` if the deadline comes first."""
         if self._deadline is None:
             return self._events.get()
         try:
@@ -273,17 +273,17 @@ class Gang:
         _thread(_await, index, process.pid, self._events)
 
     def _close(self) -> None:
-        """Ends what the processes leave behind, and takes the last output."""
+        """Ends processes that are left behind, and takes the last output."""
         if self._is_closed:
             return
         self._is_closed = True
-        # What is still in their pipes is little, and all that is left to take.
+        # Their pipes hold little now, and all that is left to take.
         self._screen.keep_up_to(math.inf)
         deadline = time.monotonic() + _LAST_OUTPUT_SECONDS
         if not self._running:
             self._join_readers(deadline)
         for process in self._processes:
-            # Not reaped, so the number is still that of its group.
+            # Not reaped, so the number still belongs to its group.
             os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
@@ -314,7 +314,7 @@ def _await(index: int, pid: int, events: "queue.SimpleQueue[Event]") -> None:
 
 
 def _read(stream: BinaryIO, output: Output, leave: int) -> None:
-    """Takes what a process prints, until it ends or `leave` is closed."""
+    """Takes the output of a process, until it ends or `leave` is closed."""
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     poll.register(leave, select.POLLIN)

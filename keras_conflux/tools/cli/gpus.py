@@ -14,7 +14,7 @@ def deal(
         per_process: How many each gets; `None` for as many as possible.
 
     Returns:
-        What each process gets as CUDA_VISIBLE_DEVICES, or `None` to leave it
+        The CUDA_VISIBLE_DEVICES of each process, or `None` to leave it
         as it is, where there are no GPUs.
 
     Raises:

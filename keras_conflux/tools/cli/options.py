@@ -1,4 +1,4 @@
-"""What several subcommands read from the command line."""
+"""The options of several subcommands."""
 
 import argparse
 from typing import Any
@@ -12,7 +12,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def at_least(minimum: int) -> Any:
-    """Returns what reads a number that is not below a minimum."""
+    """Returns a parser of numbers that are not below a minimum."""
 
     def parse(text: str) -> int:
         number = int(text)

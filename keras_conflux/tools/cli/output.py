@@ -32,10 +32,10 @@ class _File:
     descriptor: int
     sink: Sink
     open: object = None
-    """Whose line has no end yet: that of an `Output`, or a drawn one."""
+    """The owner of a line without an end: an `Output`, or a drawn line."""
 
     def begun(self, line: object) -> bytes:
-        """Returns what is written before a new line."""
+        """Returns the bytes to write before a new line."""
         before, self.open = self.open, line
         if before is None:
             return b""
@@ -43,7 +43,7 @@ class _File:
 
 
 class Screen:
-    """What the processes write to: standard output and standard error.
+    """The files for the processes' output: standard output and error.
 
     Args:
         on_gone: Called with the name of one that nobody reads any more.
@@ -68,7 +68,7 @@ class Screen:
 
         Args:
             output: Whose line it is.
-            text: The line, or what follows a part that was written before.
+            text: The line, or the rest after a part that was written before.
             is_end: Whether the line ends with this.
         """
         file = self._files[output.descriptor]
@@ -110,7 +110,7 @@ class Screen:
             file.sink.keep_up_to(limit)
 
     def close(self) -> None:
-        """Clears what was drawn. Nothing is written afterwards."""
+        """Clears the drawn line. Nothing is written afterwards."""
         for file in self._files.values():
             with self._lock:
                 file.sink.put(file.begun(None))
@@ -147,7 +147,7 @@ class Screen:
         if self._files[other] is not self._files[descriptor]:
             self.say(
                 f"{_NAMES[descriptor]} cannot be written: {error}; the "
-                "processes go on, and what they print is dropped until it can",
+                "processes go on, and their output is dropped until it can",
                 other,
             )
 
@@ -158,7 +158,7 @@ class Output:
     Args:
         screen: Where to write.
         descriptor: 1 for standard output, 2 for standard error.
-        prefix: What stands before each line.
+        prefix: The text before each line.
         hear: Called with each line that has ended, if it is not long.
     """
 
@@ -177,7 +177,7 @@ class Output:
         self._next_redrawn = time.monotonic() + _REDRAWN_SECONDS
 
     def feed(self, chunk: bytes) -> None:
-        """Takes what the process has written."""
+        """Takes output of the process."""
         *lines, rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._write(line)
@@ -212,7 +212,7 @@ def _width(descriptor: int) -> int:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Returns a line that has no end yet, without what it has overwritten."""
+    """Returns a line that has no end yet, without its overwritten parts."""
     if b"\r" not in line:
         return line
     ended = b"\r" if line.endswith(b"\r") else b""
@@ -220,6 +220,6 @@ def _last_state(line: bytes) -> bytes:
 
 
 def _visible(line: bytes) -> bytes:
-    """Returns what a terminal shows in the end: a return erases nothing."""
+    """Returns the line as a terminal shows it: a return erases nothing."""
     states = [state for state in line.split(b"\r") if state.strip(b"\b")]
     return states[-1].replace(b"\b", b"") if states else b""

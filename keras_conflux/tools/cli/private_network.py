@@ -1,7 +1,7 @@
 """Becomes a command in a network of its own, which nobody else can reach.
 
 It is run by its path, without the package: `python private_network.py COMMAND`.
-A process that has threads, as those of NumPy, cannot make such a network.
+A process that has threads, such as NumPy's, cannot make such a network.
 
 TensorFlow listens on all interfaces and does not ask who connects. A network
 namespace of Linux has a loopback interface of its own. Users may make one

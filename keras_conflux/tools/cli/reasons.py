@@ -1,4 +1,4 @@
-"""Which of several failed processes failed first, by what they print."""
+"""Finds which of several processes failed first, by their output."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _TRACEBACK = b"Traceback (most recent call last):"
 _ERROR = re.compile(rb"(?:[\w.<>]+\.)?(\w+(?:: .*)?)$", re.DOTALL)
 _IN_USER_CODE = b": in user code:"
-"""What TensorFlow puts before an error that is raised while it traces."""
+"""TensorFlow's words before an error that is raised while it traces."""
 _ERROR_IN_USER_CODE = re.compile(rb"    (?=[\w.]+: )")
 _NAMED = re.compile(r"ProcessError: .*, because process (\d+(?:, \d+)*) ")
 _LENGTH = 500
@@ -41,9 +41,9 @@ class LastError:
 
     @property
     def named(self) -> set[int]:
-        """Which processes have caused it, if it is a `ProcessError`.
+        """The processes that have caused it, if it is a `ProcessError`.
 
-        What one process raises, `_cluster/failures.py` tells the others.
+        `_cluster/failures.py` tells the others the error of a process.
         """
         found = _NAMED.match(self.text)
         return {int(each) for each in found[1].split(", ")} if found else set()
@@ -64,12 +64,12 @@ def first(
 ) -> Ended | None:
     """Returns the process that failed first, as far as anybody knows.
 
-    A process that fails because of another one may have ended before that one.
+    A process that fails because of another one may have ended before it.
 
     Args:
-        failed: Those that ended by themselves, and not well, in this order.
-        left: Those that ended well before, which others may have waited for.
-        errors: What each process has printed.
+        failed: Processes that ended by themselves, and not well, in this order.
+        left: Processes that ended well before; others may have waited for them.
+        errors: The last error that each process has printed.
     """
     named = [index for each in failed for index in errors[each.index].named]
     of_failed = [errors[each.index] for each in failed]

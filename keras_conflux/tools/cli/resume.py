@@ -19,7 +19,7 @@ def add_to(subcommands: Any) -> None:
     """Adds this subcommand to the parser of the command line.
 
     Args:
-        subcommands: What `ArgumentParser.add_subparsers` returned.
+        subcommands: The result of `ArgumentParser.add_subparsers`.
     """
     parser = subcommands.add_parser(
         "resume",
@@ -38,7 +38,7 @@ def add_to(subcommands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints what is there.
+    """Prints the checkpoints.
 
     Args:
         options: The command line.

@@ -44,7 +44,7 @@ def add_to(subcommands: Any) -> None:
     """Adds this subcommand to the parser of the command line.
 
     Args:
-        subcommands: What `ArgumentParser.add_subparsers` returned.
+        subcommands: The result of `ArgumentParser.add_subparsers`.
     """
     parser = subcommands.add_parser(
         "run",
@@ -62,7 +62,7 @@ def add_to(subcommands: Any) -> None:
         allow_abbrev=False,
     )
     _add_options(parser)
-    # What follows belongs to the script, even if it looks like an option.
+    # The rest belongs to the script, even if it looks like an option.
     parser.add_argument(
         "-m",
         dest="module",
@@ -188,7 +188,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _without_launchers(options: argparse.Namespace) -> dict[str, str]:
-    """Returns the environment variables without those of other launchers.
+    """Returns the environment variables without other launchers' variables.
 
     Processes would ask them as well. One that has started this command more
     than once is refused, as processes would be started in each of its tasks.
@@ -222,8 +222,8 @@ def _environments(
     """Returns the environment variables of each process.
 
     Args:
-        inherited: What all get.
-        shares: What each gets as CUDA_VISIBLE_DEVICES; `None` sets nothing.
+        inherited: The variables that all get.
+        shares: The CUDA_VISIBLE_DEVICES of each; `None` sets nothing.
         attempt: How often all have been started before.
     """
     # Ports are new in each attempt: the system may still hold the old ones,
@@ -284,7 +284,7 @@ def _signals_as_events() -> Iterator["queue.SimpleQueue[Event]"]:
 
 
 def _told(outcome: Outcome, attempt: int, restarts: int) -> str:
-    """Returns what is said after a failure."""
+    """Returns the message after a failure."""
     failed = outcome.failed
     assert failed is not None
     text = f"process {failed.index} ended with exit status {failed.status}"

@@ -1,7 +1,7 @@
 """A file to which output goes, however it waits or fails.
 
-A thread of its own writes. While a reader pauses, what the processes print is
-kept for it up to a limit, beyond which they wait, as for any reader.
+A thread of its own writes. While a reader pauses, the output of the processes
+is kept for it up to a limit, beyond which they wait, as for any reader.
 """
 
 import errno
@@ -13,7 +13,7 @@ from collections.abc import Callable
 RUNNING = 1 << 20
 """How many bytes are kept for a reader while the processes train."""
 ENDING = 1 << 26
-"""How many once they shall end: what they save must not wait for a reader."""
+"""The limit once they shall end: their saving must not wait for a reader."""
 
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 
@@ -24,8 +24,8 @@ class Sink:
     Args:
         descriptor: Of the file.
         on_gone: Called once nobody reads any more.
-        on_failure: Called with what is wrong when the file begins to refuse
-            what is written, as on a full disk.
+        on_failure: Called with a message when the file begins to refuse output,
+            as on a full disk.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Sink:
             self._tells_of_loss()
 
     def _next(self) -> bytes:
-        """Returns what is to be written, nothing at the end."""
+        """Returns the next bytes to write, none at the end."""
         with self._changed:
             self._in_hand = 0
             self._changed.notify_all()
