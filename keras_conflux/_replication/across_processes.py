@@ -1,6 +1,6 @@
-"""What a strategy does outside of its replicas, where processes share them.
+"""A strategy's work outside of its replicas, where processes share them.
 
-Each process calls it, in the same order. What reduces is a collective of all
+Each process calls it, in the same order. A reduction is a collective of all
 replicas, in the order of the program's others.
 """
 
@@ -26,7 +26,7 @@ _runners: list[_Runner] = []
 
 
 def run_everywhere_by(runner: _Runner) -> None:
-    """Says what makes a function run on every device, outside of replicas.
+    """Sets the runner of functions on every device, outside of replicas.
 
     Args:
         runner: Takes the function and the strategy whose devices these are.
@@ -43,11 +43,11 @@ def run_everywhere(
 
 
 class AcrossProcesses(tf.distribute.CrossDeviceOps):
-    """By what TensorFlow reduces what replicas of all processes have.
+    """TensorFlow's reductions, of values on the replicas of all processes.
 
     Args:
-        strategy: That of the replicas.
-        collectives: Returns those of the running replica.
+        strategy: The strategy of the replicas.
+        collectives: Returns the collectives of the running replica.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
         return cross_device.placed(found, per_replica_value, destinations)
 
     def _on_each(self, name: str, axis: int | None, value: Any) -> list[Any]:
-        """Returns on each device the sum over all replicas, or what they have.
+        """Returns on each device the sum over all replicas, or their values.
 
         Args:
             name: Of the method of the strategy.
             axis: Along which it is joined. `None` for the sum.
-            value: That of the replicas here.
+            value: The value of the replicas here.
         """
         parts = cross_device.as_tensors(value)
         if tf.executing_eagerly():
@@ -160,7 +160,7 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
         """Returns the data set that a function makes for this process.
 
         Raises:
-            ReplicaMismatchError: If those of processes are known to be of
+            ReplicaMismatchError: If data sets of processes are known to be of
                 different lengths.
         """
         count, index = process_count(), process_index()

@@ -24,9 +24,9 @@ def synchronize_batch_norm(target: Layer) -> Layer:
     By default each replica of a `BatchNormalization` normalizes by its own
     samples. This sets `synchronized` of each such layer, wherever in the model
     it is. A replicated model then computes what one device computes. The model
-    may be replicated already, or be later; its weights stay as they are. What
-    `fit`, `evaluate` and `predict` of replicated models have traced is traced
-    again. A `withdevices` step keeps what it has traced, so call this before.
+    may be replicated already, or be later; its weights stay as they are. The
+    steps of `fit`, `evaluate` and `predict` of replicated models are traced
+    again. A `withdevices` step keeps its traces, so call this before.
 
     PyTorch has `SyncBatchNorm.convert_sync_batchnorm`, which makes new layers.
     Here the layers stay the same objects.
@@ -64,7 +64,7 @@ def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
     """Logs, once a layer, that parts of a batch are normalized apart.
 
     Args:
-        owners: The `stateful_objects` of what has been replicated.
+        owners: The `stateful_objects` of the replicated model.
         count: The number of parts of a batch that are normalized apart.
     """
     layers = unsynchronized(owners) if count > 1 else []

@@ -1,6 +1,6 @@
 """Which options of `replicate` work: together, and with what.
 
-Whoever refuses options raises what this file says, and whoever advises some
+Whoever refuses options raises this file's messages, and whoever advises some
 asks it first. So nothing is advised that is refused.
 """
 
@@ -18,7 +18,7 @@ def refusal(
 ) -> str | None:
     """Returns why options of `replicate` are refused, `None` if they work.
 
-    What a step does may be refused as well, once it is traced.
+    A step may be refused as well, once it is traced.
 
     Args:
         shard: See `replicate`.
@@ -80,8 +80,8 @@ def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:
     One may go on, in each batch, where the last one ended.
 
     Args:
-        layers: Those of a model.
-        received: What would divide its batches.
+        layers: The layers of a model.
+        received: The option that would divide its batches.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:

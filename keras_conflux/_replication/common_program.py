@@ -1,12 +1,12 @@
-"""Whether all replicas have traced the same program, and what differs first.
+"""Whether all replicas have traced the same program, and the first difference.
 
-What a replica traces is listed as lines, one per operation: its type, its
-attributes, the constants that it takes, and what its other inputs come from. In
-no line is what may differ between replicas that run one program: names,
-devices, shapes, the seeds that TensorFlow draws, and what is computed from a
-replica's rank inside of `of_rank`. Neither is the order of lines. Of a program
-that asks for its rank elsewhere, as by `replica()`, collectives alone are
-compared.
+A replica's trace is listed as lines, one per operation: its type, its
+attributes, the constants that it takes, and the sources of its other inputs.
+Lines leave out all that may differ between replicas that run one program:
+names, devices, shapes, the seeds that TensorFlow draws, and values computed
+from a replica's rank inside of `of_rank`. Neither is the order of lines. Of a
+program that asks for its rank elsewhere, as by `replica()`, collectives alone
+are compared.
 """
 
 import collections
@@ -43,7 +43,7 @@ _UNSAID = {"Const", "Identity", "NoOp", "Placeholder"}
 """The operations that compute nothing. Constants are said where they are used.
 """
 _SHOWN = {"Assert", "Print", "PrintV2", "StringFormat"}
-"""What one process may show and others not, as do all summaries."""
+"""Operations that one process may run and others not, as all summaries."""
 _NAMES = {"config", "config_proto", "container", "executor_type"}
 _NAMES |= {"message", "shared_name", "token", "seed", "seed2", "value"}
 _UNKNOWN = "input"
@@ -56,13 +56,13 @@ class _Line:
     kind: str
     """The type of the operation."""
     inputs: str
-    """From what it computes."""
+    """The sources of its inputs."""
     attributes: str
     """How it does."""
     find: Callable[[], tf.Operation | None]
     """Finds the operation, for the user's line."""
     alone: Callable[[], str]
-    """What it is, without the operations that it computes from and runs."""
+    """The operation, without the ones that it computes from and runs."""
 
     @property
     def text(self) -> str:
@@ -74,7 +74,7 @@ class _Line:
 
 
 class CommonProgram:
-    """What a replica traces between the begin of this object and its `end`.
+    """A replica's trace between the begin of this object and its `end`.
 
     Args:
         inputs: The replica's part of the data, a tree of tensors.
@@ -89,11 +89,11 @@ class CommonProgram:
 
     @property
     def operations(self) -> list[tf.Operation]:
-        """What has been traced."""
+        """The traced operations."""
         return self.graph.get_operations()[self._begin : self._end]
 
     def end(self) -> None:
-        """Leaves out what is traced from now on."""
+        """Leaves out operations that are traced from now on."""
         self._end = len(self.graph.get_operations())
         asked = tensorflow_tracing.ranks_asked_in(self.graph)
         self._knows_rank = asked > self._asked
@@ -121,8 +121,8 @@ class CommonProgram:
 
         Raises:
             ReplicaMismatchError: If programs differ, or another process is
-                about to do something else. It says what differs first, in
-                which process, and at which line of the user's.
+                about to do something else. It names the first difference, the
+                process, and the line of the user's.
         """
         if process_count() == 1:
             return
@@ -151,10 +151,10 @@ class CommonProgram:
         return [f"{x.dtype.name} {x.shape}" for x in tensors]
 
     def lines(self, of_graph: "_Lines") -> list[_Line]:
-        """Returns what has been traced, line by line.
+        """Returns the trace, line by line.
 
         Args:
-            of_graph: Lists what is in the graph.
+            of_graph: Lists the operations of the graph.
         """
         lines = of_graph.of(self.operations)
         if not self._knows_rank:
@@ -192,7 +192,7 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
 
 
 def _by_the_program(lines: list[_Line]) -> list[_Line]:
-    """Returns what a program has made by itself, each line alone.
+    """Returns the lines that a program has made by itself, each alone.
 
     Where a replica begins to draw, for example, is this package's to compute,
     and it may know it while one replica is traced and not for another one.
@@ -268,10 +268,10 @@ def _message(what: str, pair: tuple[int, int], shown: list[Any]) -> str:
 
 
 class _Lines:
-    """Lists what is in a graph.
+    """Lists the operations of a graph.
 
     Args:
-        graph: That of a function.
+        graph: The graph of a function.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -282,7 +282,7 @@ class _Lines:
         self._variables = _variables_in(graph)
 
     def of(self, operations: Sequence[tf.Operation]) -> list[_Line]:
-        """Returns a line for each operation, after those of functions.
+        """Returns a line for each operation, after the functions' lines.
 
         Args:
             operations: Of the graph.
@@ -379,10 +379,10 @@ def _attributes_of(node: Any) -> str:
 
 
 def _variables_in(graph: Any) -> dict[str, str]:
-    """Returns which variable each placeholder for one stands for.
+    """Returns the variables that placeholders stand for.
 
-    Variables are numbered as a graph comes to them, so that they may have other
-    names in other processes.
+    Variables are numbered in the order of their captures, so that they may have
+    other names in other processes.
     """
     numbers: dict[int, int] = {}
     found = {}

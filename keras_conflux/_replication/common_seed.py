@@ -19,7 +19,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 
 _former: Any = weakref.WeakKeyDictionary()
 """By seed generator and strategy, the TensorFlow variables of the seed. That
-of models which are not replicated has the strategy `None`."""
+of models that are not replicated has the strategy `None`."""
 
 
 def take(
@@ -48,7 +48,7 @@ def take(
 def give_back() -> None:
     """Gives the seed back to a running model that is not replicated.
 
-    Nothing else would: the loop of Keras goes on with what it has traced. A
+    Nothing else would: the loop of Keras goes on with its trace. A
     model that is replicated takes the seed at each execution.
     """
     models = running.plain_models()

@@ -1,7 +1,7 @@
 """Whether all processes hold the same variables and settings of a model.
 
-They begin `fit` with those of the first replica and update them alike. What one
-process alone changes meanwhile, as in a callback, is found here.
+They begin `fit` with the first replica's and update them alike. A change by one
+process alone, as in a callback, is found here.
 """
 
 import collections
@@ -38,17 +38,17 @@ _STEPS_BETWEEN = 1000
 takes some 20 to 40 ms on a GPU."""
 _SCALARS = bool | int | float | None
 _compared_too: Any = weakref.WeakKeyDictionary()
-"""Of models: what `compare_too` was given, by the names of steps."""
+"""Of models: the variables given to `compare_too`, by the names of steps."""
 
 
 def compare_too(
     model: keras.Model, step: str, variables: Sequence[tuple[Any, bool]]
 ) -> None:
-    """Notes what a step of a model reads that the model does not know.
+    """Notes variables that a step of a model reads and the model does not know.
 
     Args:
-        model: Whose step it is.
-        step: Its name. What was noted of a former one is forgotten.
+        model: The model whose step it is.
+        step: Its name. The variables of a former one are forgotten.
         variables: Such as a `tf.Variable` of a layer, and whether the step
             writes it. Then each process may have written its own, of which
             it warns.
@@ -64,7 +64,7 @@ def _others_of(model: keras.Model) -> list[Any]:
 
 
 class CommonState:
-    """What all processes hold alike of a model while it trains.
+    """The variables and settings of a model that all processes hold alike.
 
     Args:
         model: A replicated model.
@@ -103,15 +103,15 @@ class CommonState:
         self._refuse_settings(what, told or [])
 
     def begun(self) -> None:
-        """Notes what all processes hold, which is equal now."""
+        """Notes the state of all processes, which is equal now."""
         self._note(self._read_settings(), self._variables())
 
     def agree_after(self, what: str, steps: int) -> None:
         """Raises unless all have the same settings and, if need be, variables.
 
-        All variables are compared after many steps, and if what has been
-        assigned differs. Else they are those that were assigned, outside of
-        steps, and those that the model does not know, as nobody counts their
+        All variables are compared after many steps, and if other variables were
+        assigned. Else only variables that were assigned outside of steps are,
+        and variables that the model does not know, as nobody counts their
         assignments.
 
         Args:
@@ -119,7 +119,7 @@ class CommonState:
             steps: How many it has run since it called this last.
 
         Raises:
-            ReplicaMismatchError: As that of `agree`.
+            ReplicaMismatchError: As in `agree`.
         """
         self._steps += steps
         settings = self._read_settings()
@@ -167,7 +167,7 @@ class CommonState:
             what: The next action of this process.
 
         Raises:
-            ReplicaMismatchError: As that of `agree`.
+            ReplicaMismatchError: As in `agree`.
         """
         count = replicated_extended.assignments_of_all()
         if gather_if_different(what, Comparable(count)) is None:
@@ -215,7 +215,7 @@ class CommonState:
         return _comparable([*variables, *self._others()])
 
     def _assigned_since(self) -> list[Any]:
-        """Returns what was assigned since all variables were compared."""
+        """Returns the variables assigned since all variables were compared."""
         variables = self._variables()
         now = _assignments(variables)
         before = self._assigned
@@ -264,7 +264,7 @@ def _comparable(variables: list[Any]) -> list[Any]:
 
 
 def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
-    """Returns what an optimizer computes by, which are plain attributes."""
+    """Returns the settings of an optimizer, which are plain attributes."""
     found = [
         (key, value)
         for key, value in vars(optimizer).items()
@@ -319,7 +319,7 @@ def _refuse_lengths(what: str, of: str, told: list[Any]) -> None:
 def _assignments(variables: list[Any]) -> dict[int, int]:
     """Returns, by id, how often variables have been assigned outside of steps.
 
-    What has been assigned since the last comparison tells who has changed it.
+    Assignments since the last comparison tell who has changed a variable.
     """
     return {
         id(variable): replicated_extended.assignments(state.backing(variable))
@@ -345,7 +345,7 @@ def _summing(
     """Returns a program that is given handles of variables, and holds none.
 
     Each operation is a kernel on a GPU, and there are hundreds of variables. So
-    what can be done for all of a dtype at once is.
+    all of a dtype are summed at once where that is possible.
     """
 
     def sums(handles: list[tf.Tensor]) -> tf.Tensor:

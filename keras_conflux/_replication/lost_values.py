@@ -1,7 +1,7 @@
 """Values of variables that are lost when XLA's programs get no memory.
 
 TensorFlow gives a program the memory of the variables that it writes. If there
-is none for what else the program needs, that memory is freed, and the variables
+is none for the program's other needs, that memory is freed, and the variables
 still point to it. To read them gives anything, and to write or delete them ends
 the process. So they get new handles, which have no value, and the old ones are
 kept for ever.
@@ -25,11 +25,11 @@ _WHY = "lost when a device ran out of memory"
 
 
 def after(error: BaseException, program: Any) -> None:
-    """Empties what a program of XLA has written, if its error is such a one.
+    """Empties the variables that an XLA program has written, if it must.
 
     Args:
-        error: What the program has raised.
-        program: Traced. Of what it writes, variables on GPUs count.
+        error: The error that the program has raised.
+        program: Traced. Only the variables on GPUs that it writes count.
     """
     if not error_texts.is_of_a_full_device(error):
         return

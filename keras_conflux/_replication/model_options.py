@@ -14,8 +14,8 @@ from keras_conflux._replication import traced_functions
 from keras_conflux._replication.strategy import check_microbatches
 
 DataContract: TypeAlias = Literal["global", "local"]
-"""Whether the batches of a process are those of all processes, of which it
-takes its rows, or its own part of them."""
+"""Whether a process reads the batches of all processes, of which it takes its
+rows, or its own part of them."""
 
 _CONTRACTS = ("global", "local")
 _data: Any = weakref.WeakKeyDictionary()

@@ -50,7 +50,7 @@ def cut(owners: Iterable[Any], strategy: Any) -> None:
 
     Args:
         owners: Models, optimizers and others that have the variables.
-        strategy: What replicates them.
+        strategy: The strategy that replicates them.
     """
     owners = list(owners)
     for cutting in _cutting:

@@ -77,7 +77,7 @@ def is_waiting(optimizer: Any) -> bool:
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
-    """Replicates what has been added since: optimizers, metrics, layers.
+    """Replicates objects added since: optimizers, metrics, layers.
 
     Args:
         target: A model that `strategy` replicates, or `None` for the seeds of
@@ -120,7 +120,7 @@ def promote_beside(
     """Replicates an optimizer if all that it is to update is replicated.
 
     Returns:
-        What replicates the optimizer, `None` if nothing does.
+        The strategy that replicates the optimizer, `None` if none does.
     """
     strategy = state.replicated_by(optimizer.variables[:1])
     if strategy is not None or not trained:
@@ -207,8 +207,8 @@ def _promote_all(
 
     Args:
         waiting: See `_to_promote`.
-        owners: What has the variables.
-        strategy: What replicates them.
+        owners: The models, optimizers and others that have the variables.
+        strategy: The strategy that replicates them.
     """
     parts.cut(owners, strategy)
     if not waiting:
@@ -257,7 +257,7 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
     new = keras_variables.make_backing(variable, value, summed)
     state.swap_backing(variable, old, new)
     if summed:
-        # Each process has its part of what is accumulated, until it is due.
+        # Each process has its part of the accumulated sum, until it is due.
         new.conflux_whole, new.conflux_is_local = None, True
     if not state.is_mirrored(variable):
         new.assign(value)

@@ -37,7 +37,7 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
     It is a `tf.distribute.DistributedValues`, which `strategy.run` and the
     other methods of a strategy over these devices take.
 
-    `replicas[0]` and `replicas["GPU:0"]` are what one device has, and
+    `replicas[0]` and `replicas["GPU:0"]` are the tree of one device, and
     `replicas[:2]` is a list. `len` and iteration work, too. For type checkers
     `Replicas[tf.Tensor]` has one tensor per device. Conflux.jl has such a
     container.
@@ -84,16 +84,16 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
 
     @classmethod
     def from_distributed(cls, value: Any) -> "Replicas[Any]":
-        """Makes one of what `tf.distribute` has for each replica.
+        """Makes one of the values that `tf.distribute` has for each replica.
 
         Args:
-            value: What `strategy.run` returned, or a replicated variable, of
+            value: A result of `strategy.run`, or a replicated variable, of
                 any `tf.distribute` strategy. Or a model, layer, optimizer or
                 metric that is replicated.
 
         Returns:
-            What each device has. Variables become their copies, and a model a
-            dict with the copy of each variable by its path.
+            The value of each device. Variables become their copies, and a model
+            a dict with the copy of each variable by its path.
 
         Raises:
             StrategyError: If a model is not replicated.
@@ -216,7 +216,7 @@ def as_replicas(leaf: Any) -> Any:
 
 
 def _short(tree: Any) -> str:
-    """Returns the number itself, or what a tree is like."""
+    """Returns the number itself, or a description of the tree."""
     leaves = trees.flatten(tree)
     if len(leaves) != 1:
         return f"{len(leaves)} leaves"

@@ -95,13 +95,13 @@ def replicate(
     * a Keras model, layer, optimizer or metric: gives every variable one copy
       per device, in place and with all state kept, and returns it. A model may
       be built or not, compiled or not, trained or not: `fit`, `evaluate`,
-      `predict` and `export` work on. A metric's copies count what their
-      replica sees, and reading it adds them up;
+      `predict` and `export` work on. A metric's copies count their replicas'
+      samples, and reading it adds them up;
     * a tree of these: each of them;
     * an array, tensor, variable, or a tree of them: returns a `Replicas` with
       one copy on each device. A variable becomes one variable per device;
-    * any other callable: calls it in the strategy's scope and returns what it
-      made.
+    * any other callable: calls it in the strategy's scope and returns its
+      result.
 
     Conflux.jl and FluxDistributed.jl replicate any tree, too.
 
@@ -110,21 +110,20 @@ def replicate(
         devices: See `keras_conflux.devices`. Default: all for a strategy; for
             all else the devices of the open scope, else of
             `keras.distribution`, else all.
-        shard: What is too large to have a copy of on each device, which keeps
-            a part of it instead: `"optimizer"`, the optimizer's state, or
-            `"weights"`, also the weights. By default nothing. For a model,
-            what belongs to one, or a strategy in whose scope they are made.
+        shard: The state that is too large for a copy on each device, which
+            keeps a part of it instead: `"optimizer"`, the optimizer's state, or
+            `"weights"`, also the weights. By default nothing. For a model, its
+            parts, or a strategy in whose scope they are made.
         microbatches: For a model, a tree of models, or a strategy in whose
             scope they are made, in how many parts, one after another, each
             replica runs its part of a batch in `fit` and `evaluate`. A step
             then needs the memory for the activations of one part. The result
             is that of the whole batch. `keras_conflux.memory(model, batch)`
-            says how many a GPU needs. By default what it was before; at first
-            1.
-        data: For a model, or a tree of models, what each of several processes
-            reads. `"global"`: all read the same batches, and each computes
-            its rows of them. `"local"`: each brings its own part of every
-            batch, which may be smaller than other parts or end earlier.
+            says how many a GPU needs. Default: unchanged, initially 1.
+        data: For a model, or a tree of models, the data that each of several
+            processes reads. `"global"`: all read the same batches, and each
+            computes its rows of them. `"local"`: each brings its own part of
+            every batch, which may be smaller than other parts or end earlier.
             Default: unchanged, initially `"global"`, or `"local"` under a
             `DataParallel(auto_shard_dataset=False)`. In one process both are
             the same.
@@ -135,7 +134,7 @@ def replicate(
             replicated model unless this is `True`. The orders follow from the
             seed, and are the same on any number of devices and processes.
             Default: unchanged, initially `False`.
-        cross_device_ops: For a strategy, what reduces values of its replicas
+        cross_device_ops: For a strategy, the reduction of its replicas' values
             outside of them, as `strategy.extended.reduce_to` does. By default
             `tf.distribute.NcclAllReduce` on GPUs, and
             `tf.distribute.ReductionToOneDevice` on CPU devices. Over several
@@ -219,7 +218,7 @@ def replicate(
 
 
 def _is_in_place(target: Any) -> bool:
-    """Whether a target is what has variables, or a tree of such."""
+    """Whether a target is an object with variables, or a tree of such."""
     return all(isinstance(x, Replicable) for x in trees.flatten(target))
 
 
@@ -252,7 +251,7 @@ def unreplicate(target: KerasObject) -> KerasObject:
     """Puts a replicated model or optimizer back on one device, in place.
 
     All state is kept: weights, optimizer, metrics, seeds. Of a metric, the
-    copies are added up. What is not replicated is left as it is.
+    copies are added up. An object that is not replicated is left as it is.
 
     Args:
         target: A Keras model, layer, optimizer or metric.
@@ -285,8 +284,8 @@ def devices_of(target: Replicable) -> tuple[Device, ...]:
         target: A Keras model, layer, optimizer or metric, replicated or not.
 
     Returns:
-        Of what is replicated, the devices of this process, in replica order.
-        Of all else, those of its variables, and none where it has none yet.
+        For a replicated object, the devices of this process, in replica order.
+        For others, the devices of its variables, if it has any yet.
 
     Raises:
         TypeError: If it is no object of Keras.

@@ -15,7 +15,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 
 _calls: list[tuple[Any, str]] = []
-"""The models, and what they are in. One may be in `evaluate` within `fit`."""
+"""The models and their calls. One may be in `evaluate` within `fit`."""
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def assert_not_running(models: Iterable[Any], change: str) -> None:
 
 
 def assert_not_held(owners: Iterable[Any], change: str) -> None:
-    """Raises if a running model is, or holds, what is to be put back.
+    """Raises if a running model is, or holds, an object to be put back.
 
     Args:
         owners: Models, layers, optimizers and metrics.

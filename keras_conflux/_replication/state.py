@@ -78,8 +78,8 @@ def state_of(owners: Iterable[Any]) -> dict[int, keras.Variable]:
 
 
 def _metrics_variables(model: keras.Model) -> list[keras.Variable]:
-    # A model's own `metrics` may read what its own `compile` has yet to set.
-    # They are asked for again when the model runs.
+    # A model's own `metrics` may read attributes that its own `compile` has yet
+    # to set. They are asked for again when the model runs.
     try:
         return model.metrics_variables
     except AttributeError:
@@ -136,7 +136,7 @@ def own_copy(variable: Any) -> tf.Variable:
 
 
 def is_mirrored(variable: keras.Variable) -> bool:
-    """Whether copies must be equal; those of a metric are added when read."""
+    """Whether copies must be equal. A metric's copies are added when read."""
     on_read = tf.VariableSynchronization.ON_READ
     return keras_variables.backing(variable).synchronization != on_read
 
@@ -167,7 +167,7 @@ def name_of(variable: Any) -> str:
 def replicated_by(
     variables: list[keras.Variable],
 ) -> ReplicatedStrategy | None:
-    """Returns what replicates the first replicated one of the variables."""
+    """Returns the strategy of the first replicated one of the variables."""
     for variable in variables:
         value = keras_variables.backing(variable)
         if is_replicated(value):

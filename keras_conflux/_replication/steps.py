@@ -1,4 +1,4 @@
-"""The step that a replica runs, and what is known of it while it is traced."""
+"""The step that a replica runs, and the facts about it while it is traced."""
 
 import contextlib
 import dataclasses
@@ -23,14 +23,14 @@ P = TypeVar("P", bound="Part")
 class Turns(Protocol):
     """The turns in which a replica runs its part of a batch.
 
-    To what is traced for one of them it is what a communicator is to a
-    replica, and turns count as replicas.
+    It serves the trace of one turn as a communicator serves a replica, and
+    turns count as replicas.
     """
 
     rank: Any
-    """The position of the turn among those of all replicas, a tensor."""
+    """The position of the turn among the turns of all replicas, a tensor."""
     device_fraction: Any
-    """The replica's samples over those of the global batch."""
+    """The replica's samples over the samples of the global batch."""
 
     @property
     def size(self) -> int:
@@ -48,7 +48,7 @@ class Turns(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a replica's samples are among those of the global batch.
+    """The place of a replica's samples in the global batch.
 
     They are uint64, or numbers, and may be in another unit, as shards are.
     """
@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """What is known of a step that XLA compiles."""
+    """The facts about a step that XLA compiles."""
 
     shapes: Sequence[Sequence[int]] | None = None
     """The shapes that the leaves of the shard will have, if it is traced for
@@ -75,28 +75,28 @@ class CompiledStep:
 
 @dataclasses.dataclass
 class Step:
-    """What one replica runs, while it is traced, and where it runs.
+    """The step of one replica, while it is traced, and where it runs.
 
     `withdevices` knows a name and how it is compiled; the rest is known in a
-    step of `fit`. What leaves the step is kept by `Part`s of it.
+    step of `fit`. `Part`s of it keep the values that leave the step.
     """
 
     name: str
-    """What a warning calls the step."""
+    """The name of the step in warnings."""
     warned: set[str] = dataclasses.field(default_factory=set)
-    """What has been warned of, in any trace of this step on any replica."""
+    """The keys of given warnings, in any trace of this step on any replica."""
     compiled: CompiledStep | None = None
-    """What is known where it becomes part of an XLA program."""
+    """The facts about it if it becomes part of an XLA program."""
     model: Any = None
     """The model whose step it is."""
     graph: Any = None
     """The graph that the step is traced to."""
     kinds: Any = None
-    """What each tensor of the step is with respect to the global batch."""
+    """The kinds of the step's tensors with respect to the global batch."""
     shard: Any = None
     """The replica's shard of the batch."""
     batch_fraction: Any = None
-    """A scalar: this replica's samples over those of the global batch. All
+    """A scalar: this replica's samples over all samples of the batch. All
     replicas' add up to one. `None` in `withdevices`, where the user reduces."""
     place: Any = None
     """Returns the `Place` of this replica's samples in the global batch."""
@@ -111,7 +111,7 @@ class Step:
 
     @property
     def in_xla(self) -> bool:
-        """Whether what is traced becomes part of an XLA program."""
+        """Whether the trace becomes part of an XLA program."""
         return self.compiled is not None
 
     @property
@@ -127,7 +127,7 @@ class Step:
 
     @contextlib.contextmanager
     def after_turns(self) -> Iterator[None]:
-        """Says that a replica does once what is traced, after all its turns."""
+        """Marks a trace that a replica runs once, after all its turns."""
         before = self.turns, self.batch_fraction
         self.turns, self.batch_fraction = None, self.device_fraction
         try:
@@ -148,12 +148,12 @@ class Step:
     def warn_once(
         self, key: str, message: str, operation: tf.Operation | None = None
     ) -> None:
-        """Warns of what several replicas do and one device does not.
+        """Warns of a difference between several replicas and one device.
 
         Args:
-            key: What is warned of, once in this step on any replica.
-            message: What to say after the name of the step.
-            operation: What is warned of, if it was traced before this call.
+            key: The subject of the warning, once in this step on any replica.
+            message: The message after the name of the step.
+            operation: Its subject, if it was traced before this call.
         """
         if key not in self.warned and (self.turns or not _is_alone()):
             self.warned.add(key)
@@ -161,7 +161,7 @@ class Step:
 
 
 class Part:
-    """What one file keeps of a step, for which no other file has a use.
+    """The facts that one file keeps of a step, and no other file reads.
 
     Args:
         step: The step.
@@ -194,7 +194,7 @@ def current() -> Step | None:
 
 
 def in_xla() -> bool:
-    """Whether what is traced here becomes part of a replica's XLA program."""
+    """Whether the graph traced here becomes part of a replica's XLA program."""
     step = current()
     return step is not None and step.in_xla
 
@@ -229,8 +229,8 @@ def refuse_in_turns(what: str, instead: str) -> None:
     """Raises if one of several turns is traced here.
 
     Args:
-        what: What a turn cannot do, and why.
-        instead: What to do, beside leaving out `microbatches`.
+        what: The act that a turn cannot do, and why.
+        instead: The way out, besides leaving out `microbatches`.
 
     Raises:
         NotImplementedError: If it is.

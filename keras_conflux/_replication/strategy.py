@@ -36,7 +36,7 @@ from keras_conflux._replication import sums
 from keras_conflux._replication.across_processes import AcrossProcesses
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
-"""What of a model lies in parts, one on each device."""
+"""The state of a model that lies in parts, one on each device."""
 
 
 class ReplicatedStrategy(tf.distribute.MirroredStrategy):
@@ -119,7 +119,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     @property
     def shard(self) -> Shard | None:
-        """What lies in parts, one on each device. `None` if nothing does."""
+        """The state that lies in parts, one on each device, or `None`."""
         return self._conflux_shard
 
     def cuts(self, weight: Any) -> bool:
@@ -164,7 +164,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     @property
     def communicator(self) -> Communicator:
-        """Internal: what the replicas exchange tensors through."""
+        """Internal: the channel through which replicas exchange tensors."""
         return self._conflux_communicator
 
     def __enter__(self) -> Self:
@@ -188,7 +188,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
 
 def _of_first_replica(tree: Any) -> Any:
-    """Returns what the first replica of all gives.
+    """Returns the values of the first replica of all.
 
     In a step of `fit` all replicas give the same, and so they do where an
     optimizer writes its counter: nothing is exchanged.
@@ -208,7 +208,7 @@ def _around_replica(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def options_of(strategy: ReplicatedStrategy) -> str:
-    """Returns what a strategy was given besides devices, as it is written."""
+    """Returns a strategy's options besides devices, as they are written."""
     options = [f"shard={strategy.shard!r}"] if strategy.shard else []
     if strategy.microbatches != 1:
         options.append(f"microbatches={strategy.microbatches!r}")
@@ -249,7 +249,7 @@ class LaidOutStrategy(ReplicatedStrategy):
 
 
 class Distributed(NamedTuple):
-    """What Keras' distribution says of the models that are made under it."""
+    """The settings of Keras' distribution for models made under it."""
 
     devices: DevicesLike
     names: Callable[[Any], bool] | None = None
@@ -356,7 +356,7 @@ def current_strategy() -> ReplicatedStrategy:
 
 def default_strategy() -> Any:
     """Returns TensorFlow's strategy of a single device."""
-    # What `tf.distribute.get_strategy` gives where no scope is open.
+    # `tf.distribute.get_strategy` returns it where no scope is open.
     with tf.Graph().as_default():
         return tf.distribute.get_strategy()
 
@@ -385,8 +385,8 @@ _on_whole_batch: contextvars.ContextVar[ReplicatedStrategy | None] = (
 def on_whole_batch(strategy: ReplicatedStrategy) -> Iterator[None]:
     """Runs a step once in this thread, on the whole batch.
 
-    `run_eagerly=True` does that, outside of all strategies: the step is that
-    of one device. It reads the first copy of a variable, and writes all.
+    `run_eagerly=True` does that, outside of all strategies: the step runs as on
+    one device. It reads the first copy of a variable, and writes all.
 
     Args:
         strategy: The strategy that replicates the model.
@@ -404,7 +404,7 @@ def whole_batch_strategy() -> ReplicatedStrategy | None:
 
 
 def outside_of_replicas(function: Callable[[], Any]) -> Any:
-    """Returns what a function returns, which may run a strategy of its own.
+    """Calls a function that may run a strategy of its own.
 
     In a replica that runs eagerly, it is called in another thread.
     """
@@ -414,7 +414,7 @@ def outside_of_replicas(function: Callable[[], Any]) -> Any:
 
 
 def outside_of_strategies(function: Callable[[], Any]) -> Any:
-    """Returns what a function returns where no scope of a strategy is open.
+    """Calls a function where no scope of a strategy is open.
 
     If one is, it is called in another thread.
     """
@@ -462,7 +462,7 @@ def replica_collectives() -> ReplicaCollectives:
 
 
 def _channel() -> Any:
-    """Returns what the running replica, or its turn, exchanges tensors by."""
+    """Returns the channel of the running replica, or of its turn."""
     step = steps.current()
     if step is not None and step.turns is not None:
         return step.turns

@@ -1,4 +1,4 @@
-"""Sums over replicas of several processes, such as those of metrics.
+"""Sums over replicas of several processes, such as the sums of metrics.
 
 Copies of all processes add up to the value. So that each process can read it
 alone, it holds the value besides, which each program that writes copies renews
@@ -31,10 +31,10 @@ def adds_up(program: Any) -> Any:
 def added_up(
     program: Callable[..., Any], this: _Collectives
 ) -> Callable[..., Any]:
-    """Returns a replica's program that adds up at its end what it writes.
+    """Returns a replica's program that at its end adds up the sums it writes.
 
     Args:
-        program: The replica's.
+        program: The program of the replica.
         this: Returns the collectives of the running replica.
     """
     if hasattr(program, "conflux_adds_up"):

@@ -37,7 +37,7 @@ def synchronize(target: Any, root: int = 0) -> None:
         target: A replicated model, layer, optimizer, metric or variable, or a
             tree of them. A variable with a single copy is left as it is, and
             so are the copies of a metric, which are added when it is read, and
-            the parts of what `shard` has cut.
+            the parts of variables that `shard` has cut.
         root: The index of the replica whose copies are kept, from 0.
 
     Raises:
@@ -77,7 +77,7 @@ def synchronize(target: Any, root: int = 0) -> None:
 def _copy_to_all(
     variables: list[keras.Variable], strategy: ReplicatedStrategy, root: int
 ) -> None:
-    """Copies the variables of one replica to those of all processes."""
+    """Copies the variables of one replica to the replicas of all processes."""
     communicator = strategy.communicator
     if root not in range(communicator.size):
         raise ValueError(
@@ -190,7 +190,7 @@ def in_sync(target: Any) -> bool:
 def assert_in_sync(target: Any) -> None:
     """Raises an error unless all copies of each variable are equal.
 
-    It compares what `in_sync` compares, and says what differs.
+    It compares the same variables as `in_sync`, and names the difference.
     FluxDistributed.jl checks its replicas in this way.
 
     Args:
@@ -312,7 +312,7 @@ def _mirrored(target: Any, call: str) -> list[Any]:
 
 
 def _refuse_parts(target: Any, root: int) -> None:
-    """Raises if a replica is to give others what it has a part of only."""
+    """Raises if a replica is to give others variables that are cut."""
     if root == 0:
         return
     for variable in state.variables_of(target):

@@ -77,7 +77,7 @@ def reads(graphs: list[Any], handles: Any) -> bool:
 
 
 def is_stale(function: Any) -> bool:
-    """Whether a function of Keras' own trainer reads what has been replaced."""
+    """Whether a function of Keras' own trainer reads replaced variables."""
     return bool(_replaced) and reads(_traces_of_keras(function), _replaced)
 
 

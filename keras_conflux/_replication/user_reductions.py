@@ -1,4 +1,4 @@
-"""What a program has reduced by itself in a step."""
+"""The values that a program has reduced by itself in a step."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from keras_conflux._replication.steps import Step
 
 
 class UserReductions(Part):
-    """What collectives of the user's have returned in a step."""
+    """The results of the user's own collectives in a step."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -21,7 +21,7 @@ class UserReductions(Part):
         return bool(self._leaves)
 
     def add(self, tree: Tree) -> None:
-        """Notes what one has returned."""
+        """Notes the result of one."""
         self._leaves.extend(trees.flatten(tree))
 
     def operations(self) -> list[tf.Operation]:

@@ -31,7 +31,7 @@ class StepWatchdog:
 
     Args:
         devices: One per replica.
-        name: What the program runs, for the error.
+        name: The name of the step, for the error.
         steps: Keras' `steps_per_execution`, by which the time limit is
             multiplied. An execution whose length is chosen by the package
             lasts seconds.
@@ -61,11 +61,11 @@ class StepWatchdog:
             )
 
     def call(self, program: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns what the program returns, or raises what it raises.
+        """Returns the result of the program, or raises its error.
 
         Args:
             program: A traced function.
-            arguments: What it takes.
+            arguments: Its arguments.
 
         Raises:
             StepTimeoutError: If it has not ended in time. The program cannot
