@@ -1,17 +1,17 @@
-"""Tells what the tensors of a traced step are in terms of its samples.
+"""Tells the relation of a traced step's tensors to its samples.
 
 This is a library of its own. It reads a graph of TensorFlow and runs nothing
 on replicas: neither the core nor an extension is imported here, and they import
 the names below, alone, beside `_graphs`. `docs/design/batch-analysis.md` can
 be read in place of the code.
 
-What may be asked:
+Its questions:
 
 * What is this tensor? `KindInference.of` answers by rules, and `kind_by_trial`
-  runs what no rule knows on random samples. The answer is a `Kind`: its `Role`,
-  and for rows the axis of the samples.
+  runs operations without a rule on random samples. The answer is a `Kind`: its
+  `Role`, and for rows the axis of the samples.
 * Are these rows, each of one sample? `rows_by_trial`.
-* What has to be known, and run once more, to have this tensor for the whole
+* Which tensors and operations does it take to compute this tensor for the whole
   batch? `derivation_of` returns a `Derivation`, or raises `NotDerivable`.
 * Which gradients has a program defined, and do they mix samples?
   `OwnGradients`.

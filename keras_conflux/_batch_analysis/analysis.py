@@ -1,10 +1,10 @@
-"""Tells what each tensor of a replica's step is, from the traced graph.
+"""Tells the kind of each tensor of a replica's step, from its graph.
 
-A replica computes with its own samples. To know what one device would have
-computed from all samples, one has to know what a tensor is: rows that belong
-to samples, a sum or a mean over them, or a value that no sample has touched.
-The graph is read in the order in which it was traced, and only where somebody
-asks.
+A replica computes with its own samples. The kind of a tensor tells its relation
+to the tensor that one device would have computed from all samples: rows that
+belong to samples, a sum or a mean over them, or a value that no sample has
+touched. The graph is read in the order in which it was traced, and only where
+somebody asks.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ READ = (
 )
 """Operations whose kinds depend on the whole graph, beside `CHANGES`."""
 CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
-"""What optimizers change a variable with, in place."""
+"""The operations by which optimizers change a variable in place."""
 
 
 class KindInference:
@@ -45,13 +45,13 @@ class KindInference:
 
     Args:
         shard: The leaves of the replica's shard of the batch, whose first axis
-            is that of the samples.
+            is the axis of the samples.
         counts: Tensors that are numbers of samples, or fractions of them.
         sums: Returns the handles of variables whose copies add up to their
             value, such as the counts of metrics. A step may make some.
         is_blind: Whether the number of the replica's samples is a constant in
-            the graph, where nobody can tell it from other constants. Then
-            nothing is known but what is marked.
+            the graph, where nobody can tell it from other constants. Then only
+            marked tensors are known.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class KindInference:
     ) -> None:
         self.is_blind = is_blind
         self.graph: Any = tf.compat.v1.get_default_graph()
-        """What the step is traced to."""
+        """The graph of the step."""
         self.samples = [part for leaf in shard for part in parts_of(leaf)]
         """The tensors of the replica's shard of the batch."""
         self._marked: dict[int, tuple[tf.Tensor, Kind]] = {}
@@ -72,7 +72,7 @@ class KindInference:
         self._find_sums = sums
         self._sums: dict[int, Any] = {}
         self.merged: list[tf.Tensor] = []
-        """What the user has computed from all replicas."""
+        """The tensors that the user has computed from all replicas."""
         self._calls: list[tuple[Any, list[Any]]] = []
         self.composites = [
             leaf
@@ -97,7 +97,7 @@ class KindInference:
             self.mark(leaf, rows(0) if leaf.shape.rank != 0 else OPAQUE)
 
     def mark(self, tensor: tf.Tensor, kind: Kind) -> None:
-        """Says what a tensor is, where the graph would not tell."""
+        """Sets the kind of a tensor, where the graph would not tell."""
         self._marked[id(tensor)] = tensor, kind
 
     def note_tried(self, tensor: tf.Tensor) -> None:
@@ -128,7 +128,7 @@ class KindInference:
     def of(self, value: Any) -> Kind:
         """Returns the kind of a traced tensor.
 
-        Eagerly nobody can tell. What is not a tensor is equal everywhere.
+        Eagerly nobody can tell. A value that is no tensor is equal everywhere.
         """
         if isinstance(value, keras.Variable):
             value = tf.convert_to_tensor(value)
@@ -138,9 +138,9 @@ class KindInference:
         return parts[0] if len(set(parts)) == 1 else OPAQUE
 
     def depends_on_samples(self, value: Any) -> bool:
-        """Whether a value was computed from what the samples hold.
+        """Whether a value was computed from the contents of the samples.
 
-        What a graph inside of the step's has computed counts as not.
+        A value of a graph inside of the step's counts as not.
         """
         if not isinstance(value, tf.Tensor) or value.graph is not self.graph:
             return False
@@ -156,12 +156,12 @@ class KindInference:
         return self._read(tensor.graph).of(tensor)
 
     def marked(self, tensor: tf.Tensor) -> Kind | None:
-        """Returns what somebody has said that a tensor is."""
+        """Returns the kind that was set for a tensor."""
         found = self._marked.get(id(tensor))
         return None if found is None else found[1]
 
     def written(self, handle: Any) -> tuple[list[tf.Tensor], bool]:
-        """Returns what a step writes to a variable.
+        """Returns the values that a step writes to a variable.
 
         Args:
             handle: The handle of the replica's copy.
@@ -183,14 +183,14 @@ class KindInference:
             self._graphs[id(graph)] = _GraphReader(graph, self)
 
     def held_around(self, graph: Any) -> dict[int, Kind]:
-        """Returns what variables hold where a graph inside begins.
+        """Returns the kinds of variables' values where an inner graph begins.
 
         Args:
             graph: One that is being traced.
 
         Returns:
-            By the ids of handles, kinds that are not those of variables which
-            the step has not written.
+            By the ids of handles, kinds that differ from those of unwritten
+            variables.
         """
         if self.is_blind or graph is self.graph:
             return {}
@@ -198,7 +198,7 @@ class KindInference:
         return {} if outer is None else self.held(outer)
 
     def held(self, graph: Any) -> dict[int, Kind]:
-        """Returns what variables hold by now that a step has written."""
+        """Returns the present kinds of variables that a step has written."""
         return {} if self.is_blind else self._read(graph).held()
 
     def kinds_written(self, handle: Any) -> set[Kind]:
@@ -211,7 +211,7 @@ class KindInference:
         }
 
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what was written to a variable before it was read."""
+        """Returns the value written to a variable before it was read."""
         if bodies.is_eager(tensor):
             return None
         return self._read(tensor.graph).aliases.get(id(tensor))
@@ -244,7 +244,7 @@ class KindInference:
 
     @contextlib.contextmanager
     def calling(self, arguments: list[Any]) -> Iterator[None]:
-        """Notes, while a function is called, what it is given."""
+        """Notes the arguments of a function while it is called."""
         self._calls.append((tf.compat.v1.get_default_graph(), arguments))
         try:
             yield
@@ -252,9 +252,9 @@ class KindInference:
             self._calls.pop()
 
     def argument_behind(self, tensor: tf.Tensor) -> Any:
-        """Returns what is given for an argument of a function, or `None`.
+        """Returns the value of a function's argument, or `None`.
 
-        It is that of the call for which the function is traced.
+        It belongs to the call for which the function is traced.
         """
         graph = tensor.graph
         outside = getattr(graph, "outer_graph", None)
@@ -288,7 +288,7 @@ class _GraphReader:
         self.begin()
 
     def begin(self) -> None:
-        """Forgets what has been read."""
+        """Forgets all that has been read."""
         self._position = 0
         self._kinds: dict[str, Kind] = {}
         self.writes: dict[int, list[tf.Tensor]] = {}
@@ -297,11 +297,11 @@ class _GraphReader:
         self._held = dict(self._around)
 
     def of(self, tensor: tf.Tensor) -> Kind:
-        """Returns the kind of a tensor of what has been read so far."""
+        """Returns the kind of a tensor of the part that has been read."""
         return self._all.marked(tensor) or self._kinds.get(tensor.name, OPAQUE)
 
     def held(self) -> dict[int, Kind]:
-        """Returns what variables hold by now that are not what they were."""
+        """Returns the present kinds of variables that have changed."""
         here = {key: self.of(values[-1]) for key, values in self.writes.items()}
         return {
             key: MEAN if kind.role is Role.MEAN else OPAQUE
@@ -342,7 +342,7 @@ class _GraphReader:
         return rules.kinds_of_outputs(operation, inputs, self._all.marked)
 
     def _of_input(self, tensor: tf.Tensor) -> Kind:
-        """Returns a kind, of a handle that of what the variable holds."""
+        """Returns a kind; for a handle, the kind of the variable's value."""
         if tensor.dtype != tf.resource or not (self.writes or self._held):
             return self.of(tensor)
         key = id(self._outermost(tensor))
@@ -353,8 +353,8 @@ class _GraphReader:
     def _note_changed(self, operation: tf.Operation) -> None:
         """Notes which variables a branch or a loop has changed.
 
-        It may not have come to a write, so they hold one of what was written.
-        What is not a mean has been exchanged there, or a warning tells of it.
+        It may have written or not, so they hold one of several values. A value
+        that is no mean has been exchanged there, or a warning tells of it.
         """
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:

@@ -19,7 +19,7 @@ def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
 
     Args:
         tensor: Rows of a replica, or of all.
-        kind: What they are: ROWS along an axis that is known.
+        kind: Their kind: ROWS along an axis that is known.
     """
     if kind.blocks == 1:
         return [tensor]
@@ -32,7 +32,7 @@ class CountedRows(NamedTuple):
     """The rows of which a size of the graph is the number."""
 
     kind: Kind
-    """What they are."""
+    """The kind of the rows."""
     lengths: list[Any]
     """How many there are in each block."""
     is_multiple: bool
@@ -42,12 +42,12 @@ class CountedRows(NamedTuple):
 def counted_rows(
     size: tf.Tensor, axis: int, kinds: KindInference
 ) -> CountedRows:
-    """Returns which rows of samples there are as many of as a size says.
+    """Returns the rows of samples that a size counts.
 
     Args:
         size: A COUNT.
         axis: Along which the rows are to lie.
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
     """
     blocks = _blocks(size, kinds)
     lengths = [size]

@@ -1,6 +1,6 @@
-"""The kinds that functions, branches, loops and their lists give.
+"""The kinds of the results of functions, branches, loops and lists.
 
-The kind of a list of tensors is that of each of its elements.
+The kind of a list of tensors is the kind of each of its elements.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from keras_conflux._graphs import bodies
 KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
 """Returns the kinds of the outputs of an operation, by those of its inputs."""
 Marked = Callable[[tf.Tensor], Kind | None]
-"""Returns what somebody has said that a tensor is."""
+"""Returns the kind that was set for a tensor."""
 
 
 def of_call(
@@ -43,7 +43,7 @@ def of_branches(
 ) -> list[Kind]:
     """Follows the kinds through both branches of a condition.
 
-    A branch is run in one place, so what is said of its tensors holds there.
+    A branch is run in one place, so kinds set for its tensors hold there.
     """
     condition, *given = inputs
     inside = [_body(operation, name) for name in ("then_branch", "else_branch")]
@@ -134,7 +134,7 @@ def _of_turns(
 def _followed(
     operation: tf.Operation, inputs: list[Kind], kinds_of: KindsOf
 ) -> list[Kind] | None:
-    """Follows the kinds through turns until they stay what they are."""
+    """Follows the kinds through turns until they do not change."""
     kinds = inputs
     for _ in range(5):
         found = _of_body(_body(operation, "body"), kinds, kinds_of)
@@ -187,7 +187,7 @@ def _of_body(
 
 
 def _either(one: Kind, other: Kind) -> Kind:
-    """Returns the kind of what is one or the other, on all replicas alike."""
+    """Returns the kind of one value or the other, alike on all replicas."""
     if one == other:
         return one
     roles = {one.role, other.role}
@@ -211,7 +211,7 @@ def _written(list_before: tf.Tensor, old: Kind, new: Kind) -> Kind:
 
 
 def _chosen(kinds: list[Kind]) -> list[Kind]:
-    """Returns the kinds of what each replica chooses by its own samples."""
+    """Returns the kinds of values that each replica chooses by its samples."""
     return [OPAQUE if kind.role is Role.OPAQUE else DERIVED for kind in kinds]
 
 

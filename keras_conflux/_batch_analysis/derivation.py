@@ -1,4 +1,4 @@
-"""What lies between tensors whose global values can be had and a result."""
+"""The operations between tensors with known global values and a result."""
 
 import collections
 import dataclasses
@@ -27,7 +27,7 @@ MAX_ENTRIES = 1 << 17
 
 _OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
 _KNOWN = (*_OF_SHAPES, Role.TOTAL, Role.MEAN, Role.RANDOM)
-"""What one device has of them can be had, as of ROWS that do not mix."""
+"""Their values on one device can be had, as of ROWS that do not mix."""
 
 
 class NotDerivable(Exception):
@@ -39,13 +39,13 @@ class Derivation:
     """The operations between known tensors and a result.
 
     Args:
-        result: What is computed.
+        result: The computed tensor.
         sources: By their ids, the known tensors.
-        operations: What lies between, in the order in which it is computed.
-        written: By the ids of what a step has read from variables, what it
-            had written to them before.
-        reads: By the same ids, what it has read.
-        outside: By the ids of what an inner graph takes from outside, that.
+        operations: The operations between, in the order of their computation.
+        written: By the ids of tensors that a step has read from variables, the
+            values that it had written to them before.
+        reads: By the same ids, the tensors that it has read.
+        outside: By the ids of an inner graph's captures, the tensors outside.
     """
 
     result: tf.Tensor
@@ -73,9 +73,9 @@ class Derivation:
 
 
 class _Known(collections.ChainMap[int, tf.Tensor]):
-    """Values by id, for a read from a variable what was written.
+    """Values by id; for a read from a variable, the written value.
 
-    No gradient flows from there into what was written.
+    No gradient flows from there into the written value.
     """
 
     def __init__(self, known: Any, derivation: Derivation) -> None:
@@ -101,7 +101,7 @@ def derivation_of(
 
     Args:
         result: Traced.
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
         known: The ids of others whose global values are known.
         made: The ids of tensors that are computed once more in any case.
 
@@ -151,7 +151,7 @@ def derivation_of(
 
 
 def _assert_small(tensor: tf.Tensor, kind: Kind) -> None:
-    """Raises for what is too large, or not of one size, to be exchanged."""
+    """Raises for tensors too large, or not of one size, to be exchanged."""
     if kind.role is Role.ROWS and (
         tensor.shape.rank is None or of_a_sample(tensor) > MAX_ENTRIES
     ):
@@ -176,9 +176,9 @@ def _assert_repeatable(tensor: tf.Tensor, kind: Kind) -> None:
 
 
 def _needs_others(tensor: tf.Tensor, kinds: KindInference) -> bool:
-    """Whether it is a shape, or part of one, of what other samples touch.
+    """Whether it is a shape, or a part, of a tensor that other samples touch.
 
-    The shape is known, but what it is the shape of may be impossible to compute
+    The shape is known, but the tensor itself may be impossible to compute
     from the samples of one replica, as the best 3 of 2.
     """
 

@@ -1,6 +1,6 @@
 """The kinds of random numbers that TensorFlow draws.
 
-What each replica draws for itself is taken for what one device would draw. The
+Numbers that each replica draws for itself count as drawn by one device. The
 seed of numbers without a state is equal on all replicas, or drawn itself.
 """
 
@@ -48,7 +48,7 @@ def _drawn(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _categories(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what is drawn by the probabilities of each sample."""
+    """Follows draws by the probabilities of each sample."""
     if inputs[0].axis != 0:
         return None
     if _are_own(operation, inputs):

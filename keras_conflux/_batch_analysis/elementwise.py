@@ -24,7 +24,7 @@ from keras_conflux._batch_analysis.rule import has_one_entry
 def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
     """Returns the axis of the samples, if it is one for all inputs.
 
-    What has no samples is the same for all of them.
+    An input without samples is the same for all of them.
     """
     output = operation.outputs[0]
     given = list(zip(operation.inputs, inputs, strict=True))
@@ -47,7 +47,7 @@ def _of_rows(inputs: list[Kind]) -> list[Kind]:
 
 
 def entry_by_entry(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what an operation computes of entries at the same place."""
+    """Follows an operation on entries at the same place."""
     axis = _axis(operation, inputs)
     return None if axis is None else combined(_of_rows(inputs), axis)
 
@@ -75,13 +75,13 @@ ENTRY_BY_ENTRY = (
 
 
 def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Keeps what its first input is."""
+    """Keeps the kind of the first input."""
     del operation
     return inputs[0]
 
 
 def unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Follows what gives each entry of its input in its place."""
+    """Follows an operation that returns each entry in its place."""
     del operation
     return inputs[0]
 
@@ -101,7 +101,7 @@ SUMS = (
     Rule(_total, Form.TOTAL | Form.COUNT, ...),
     Rule(_mean, Form.MEAN | Form.EQUAL, ...),
 )
-"""Of what adds, subtracts or joins numbers of which none has samples."""
+"""The rules of adding, subtracting or joining numbers without samples."""
 
 
 def _scaled(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -151,7 +151,7 @@ _QUOTIENTS = (
 
 
 def _of_floats(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Keeps what its input is, unless it rounds."""
+    """Keeps the kind of its input, unless it rounds."""
     before, after = operation.inputs[0].dtype, operation.outputs[0].dtype
     is_exact = after.is_floating or after.is_complex or before.is_integer
     is_exact &= not after.is_bool
@@ -159,7 +159,7 @@ def _of_floats(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what one condition chooses for all replicas."""
+    """Follows the choice of one condition for all replicas."""
     del operation
     _, one, other = inputs
     if one == other:

@@ -1,4 +1,4 @@
-"""The words for what a tensor is with respect to the global batch."""
+"""The kinds of tensors with respect to the global batch."""
 
 import dataclasses
 import enum
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 class Role(enum.Enum):
-    """How a replica's tensor is related to that of one device."""
+    """The relation of a replica's tensor to the tensor of one device."""
 
     EQUAL = "equal on all replicas"
     RANDOM = "drawn by each replica for itself"
@@ -40,12 +40,12 @@ class Block:
     """Whether it has one row per sample."""
     blocks: int = 1
     joined: tuple["Block", ...] = ()
-    """Of what they were joined themselves."""
+    """The blocks of which they were joined themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a tensor is with respect to the global batch."""
+    """The relation of a tensor to the global batch."""
 
     role: Role
     axis: int = 0
@@ -70,11 +70,11 @@ class Kind:
     are_row_splits: bool = False
     """Whether these are the row splits of a ragged tensor; otherwise OPAQUE."""
     counted: bool = False
-    """Whether a TOTAL leaves out what a stand-in for samples adds."""
+    """Whether a TOTAL leaves out the summands of a stand-in for samples."""
 
     @functools.cached_property
     def form(self) -> "Form":
-        """What a rule asks for; whether rows are mixed does not matter."""
+        """The form that rules accept, the same for rows that are mixed."""
         if self.role is not Role.ROWS:
             return _FORMS[COUNTED if self.counted else Kind(self.role)]
         if self.are_positions:
@@ -96,12 +96,12 @@ class Kind:
 
     @property
     def depends_on_other_samples(self) -> bool:
-        """Whether a row is not what one device would have for its sample."""
+        """Whether a row differs from one device's row for its sample."""
         return self.mixed or self.divided or self.are_positions
 
     @property
     def is_out_of_order(self) -> bool:
-        """Whether the replicas' rows, joined, are not those of one device."""
+        """Whether the replicas' rows, joined, differ from one device's."""
         return self.depends_on_other_samples or self.blocks > 1
 
     def at(self, axis: int) -> "Kind":
@@ -136,7 +136,7 @@ RANDOM = Kind(Role.RANDOM)
 COUNT = Kind(Role.COUNT)
 TOTAL = Kind(Role.TOTAL)
 COUNTED = Kind(Role.TOTAL, counted=True)
-"""A sum over samples that leaves out what a stand-in for samples adds."""
+"""A sum over samples that leaves out the summands of a stand-in."""
 MEAN = Kind(Role.MEAN)
 DERIVED = Kind(Role.DERIVED)
 OPAQUE = Kind(Role.OPAQUE)
@@ -158,7 +158,7 @@ def rows(axis: int, regular: bool = True) -> Kind:
     """Returns the kind of a tensor with one entry per sample.
 
     Args:
-        axis: That of the samples.
+        axis: The axis of the samples.
         regular: Whether each sample has one entry. If not, each has some.
     """
     entries = Entries.ONE if regular else Entries.VARYING
@@ -169,7 +169,7 @@ def several_rows(axis: int) -> Kind:
     """Returns the kind of as many entries of each sample, one after the other.
 
     Args:
-        axis: That of the samples.
+        axis: The axis of the samples.
     """
     return Kind(Role.ROWS, axis, Entries.SAME)
 
@@ -179,7 +179,7 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
 
     Args:
         kinds: Of rows that are as many along their axes, if one knows.
-        axis: That of the samples in the result.
+        axis: The axis of the samples in the result.
     """
     entries = _entries_of(kinds)
     if entries is Entries.VARYING:
@@ -188,7 +188,7 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
 
 
 def one_of_rows(one: Kind, other: Kind) -> Kind:
-    """Returns the kind of what is one or the other, on all replicas alike.
+    """Returns the kind of one value or the other, alike on all replicas.
 
     Args:
         one: Of the role ROWS.

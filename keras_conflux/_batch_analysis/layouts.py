@@ -59,7 +59,7 @@ def _joined_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _broadcast_sizes(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows the shape of what is broadcast to the samples."""
+    """Follows the shape of a tensor broadcast to the samples."""
     ranks = [tensor.shape.num_elements() for tensor in operation.inputs]
     (rank, kind, other), *more = [
         (ranks[i], inputs[i], 1 - i)
@@ -128,7 +128,7 @@ def _concat(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _joined_numbers(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Joins what has no samples."""
+    """Joins tensors without samples."""
     for rule in SUMS:
         if rule.does_accept([kind.form for kind in inputs[:-1]]):
             return rule.claim(operation, inputs[:-1])

@@ -19,13 +19,13 @@ def _tile(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Repeats what is a sum or a mean over samples in each entry."""
+    """Repeats entries of which each is a sum or a mean over samples."""
     del operation
     return inputs[0]
 
 
 def _pad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what is put around the entries of each sample."""
+    """Follows padding around the entries of each sample."""
     known = tf.get_static_value(operation.inputs[1])
     kind = inputs[0]
     return kind if known is not None and not known[kind.axis].any() else None
@@ -43,7 +43,7 @@ def _grouped_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `scatter_nd(places, rows, shape)`, as a confusion matrix does.
 
-    What samples put at the same place is added up.
+    Values that samples put at the same place are added up.
     """
     places, values, _ = inputs
     tensor = operation.inputs[0]

@@ -24,10 +24,10 @@ _OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
 
 
 def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
-    """Returns what draws numbers that go to several samples.
+    """Returns the operations that draw numbers for several samples.
 
     Args:
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
     """
     operations = kinds.graph.get_operations()
     if not any(map(_draws, operations)):
@@ -40,7 +40,7 @@ def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
 
 
 def _draws(operation: tf.Operation) -> bool:
-    """Whether it, or what it runs, draws other numbers on each replica.
+    """Whether it, or a graph that it runs, draws other numbers per replica.
 
     The state of a `tf.random.Generator` is a variable, which is warned of.
     """
@@ -49,7 +49,7 @@ def _draws(operation: tf.Operation) -> bool:
 
 
 class _Reader:
-    """Follows numbers of the replicas' own to what they meet.
+    """Follows numbers of the replicas' own to the tensors that they meet.
 
     Args:
         kinds: Of the tensors of a step.
@@ -57,13 +57,13 @@ class _Reader:
 
     def __init__(self, kinds: KindInference) -> None:
         self.found: dict[str, tf.Operation] = {}
-        """By their names, what draws numbers that samples share."""
+        """By name, the operations that draw numbers that samples share."""
         self._kinds = kinds
         self._draws: dict[int, tf.Operation] = {}
-        """By the ids of tensors of such numbers, what draws them."""
+        """By the ids of tensors of such numbers, the operations."""
 
     def read(self, operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
-        """Reads an operation, and what it runs; returns the outputs' kinds."""
+        """Reads an operation, and its graphs; returns the outputs' kinds."""
         is_call = operation.type in bodies.WITH_BODIES
         inside = bodies.graphs_of(operation) if is_call else []
         for body in inside:
@@ -137,8 +137,8 @@ def _meets_samples(
 ) -> bool:
     """Whether numbers meet rows of samples, or become some themselves.
 
-    What is DERIVED of them and of all samples is computed once more, with the
-    numbers of the first replica.
+    A tensor that is DERIVED from them and from all samples is computed once
+    more, with the numbers of the first replica.
     """
     if any(kind.role is Role.ROWS for _, kind in results):
         return True

@@ -29,10 +29,10 @@ _KNOWN = (Role.EQUAL, Role.RANDOM, Role.ROWS)
 
 
 class OwnGradients:
-    """Which operations of a step have gradients that a program defines.
+    """The operations of a step that have gradients of the program's own.
 
     Args:
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
     """
 
     def __init__(self, kinds: KindInference) -> None:
@@ -43,11 +43,11 @@ class OwnGradients:
     def between(
         self, outputs: Iterable[tf.Tensor], given: Iterable[tf.Tensor]
     ) -> Iterator[tf.Operation]:
-        """Yields those of a layer that have not been asked for.
+        """Yields operations of a layer that have not been yielded before.
 
         Args:
-            outputs: What the layer returns.
-            given: Tensors of which that is computed.
+            outputs: The outputs of the layer.
+            given: Tensors of which they are computed.
         """
         ends = {id(tensor) for tensor in given}
         for output in outputs:
@@ -58,7 +58,7 @@ class OwnGradients:
                     yield defining
 
     def _new_in(self, operation: tf.Operation) -> Iterator[tf.Operation]:
-        """Yields itself, or those of graphs that it runs, if not known."""
+        """Yields itself, or operations of its graphs, if not known."""
         if not rewriting.has_own_gradient(operation):
             return
         inside = bodies.graphs_of(operation)
@@ -78,7 +78,7 @@ class OwnGradients:
         """Returns the ids of tensors whose gradients depend on the whole batch.
 
         Args:
-            loss: They are what leads to it from the outputs of layers, and it.
+            loss: The tensors lead from the outputs of layers to it, or are it.
         """
         found: set[int] = set()
         leading = list(_operations(loss, self._outputs, self._kinds))
@@ -103,8 +103,8 @@ class OwnGradients:
     ) -> bool:
         """Whether the gradient of an operation depends on the batch as a whole.
 
-        The derivatives by rows have to be those of each row, and derivatives by
-        what all replicas share have to be sums.
+        The derivatives by rows have to belong to each row, and derivatives by a
+        tensor that all replicas share have to be sums.
 
         Args:
             operation: Has a gradient that a program defines.
@@ -136,7 +136,7 @@ class OwnGradients:
 def _operations(
     output: tf.Tensor, ends: Collection[int], kinds: KindInference
 ) -> Iterator[tf.Operation]:
-    """Yields what makes an output of tensors that are known, or marked."""
+    """Yields the operations between known or marked tensors and an output."""
 
     def needed(tensors: Iterable[tf.Tensor]) -> Iterator[tf.Operation]:
         for each in tensors:
@@ -152,10 +152,10 @@ def _operations(
 def _note_arguments(
     operation: tf.Operation, body: Any, kinds: KindInference
 ) -> None:
-    """Says what a function, a branch or a loop is given, once it is traced.
+    """Marks the arguments of a function, a branch or a loop, once traced.
 
-    Of what goes around in a loop, rows are rows in each turn. All else may be
-    another thing in the next one.
+    Rows that go around in a loop are rows in each turn. The kind of other
+    values may change in the next one.
     """
     is_loop = operation.type in bodies.LOOPS
     given = list(operation.inputs)[-len(body.inputs) :]  # after a condition
@@ -171,7 +171,7 @@ class _Trials:
     """Runs a gradient on random derivatives.
 
     Args:
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
         given: Tensors for which any rows may stand.
     """
 
@@ -179,12 +179,12 @@ class _Trials:
         self._kinds = kinds
         self._given = given
         self.are_of_guesses = False
-        """Whether rows may be something else, as what a turn of a loop has."""
+        """Whether rows may be of another kind, as in a turn of a loop."""
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         """Returns ROWS or EQUAL, if a tensor is one of these.
 
-        What is not known in a loop or a function is taken for rows. If no
+        An unknown tensor in a loop or a function is taken for rows. If no
         entry touches another one, no sample does.
 
         Raises:
@@ -223,7 +223,7 @@ class _Trials:
         return _moved(found, 0, kind.axis)
 
     def _as_many_as(self, output: tf.Tensor) -> tf.Tensor:
-        """Returns what has the shape of rows of which each sample has some."""
+        """Returns a tensor shaped as rows of which each sample has some."""
         factors = self._drawn(output.dtype, [None, 1])
         of_each = tf.size(output) // tf.size(factors)
         numbers = tf.cast(tf.range(of_each), tf.float32)
@@ -238,11 +238,11 @@ class _Trials:
         return made
 
     def is_mixed(self, slope: tf.Tensor, kind: Kind) -> bool:
-        """Whether derivatives by rows, or what all share, are not such.
+        """Whether derivatives by rows, or by shared tensors, are mixed.
 
         Args:
             slope: The derivatives.
-            kind: What they are derivatives by.
+            kind: The kind of the tensor by which they are derivatives.
 
         Raises:
             NotDerivable: If they cannot be run.

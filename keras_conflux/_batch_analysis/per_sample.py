@@ -1,6 +1,6 @@
-"""The kinds that operations give which treat each sample for itself.
+"""The kinds of the results of operations that treat each sample alone.
 
-Their first axis is that of the samples, as in images that are convolved.
+Their first axis is the axis of the samples, as in images that are convolved.
 """
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from keras_conflux._batch_analysis.rule import Rule
 
 
 def _first_axis(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what is computed of each entry along the first axis."""
+    """Follows a computation of each entry along the first axis."""
     del operation
     of_rows = [kind for kind in inputs if kind.role is Role.ROWS]
     if any(kind.axis != 0 for kind in of_rows):
@@ -28,7 +28,7 @@ def _of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _of_matrices(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what one matrix of each sample gives."""
+    """Follows a computation of one matrix of each sample."""
     given = list(zip(operation.inputs, inputs, strict=True))
     for tensor, kind in given:
         rank = tensor.shape.rank
@@ -48,7 +48,7 @@ def _of_one_axis(inputs: list[Kind]) -> Kind | None:
 
 
 def _of_vectors(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what becomes of the last axis."""
+    """Follows a computation of the last axis."""
     rank = operation.inputs[0].shape.rank
     if rank is None or inputs[0].axis >= rank - 1:
         return None
@@ -78,7 +78,7 @@ def _losses(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _last_axes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what is computed of the last axes of images."""
+    """Follows a computation of the last axes of images."""
     rank = operation.inputs[0].shape.rank
     if rank is None or inputs[0].axis >= rank - _AXES_OF_ONE[operation.type]:
         return None

@@ -17,7 +17,7 @@ from keras_conflux._batch_analysis.rule import has_one_entry
 
 
 def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Follows a product with what is equal on all replicas."""
+    """Follows a product with a factor that is equal on all replicas."""
     del operation
     return max(inputs, key=lambda kind: kind.role is not Role.EQUAL)
 
@@ -28,7 +28,7 @@ def _have_ranks(operation: tf.Operation) -> bool:
 
 
 def _place(operation: tf.Operation, position: int, axis: int) -> str:
-    """Returns what a product does with an axis of one of its factors."""
+    """Returns the role of an axis of one of a product's factors."""
     names = ("adj_x", "adj_y")
     if operation.type == "MatMul":
         names = ("transpose_a", "transpose_b")
@@ -80,7 +80,7 @@ def _rows_of_product(
 def _sum_over_samples(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows a product that adds up what samples give."""
+    """Follows a product that sums over samples."""
     if not _have_ranks(operation):
         return None
     places = {_place(operation, i, kind.axis) for i, kind in enumerate(inputs)}

@@ -1,7 +1,7 @@
-"""The kinds that operations give which take ragged tensors apart.
+"""The kinds of the results of operations that take ragged tensors apart.
 
 A ragged tensor of samples is two tensors: the values of all samples, one after
-another, and the places where those of each sample begin.
+another, and the places where each sample's begin.
 """
 
 import dataclasses

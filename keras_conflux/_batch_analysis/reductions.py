@@ -161,7 +161,7 @@ def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _sum_per_channel(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows the gradient by what was added to each sample."""
+    """Follows the gradient by a bias that was added to each sample."""
     if _biased(operation, inputs) is None:
         return None
     return MEAN if inputs[0].divided else TOTAL

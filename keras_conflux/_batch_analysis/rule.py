@@ -1,7 +1,7 @@
-"""What a rule is, and what holds where no rule accepts the kinds.
+"""Rules of kinds, and the default where no rule accepts the kinds.
 
 A rule names the kinds of inputs that it accepts, and is asked about no others.
-So what nobody has thought of is DERIVED, or OPAQUE, by construction.
+So operations without rules are DERIVED, or OPAQUE, by construction.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import mixed_rows
 
 SAME = Form.EQUAL | Form.RANDOM
-"""What a replica has as one device has it, or as it has drawn it."""
+"""The forms of values that a replica has as one device has, or has drawn."""
 LINEAR = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.COUNT
-"""What adds up over replicas, with weights that do not depend on values."""
+"""The forms that add up over replicas, with weights independent of values."""
 STATISTIC = LINEAR | Form.DERIVED
-"""What may depend on all samples, and has no entries of samples."""
+"""The forms that may depend on all samples, without entries of samples."""
 
 Claim = Callable[[tf.Operation, list[Kind]], Any]
 """Returns the kind of all outputs, a list of them, or `None` if it is not sure.
@@ -35,11 +35,11 @@ Rows that are mixed are given to it as if they were not.
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Rule:
-    """Says of outputs more than that they are DERIVED.
+    """A rule says of outputs more than that they are DERIVED.
 
     Args:
         claim: See `Claim`.
-        accepts: The forms of each input. What stands before `...` holds for any
+        accepts: The forms of each input. A form before `...` holds for any
             number of inputs.
     """
 
@@ -93,7 +93,7 @@ def apply(
 
 
 def default(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Has an operation run once more, on what one device would have."""
+    """Has an operation run once more, on one device's values."""
     roles = {kind.role for kind in inputs}
     if Role.OPAQUE in roles or operation.op_def.is_stateful:
         return OPAQUE
@@ -105,7 +105,7 @@ def _clean(kind: Kind) -> Kind:
 
 
 def _mixed(kind: Kind) -> Kind:
-    """Returns the kind of what a rule has said, for rows that are mixed."""
+    """Returns the kind in a rule's claim, for rows that are mixed."""
     if kind.role is Role.ROWS:
         return mixed_rows([kind], kind.axis)
     return DERIVED if kind.role in (Role.TOTAL, Role.MEAN) else kind
@@ -122,7 +122,7 @@ def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
     """Whether a tensor is the same for all entries along an output's axis.
 
     Args:
-        tensor: What is broadcast to the output.
+        tensor: The tensor that is broadcast to the output.
         output: Whose rank is known.
         axis: Of the output.
     """

@@ -1,9 +1,9 @@
-"""What an operation makes of tensors whose kinds are known.
+"""The kinds of operations' outputs, by the kinds of their inputs.
 
 DERIVED is right for every operation without side effects: one device would have
 run the same operation on the values of the global batch. Rules say more, of the
-kinds that they name, where a test has shown it by running the operation. What
-no rule accepts is DERIVED, or OPAQUE if one of its inputs is.
+kinds that they name, where a test has shown it by running the operation. The
+rest is DERIVED, or OPAQUE if one of its inputs is.
 """
 
 import functools
@@ -41,7 +41,7 @@ _IN_ORDER = frozenset(
         layouts.squeeze,
     )
 )
-"""Claims about what keeps the entries of its first input, in their order."""
+"""Claims of operations that keep their first input's entries in order."""
 
 
 def _nothing_said(tensor: tf.Tensor) -> Kind | None:
@@ -59,7 +59,7 @@ def kinds_of_outputs(
     Args:
         operation: Traced, of any type.
         inputs: The kinds of its inputs.
-        marked: Tells what somebody has said of tensors inside of it.
+        marked: Tells the kinds that were set for tensors inside of it.
         inside: Called instead of this for the operations that it runs.
     """
     kind = operation.type
@@ -105,14 +105,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **drawn.RULES,
     **control_flow.RULES,
 }
-"""By the type of an operation, what is known of its outputs."""
+"""The rules for the outputs of operations, by type."""
 
 
 def sources_of_entries(operation: tf.Operation) -> list[tf.Tensor]:
-    """Returns the inputs whose entries become those of an output in order.
+    """Returns the inputs whose entries become an output's, in order.
 
-    Each entry is made of the entries in its place. What is not known to do so
-    has no such inputs.
+    Each entry is made of the entries in its place. Operations that are not
+    known to do so have no such inputs.
     """
     claims = {each.claim for each in RULES.get(operation.type, ())}
     if elementwise.entry_by_entry in claims:

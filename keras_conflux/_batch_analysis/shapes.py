@@ -1,4 +1,4 @@
-"""The kinds of shapes and sizes, and of what is made from them."""
+"""The kinds of shapes and sizes, and of tensors made from them."""
 
 import tensorflow as tf
 
@@ -39,7 +39,7 @@ def _size_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 
 
 def _of_no_samples(tensor: tf.Tensor, kind: Kind) -> Kind:
-    """Returns the kind of a size, which may itself depend on what is drawn."""
+    """Returns the kind of a size, which may itself depend on draws."""
     is_open = kind == RANDOM and not tensor.shape.is_fully_defined()
     return RANDOM if is_open else EQUAL
 
@@ -75,7 +75,7 @@ def _broadcast_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _broadcast(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows `broadcast_to(value, shape)` of what has no samples."""
+    """Follows `broadcast_to(value, shape)` of values without samples."""
     value, sizes = inputs
     tensor, output = operation.inputs[0], operation.outputs[0]
     if output.shape.rank is None:
@@ -98,7 +98,7 @@ def _repeated(operation: tf.Operation, inputs: list[Kind]) -> Kind:
 def _tiled_by_a_shape(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows `tile(value, [n, 1])` of what has no samples."""
+    """Follows `tile(value, [n, 1])` of values without samples."""
     value, times = inputs
     tensor = operation.inputs[0]
     if tensor.shape.rank is None or not tensor.shape.is_fully_defined():

@@ -20,7 +20,7 @@ from keras_conflux._batch_analysis.rule import Rule
 
 
 def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Takes a part of what is a sum or a mean in each entry."""
+    """Takes a part of a tensor that is a sum or a mean in each entry."""
     del operation
     return next(kind for kind in inputs if kind != EQUAL)
 
@@ -63,9 +63,9 @@ def _sliced(
     """Returns the kind of a slice.
 
     Args:
-        operation: Which says what is taken.
-        kind: Of the rows of which it is.
-        rank: Theirs.
+        operation: It says which part is taken.
+        kind: The kind of the rows of which it is a part.
+        rank: The rank of the rows.
     """
     attribute = operation.get_attr
     step = tf.get_static_value(operation.inputs[3])
@@ -129,8 +129,8 @@ def _split(values: int, axis: int) -> tuple[Rule, ...]:
     """Makes the rules of a split.
 
     Args:
-        values: The position of what is split.
-        axis: That of the axis.
+        values: The position of the tensor that is split.
+        axis: The position of the axis.
     """
 
     def claim(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -175,7 +175,7 @@ def _split(values: int, axis: int) -> tuple[Rule, ...]:
 
 
 def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
-    """Whether rows are split, evenly, into what they were joined of."""
+    """Whether rows are split, evenly, into the blocks of their join."""
     are_alike = all(block.one_each for block in kind.joined)
     return kind.blocks == len(parts) and are_alike
 
@@ -191,13 +191,13 @@ def _gather_axis(operation: tf.Operation) -> int | None:
 
 
 def _looked_up(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what each sample takes from a table."""
+    """Follows entries of a table that samples look up."""
     axis = _gather_axis(operation)
     return None if axis is None else inputs[1].at(axis + inputs[1].axis)
 
 
 def _of_each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what is taken from each sample, of the same places."""
+    """Follows entries taken from the same places of each sample."""
     axis = _gather_axis(operation)
     values = inputs[0]
     if axis is None or axis == values.axis:
@@ -207,7 +207,7 @@ def _of_each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _in_batches(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows what each sample takes from itself."""
+    """Follows entries that each sample takes from itself."""
     batch_dims = operation.get_attr("batch_dims")
     values, indices = inputs[:2]
     if values.axis != indices.axis or values.axis >= batch_dims:
@@ -229,7 +229,7 @@ def _of_places(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows the shape of what each sample takes from other samples."""
+    """Follows the shape of entries that samples take from other samples."""
     axis = _gather_axis(operation)
     if axis is None:
         return None
@@ -262,7 +262,7 @@ def _gathered_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _looked_up_entries(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows what each sample takes from a table by several numbers."""
+    """Follows entries of a table that samples look up by several numbers."""
     last = (operation.inputs[1].shape.rank or 0) - 1
     return inputs[1] if inputs[1].axis < last else None
 
@@ -282,7 +282,7 @@ def _samples_at_places(
 def _shape_of_entries(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows the shape of what each sample takes from other samples."""
+    """Follows the shape of entries that samples take from other samples."""
     if not _taken_part(operation).is_fully_defined():
         return None
     found = _looked_up_entries(operation, inputs)
@@ -290,7 +290,7 @@ def _shape_of_entries(
 
 
 def _taken_part(operation: tf.Operation) -> tf.TensorShape:
-    """Returns the shape of what one index of `gather_nd` takes."""
+    """Returns the shape of the part that one index of `gather_nd` takes."""
     indices = operation.inputs[1].shape
     depth = indices[-1] if indices.rank else None
     values = operation.inputs[0].shape
@@ -300,7 +300,7 @@ def _taken_part(operation: tf.Operation) -> tf.TensorShape:
 
 
 def _where(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows the positions of what is true, some per sample."""
+    """Follows the positions of true entries, some per sample."""
     kind = inputs[0]
     if kind.axis != 0 or kind.entries is not Entries.ONE:
         return None
@@ -321,7 +321,7 @@ def _slice(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _slice_to_a_shape(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
-    """Follows what is taken of each sample, if the shape says how much."""
+    """Follows a slice of each sample, if the shape tells its size."""
     kind, _, sizes = inputs
     begin = static_value(operation.inputs[1])
     if begin is None or kind.axis != sizes.axis or begin[kind.axis] != 0:

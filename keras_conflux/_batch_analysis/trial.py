@@ -41,8 +41,8 @@ _TRIALS = (
     ((1, 1), 3),
     ((11, 6), 1),
 )
-"""Of how many samples the parts are, and how large their numbers. Positions of
-the best of few samples may all be the same to what follows."""
+"""The numbers of samples of the parts, and the scale of their values. Positions
+of the best of few samples may all look the same to later operations."""
 _OF_LARGE = (((2, 3), 1),)
 """The same for programs that compute more than `_LARGE` entries of a sample."""
 _LARGE = 1 << 22
@@ -50,11 +50,11 @@ _SMALLEST_INTEGERS = (0, 1)
 """Of which integers one is drawn, or the next. They may be places, or numbers
 of steps, of which there is at least one."""
 _MAX_TRIALS = 12
-"""How many tensors are tried out at most, to tell what is made of them."""
+"""The most tensors to try out, for the kind of a tensor made of them."""
 
 
 def kind_by_trial(tensor: tf.Tensor, kinds: KindInference) -> Kind:
-    """Returns what a tensor is, as a trial has it if no rule has."""
+    """Returns the kind of a tensor, by a trial if no rule tells."""
     kind = kinds.of(tensor)
     if kind.role is not Role.OPAQUE or kinds.was_tried(tensor):
         return kind
@@ -109,10 +109,10 @@ def rows_by_trial(
 
     Args:
         output: Traced, with the samples along its first axis.
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
         is_deep: Whether it is computed from there, and not from any rows that
-            stand for what is known to be rows.
+            stand for known rows.
 
     Returns:
         `None` if samples touch each other.
@@ -135,7 +135,7 @@ def statistic_by_trial(
 
     Args:
         output: Traced.
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
 
     Returns:
@@ -159,7 +159,7 @@ def statistic_by_trial(
 
 
 def _results(program: TrialProgram) -> list[Results]:
-    """Returns what a program gives for samples that it can be run on.
+    """Returns the results of a program for samples on which it can run.
 
     Raises:
         NotDerivable: If it gives numbers for none.

@@ -1,4 +1,4 @@
-"""What makes a tensor of a step, as a program that runs by itself."""
+"""The operations that make a tensor, as a program that runs by itself."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -26,14 +26,14 @@ from keras_conflux._graphs import rewriting
 _MAX_OPERATIONS = 3000
 _READS = ("Placeholder", "PlaceholderWithDefault", "ReadVariableOp")
 _NOT_TRIED = (*_READS, "XlaCallModule")
-"""What a trial cannot run, or need not."""
+"""The operations that a trial cannot run, or need not."""
 _Feed = dict[int, Any]
 """Values by the ids of the tensors that they are of."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What a program gives for random samples."""
+    """The results of a program for random samples."""
 
     whole: Any
     """For all samples."""
@@ -50,10 +50,10 @@ class TrialProgram:
 
     Args:
         output: The tensor.
-        kinds: Those of the step's tensors.
+        kinds: The kinds of the step's tensors.
         given: Tensors for which any rows may stand, as the inputs of a layer.
-        is_deep: Whether what follows from the batch is computed from it, as a
-            mask is. If not, any rows may stand for all that is rows.
+        is_deep: Whether values that follow from the batch are computed from it,
+            as a mask is. If not, any rows may stand for all that is rows.
 
     Raises:
         NotDerivable: If it cannot be run by itself.
@@ -110,7 +110,7 @@ class TrialProgram:
         self._output = copies[id(self._behind(output))]
 
     def _behind(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns what is copied for a tensor that is handed on."""
+        """Returns the tensor to copy for one that is handed on."""
         while id(tensor) in self._handed_on:
             tensor = self._handed_on[id(tensor)]
         return tensor
@@ -161,8 +161,8 @@ class TrialProgram:
     def _kind(self, tensor: tf.Tensor, kinds: KindInference) -> Kind:
         """Returns the kind of a tensor.
 
-        What a graph inside of the step's is given is not known yet, as the
-        cell of a recurrent layer, and counts as rows.
+        The arguments of a graph inside of the step's are not known yet, as in
+        the cell of a recurrent layer, and count as rows.
         """
         kind = kinds.of(tensor)
         if (
@@ -196,13 +196,13 @@ class TrialProgram:
         """Runs it on random samples.
 
         Args:
-            trials: For each result of how many samples the parts are, and what
-                draws the samples.
+            trials: For each result, the numbers of samples of the parts, and
+                the source of the samples.
 
         Raises:
             tf.errors.OpError: As of a place that is not there.
         """
-        # TensorFlow prepares what a session runs once; to optimize it would
+        # TensorFlow prepares a session's program once; to optimize it would
         # take longer than all runs.
         config = tf.compat.v1.ConfigProto(
             device_count={"GPU": 0}, allow_soft_placement=True
@@ -285,7 +285,7 @@ class _Samples:
 
 
 def _handed_on(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns what a tensor is elsewhere, if it is no more than that."""
+    """Returns the tensor of which one is a mere copy, if it is."""
     if tensor.op.type == "IdentityN":  # needs one of its inputs alone
         return tensor.op.inputs[tensor.value_index]
     if tensor.op.type != "Placeholder":

@@ -18,8 +18,8 @@ class RandomValues:
     Args:
         scale: How large floating numbers are. `None` draws them between 0 and
             1, as probabilities are.
-        smallest: Of which integer one is drawn, or the next.
-        seed: Of what is drawn.
+        smallest: The smaller one of the two integers that are drawn.
+        seed: The seed of the draws.
     """
 
     def __init__(self, scale: float | None, smallest: int, seed: int) -> None:
@@ -36,7 +36,7 @@ class RandomValues:
         return self._numbers(shape, tensor.dtype, self._scale)
 
     def shared(self, shape: Sequence[int], dtype: tf.DType) -> Any:
-        """Returns what is the same for all samples, and not large."""
+        """Returns a value that all samples share, and that is not large."""
         scale = None if self._scale is None else 1
         return self._numbers(shape, dtype, scale)
 

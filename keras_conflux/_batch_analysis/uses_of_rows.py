@@ -1,7 +1,7 @@
 """Tells by their use whether drawn rows are several of each sample.
 
-A shape such as `(2 * n, 4)` says only how many rows there are. They are those
-of two batches, one after the other, unless the program groups rows that follow
+A shape such as `(2 * n, 4)` says only how many rows there are. They belong to
+two batches, one after the other, unless the program groups rows that follow
 each other, or combines them with several rows of each sample.
 """
 
@@ -18,12 +18,12 @@ from keras_conflux._graphs import walks
 def are_of_one_sample(
     drawn: tf.Tensor, kind: Kind, kinds: KindInference
 ) -> bool:
-    """Whether rows that follow each other are used as those of one sample.
+    """Whether rows that follow each other are used as one sample's.
 
     Args:
         drawn: As many rows as a multiple of the number of samples.
-        kind: What they are if they are those of joined batches.
-        kinds: Those of the step's tensors.
+        kind: Their kind if they belong to joined batches.
+        kinds: The kinds of the step's tensors.
     """
     known = {id(drawn): kind}
     waiting = [drawn]
