@@ -1,4 +1,4 @@
-"""What TensorFlow reduces values of replicas by, outside of them."""
+"""TensorFlow's reductions of replicas' values, outside of replicas."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _NCCL_REDUCES = {tf.float16, tf.float32, tf.float64, tf.int64}
 
 
 def usual(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
-    """Returns what reduces between devices unless the user gives something."""
+    """Returns the default reduction between devices."""
     physical = tf.config.list_physical_devices("GPU")
     are_virtual = len(tf.config.list_logical_devices("GPU")) > len(physical)
     if are_virtual or not all("GPU" in device for device in devices):
@@ -30,7 +30,7 @@ def usual(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
 def able_to_reduce(
     value: Any, chosen: tf.distribute.CrossDeviceOps
 ) -> tf.distribute.CrossDeviceOps:
-    """Returns what is chosen, or what reduces dtypes that it cannot.
+    """Returns the chosen reduction, or one for dtypes that it cannot reduce.
 
     TensorFlow keeps int32 on the host, and NCCL has no kernel for others.
     """
@@ -42,16 +42,16 @@ def able_to_reduce(
 
 
 def _each(value: Any) -> tuple[Any, ...]:
-    """Returns what each replica has of a value, or the value itself."""
+    """Returns each replica's part of a value, or the value itself."""
     is_distributed = isinstance(value, values.DistributedValues)
     return value._values if is_distributed else (value,)
 
 
 def kept(reduce: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a method of TensorFlow's strategy reduces, all of it.
+    """Returns all results of a reduction of TensorFlow's strategy.
 
-    A program that uses the result of one replica would leave out what gives
-    the others theirs, and NCCL would wait for it for ever.
+    A program that uses the result of one replica would leave out the ops for
+    the others, and NCCL would wait for it for ever.
     """
     with without_untrue_lines():
         results = reduce(*arguments)
@@ -65,7 +65,7 @@ def kept(reduce: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def as_tensors(value: Any) -> list[Any]:
-    """Returns what each replica has of a value."""
+    """Returns each replica's part of a value."""
 
     def as_tensor(part: Any) -> Any:
         if isinstance(part, tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""What the error messages of Keras and TensorFlow tell. Read in 3.15.1, 2.21.0.
+"""Reads error messages of Keras 3.15.1 and TensorFlow 2.21.0.
 
 Some kinds of failure are told apart by their messages only.
 """
@@ -51,7 +51,7 @@ def is_of_a_full_device(error: BaseException) -> bool:
 
 
 def is_end_of_iterator(error: tf.errors.OpError) -> bool:
-    """Whether an operation that draws from an iterator has come to its end."""
+    """Whether an operation has drawn from an iterator at its end."""
     return all(text in str(error) for text in _END_OF_ITERATOR)
 
 
@@ -61,7 +61,7 @@ def is_of_deleted_variables(error: AssertionError) -> bool:
 
 
 def reason_of(error: tf.errors.OpError) -> str:
-    """Returns what a message says besides where the op was made."""
+    """Returns a message without the place where the op was made."""
     lines = [
         re.sub(r"^\(\d\) \w+: +|{{.*?}}|\[\[.*?\]\]", "", line.strip()).strip()
         for line in str(error.message).splitlines()
@@ -92,8 +92,8 @@ def replica_of(error: tf.errors.OpError) -> int:
 def is_untraceable_by_shapes(error: Exception) -> bool:
     """Whether Keras cannot build a model from shapes alone.
 
-    It says so, or it asks for what a metric has set in a branch: where nothing
-    is written, such a value is known in the branch only.
+    It says so, or it asks for a value that a metric has set in a branch: where
+    nothing is written, such a value is known in the branch only.
     """
     texts = "automatically build the model", "is out of scope and cannot be"
     return any(text in str(error) for text in texts)

@@ -1,4 +1,4 @@
-"""What Keras keeps for each thread, and how it comes to a seed."""
+"""Keras' state of each thread, and its seeds."""
 
 import functools
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def with_this_threads_state(fn: Callable) -> Callable:
 
 
 def drawn_seed(seed: Any) -> tf.Tensor:
-    """Returns what Keras gives to TensorFlow for a seed: two int32.
+    """Returns the seed that Keras gives to TensorFlow: two int32.
 
     Args:
         seed: An integer, a generator, which counts on, or `None`.

@@ -1,4 +1,4 @@
-"""What Keras keeps private of models, their parts and their callbacks."""
+"""The private parts of Keras' models, their parts and their callbacks."""
 
 import contextlib
 import inspect
@@ -52,12 +52,12 @@ def set_strategy(model: keras.Model, strategy: Any) -> None:
 
 
 def functions_of(model: keras.Model) -> list[Any]:
-    """Returns what a model trains, evaluates and predicts with, or `None`s."""
+    """Returns a model's train, test and predict functions, or `None`s."""
     return [model.train_function, model.test_function, model.predict_function]
 
 
 def tf_functions_in(function: Any) -> Iterator[Any]:
-    """Yields what a function of Keras' own trainer is traced as."""
+    """Yields the `tf.function`s of a function of Keras' own trainer."""
     # trainer.py makes them in closures.
     waiting, seen = [function], set()
     while waiting:
@@ -91,7 +91,7 @@ def symbolic_build(
     """Builds a model, its metrics and its optimizer for batches like `spec`.
 
     Args:
-        model: What is built.
+        model: The model to build.
         spec: Of a batch.
         at_once: Whether metrics and losses are built also where a step of the
             user's own may give them something else than the data.
@@ -109,10 +109,10 @@ def symbolic_build(
         raise
     except Exception as error:
         # Keras cannot trace some models by shapes alone. And a step of the
-        # user's own may do without `call`, or take what `call` does not. Both
+        # user's own may do without `call`, or take other data. Both
         # are built by their first step on one device, so they shall be here.
         untraceable = error_texts.is_untraceable_by_shapes(error)
-        # So may what `run_eagerly=True` gives NumPy to.
+        # So may code that gets NumPy arrays under `run_eagerly=True`.
         left_to_step = untraceable or layers_alone or has_own_step(model)
         if not left_to_step and not runs_eagerly(model):
             raise
@@ -122,10 +122,10 @@ def symbolic_build(
 def _without_what_steps_tell(
     model: keras.Model, at_once: bool
 ) -> Iterator[None]:
-    """Leaves to the first step what it may build otherwise than from data.
+    """Leaves parts to the first step that may not be built from the data.
 
     A step of the user's own may give metrics and losses something else than
-    the data, and by its shape Keras chooses what "accuracy" means. It may
+    the data, and by its shape Keras chooses the meaning of "accuracy". It may
     build layers, as `compute_loss` may, and an optimizer refuses variables that
     are made after it was built.
     """
@@ -137,7 +137,7 @@ def _without_what_steps_tell(
     finally:
         # A step of the user's own may train some of the weights, and builds
         # the optimizer for them; beside optimizers of its own it may never use
-        # that of `compile`.
+        # the one of `compile`.
         if (
             any(part is model.optimizer for part in left)
             and not _has_own_step(model, "train_step")
@@ -167,7 +167,7 @@ _COMPILED = ("optimizer", "_compile_metrics", "_compile_loss")
 def _without_compiled(
     model: keras.Model, names: Sequence[str] = _COMPILED
 ) -> Iterator[list[Any]]:
-    """Leaves out what `compile` has given a model; yields what is unbuilt."""
+    """Leaves out a model's parts by `compile`; yields the unbuilt ones."""
     parts = [getattr(model, name, None) for name in names]
     left = [part for part in parts if part is not None and not part.built]
     for part in left:

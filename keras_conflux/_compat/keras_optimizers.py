@@ -1,4 +1,4 @@
-"""What Keras' optimizers keep for each variable, and how they update it."""
+"""The state of Keras' optimizers for each variable, and their updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ _OF_WHOLE_TENSORS = (
 """The optimizers whose updates compare the entries of a variable."""
 
 _WITH_TENSORS = (*_ELEMENTWISE, *_OF_WHOLE_TENSORS)
-"""The optimizers that do with tensors what they do with variables."""
+"""The optimizers that treat tensors as they treat variables."""
 
 _READING_LATE = (
     (keras.optimizers.ScheduleFreeAdamW,)
@@ -38,8 +38,8 @@ _READING_LATE = (
 )
 """The optimizers that update each entry by itself, and read a value late.
 
-They keep the `value` of a variable, write the variable, and then use what they
-have kept. In TensorFlow that is the variable itself, and so the new value.
+They keep the `value` of a variable, write the variable, and then use the kept
+value. In TensorFlow that is the variable itself, and so the new value.
 """
 
 
@@ -66,7 +66,7 @@ def updates_each_entry(optimizer: Any) -> bool:
 
 
 def reads_late(optimizer: Any) -> bool:
-    """Whether the `value` of a variable is to be what it is when it is used."""
+    """Whether the `value` of a variable is to be read when it is used."""
     return _updates_as_one_of(optimizer, _READING_LATE)
 
 
@@ -99,14 +99,14 @@ def _updates_as_one_of(optimizer: Any, classes: Sequence[type]) -> bool:
 
 
 def updated_together(optimizer: Any) -> list[list[Any]]:
-    """Returns for each variable the variable, and what is kept for it alone.
+    """Returns for each variable the variable, and its own optimizer state.
 
     Args:
         optimizer: One that has been built.
 
     Returns:
-        Variables of Keras, or `None` for what it does not keep for one. All
-        lists of one variable for each count as what it keeps.
+        Variables of Keras, or `None` where it keeps no state for one. All lists
+        of one variable for each count as such state.
     """
     trained = optimizer._trainable_variables
     kept = [
@@ -114,8 +114,8 @@ def updated_together(optimizer: Any) -> list[list[Any]]:
         for name, found in vars(optimizer).items()
         if name not in _NOT_UPDATED and _is_one_for_each(found, trained)
     ]
-    # Adafactor puts the integer 0 in the place of what it does not keep for a
-    # variable. TensorFlow has integers on the CPU, where XLA cannot read them.
+    # Adafactor puts the integer 0 in the place of missing state of a variable.
+    # TensorFlow has integers on the CPU, where XLA cannot read them.
     return [
         [variable, *map(_unless_integer, own)]
         for variable, *own in zip(trained, *kept, strict=True)
@@ -129,7 +129,7 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 def accumulated(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Returns what gradients are added up in, each with what they are for."""
+    """Returns the accumulators of gradients, each with its variable."""
     found = getattr(optimizer, "_accumulated_gradients", None) or []
     trained = trained_by(optimizer) if found else []
     return [

@@ -19,7 +19,7 @@ def as_tensor(value: Any, dtype: str | None = None) -> tf.Tensor:
 
     Args:
         value: A tensor, a variable of Keras or TensorFlow, or numbers.
-        dtype: That of the tensor, by default the one that Keras computes in.
+        dtype: The tensor's dtype, by default the one that Keras computes in.
     """
     converted: Any = keras.ops.convert_to_tensor(value, dtype)
     if isinstance(converted, keras.Variable | tf.Variable):
@@ -49,20 +49,20 @@ def make_backing(
     Args:
         variable: The Keras variable that it is for.
         value: Its initial value.
-        summed: Whether its value is the sum of what replicas hold, whatever
+        summed: Whether its value is the sum of the replicas' values, whatever
             Keras says.
     """
     # As in core.Variable._initialize, except that a copy that a replica writes
     # is never reduced on the way: it would be reduced at each writing, and
-    # Keras writes a sum by writing the old sum and what is added.
+    # Keras writes a sum by writing the old sum and the summand.
     synchronization = "on_read" if summed else variable.synchronization
     aggregation = "sum" if summed else variable.aggregation
     if synchronization != "on_read" and aggregation != "only_first_replica":
         aggregation = "none"
     # Freezing a Keras variable leaves TensorFlow's watched by gradient tapes;
-    # what is made while it is frozen must be as well.
+    # one that is made while it is frozen must be as well.
     old = backing(variable)
-    # Where it was made, its name began with that of its layer, by which
+    # Where it was made, its name began with its layer's name, by which
     # optimizers can be told to leave it out of weight decay.
     name = variable.name if old is None else old.name.partition(":")[0]
     return tf.Variable(
@@ -79,7 +79,7 @@ def global_seed_generator() -> keras.random.SeedGenerator:
     """Returns the generator behind `keras.random` without a seed."""
     # Made here, outside of any function, for a function makes no variables.
     # Its seed comes from Python's `random`. A model that never asks for it
-    # would not have drawn: what a PyDataset shuffles by stays the same.
+    # would not have drawn: the seed of a PyDataset's shuffling stays the same.
     before = random.getstate()
     generator = seed_generator.global_seed_generator()
     random.setstate(before)

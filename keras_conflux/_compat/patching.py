@@ -1,8 +1,8 @@
 """Gives methods of Keras a second behaviour.
 
-Keras has no plug-in point for what replicas must do differently. `patch` adds
-one: a method behaves differently for replicated objects and stays what it was
-for all others.
+Keras has no plug-in point for the behaviour of replicas. `patch` adds one: a
+method behaves differently for replicated objects, and as before for all
+others.
 """
 
 import functools

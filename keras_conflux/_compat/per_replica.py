@@ -25,7 +25,7 @@ class _Spec(values.PerReplicaSpec):
 
 
 class PerReplica(values.PerReplica):
-    """What `tf.distribute` takes for values of replicas, here for trees.
+    """The `tf.distribute` type for values of replicas, here for trees.
 
     A subclass has `devices`, and is made of values and devices.
     """
@@ -61,7 +61,7 @@ def transposed(value: PerReplica) -> Any:
 
 
 def by_leaves(value: Any) -> Any:
-    """Returns `transposed`, with tensors, of what is ours, or the value."""
+    """Returns a `PerReplica` `transposed`, with tensors; else the value."""
     if not isinstance(value, PerReplica):
         return value
 
@@ -72,7 +72,7 @@ def by_leaves(value: Any) -> Any:
 
 
 def _on(device: Any, leaf: Any) -> Any:
-    """Returns a tensor or variable, or one on a device for what is neither."""
+    """Returns a tensor or variable, or makes one on a device of all else."""
     if tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):
         return leaf
     with tf.device(device):

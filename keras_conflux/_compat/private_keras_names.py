@@ -1,7 +1,7 @@
 """Every name inside of Keras that the core replaces or reads.
 
-Read in Keras 3.14.0 and 3.15.1, where all parameters are the same, and in what
-will be 3.16. The first table has the patch points: methods that get a second
+Read in Keras 3.14.0 and 3.15.1, where all parameters are the same, and in the
+coming 3.16. The first table has the patch points: methods that get a second
 behaviour for replicated objects.
 """
 
@@ -291,7 +291,7 @@ READ = (
         "name, value",
     ),
 )
-"""What is read or called, and where attributes without a class are set."""
+"""The names that are read or called, or on which attributes are set."""
 
 NAMES = (
     *(x for x in vars(Patched).values() if isinstance(x, PrivateName)),

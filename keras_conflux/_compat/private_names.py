@@ -45,10 +45,10 @@ class PrivateName:
 
 
 def problems(names: Iterable[PrivateName], version: tuple) -> list[str]:
-    """Returns what is missing or has changed, a phrase for each name.
+    """Returns a phrase for each name that is missing or has changed.
 
     Args:
-        names: What is expected.
+        names: The expected names.
         version: The library's version, as numbers.
     """
     return [

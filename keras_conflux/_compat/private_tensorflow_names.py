@@ -152,7 +152,7 @@ DRAWN_OTHERWISE_BY_XLA = (
         "logits, num_samples, seed, output_dtype, name",
     ),
 )
-"""Operations whose numbers depend on what runs them."""
+"""Operations whose numbers depend on the device that runs them."""
 PATCHED = (
     TAPE_GRADIENT,
     TAPE_JACOBIAN,
@@ -169,7 +169,7 @@ PATCHED = (
     FUNCTION_CALL,
     *DRAWN_OTHERWISE_BY_XLA,
 )
-"""What is replaced."""
+"""The names that are replaced."""
 
 READ = (
     PrivateName(
@@ -407,7 +407,7 @@ READ = (
         ("_value_specs",),
     ),
 )
-"""What is read or called, and where attributes without a class are set."""
+"""The names that are read or called, or on which attributes are set."""
 
 NAMES = (*PATCHED, *OVERRIDDEN, *READ)
 """All of them."""

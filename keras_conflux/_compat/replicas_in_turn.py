@@ -1,10 +1,10 @@
 """Traces the replicas of a strategy one after another, in the caller's thread.
 
 TensorFlow traces each replica in a thread of its own, so that `merge_call` can
-pause it. What a program keeps by thread (Keras' settings, context variables,
-`threading.local`) would be missing in a step. Replicas of ours pause only if
-the user calls `merge_call`: then the first one goes on waiting in the caller's
-thread, and the others run in threads of TensorFlow.
+pause it. State that a program keeps by thread (Keras' settings, context
+variables, `threading.local`) would be missing in a step. Replicas of ours pause
+only if the user calls `merge_call`: then the first one goes on waiting in the
+caller's thread, and the others run in threads of TensorFlow.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from keras_conflux._compat.tensorflow_tracing import note_rank
 def run_in_turn(
     strategy: tf.distribute.Strategy, fn: Callable, args: Any, kwargs: Any
 ) -> Any:
-    """Traces `fn` for each replica, and returns what all of them return."""
+    """Traces `fn` for each replica, and returns all their results."""
     results = _Replicas(strategy, fn, args, kwargs).results()
     return distribute_utils.regroup(tuple(results))
 
@@ -71,12 +71,12 @@ class _Replicas:
                 self._coordinator.join(self._others)
 
     def merge_arguments(self, index: int, args: Any, kwargs: Any) -> Any:
-        """Returns what all replicas gave to `merge_call`.
+        """Returns the arguments of all replicas' `merge_call`.
 
         Args:
             index: The replica that called it in the caller's thread.
-            args: What it gave.
-            kwargs: What it gave by name.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
         """
         if index > 0:
             raise _different_numbers()
@@ -96,7 +96,7 @@ class _Replicas:
         )
 
     def give_others(self, result: Any) -> None:
-        """Tells the other replicas what `merge_call` has returned."""
+        """Gives the result of `merge_call` to the other replicas."""
         for index, other in enumerate(self._others, start=1):
             other.merge_result = distribute_utils.select_replica(index, result)
 

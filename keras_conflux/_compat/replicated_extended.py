@@ -59,7 +59,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
         if tf.executing_eagerly():
-            # `tf.map_fn` leaves this where what it maps has raised an error.
+            # `tf.map_fn` leaves this where its function has raised an error.
             # TensorFlow refuses to enter a scope with it outside of graphs.
             variable_scope.get_variable_scope()._caching_device = None
         return _WholeScope(super()._scope(strategy))
@@ -70,7 +70,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
 
     @property
     def first_rank(self) -> int:
-        """The position of the first replica here among those of all."""
+        """The position of the first replica here among the replicas of all."""
         return self._conflux_across.first_rank
 
     @property
@@ -120,7 +120,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _make_collective_ops_with_fallbacks(self) -> Any:
         # TensorFlow would make CollectiveAllReduce, whose keys start anew in
         # each strategy, so that two strategies abort each other
-        # (tensorflow#61314). What reduces between replicas goes through
+        # (tensorflow#61314). Reductions between replicas go through
         # `all_reduce`; these are for reductions outside of replicas.
         return cross_device.usual(self._devices)
 
@@ -147,7 +147,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _of_replicas(self, value: Any, is_mean: bool = False) -> Any:
         """Returns a tree of values of replicas.
 
-        What is none is a value of this process, where there are others.
+        Any other value belongs to this process, where there are others.
         """
         value, here = by_leaves(value), len(self._devices)
         if not self.spans_processes or (here > 1 and not is_mean):
@@ -184,7 +184,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         return super()._broadcast_to(tensor, places(destinations))
 
     def of_first_replica(self, value: Any) -> Any:
-        """Returns in a replica what the first one of all gives."""
+        """Returns in a replica the value of the first one of all."""
         if not isinstance(value, tf.IndexedSlices):
             return self._conflux_of_first_replica(value)
         rows, indices = self._conflux_of_first_replica(
@@ -343,7 +343,7 @@ def _in_order_of_its_own(fn: Callable) -> Callable:
 
     A tf.function runs ops with side effects on nothing in particular (an
     assertion, a print, a Python call) one after another, in the order of
-    tracing: all of replica 0's before those of replica 1. So one after a
+    tracing: all of replica 0's before all of replica 1's. So one after a
     collective in replica 0 and one before it in replica 1 would wait for each
     other forever. Here each replica has an order of its own.
     """

@@ -14,7 +14,7 @@ from keras_conflux._compat.tensorflow_internals import own_variable
 
 
 class OfReplicas:
-    """What a `tf.Variable` can be made, and one with copies cannot.
+    """Conversions of a `tf.Variable`, which one with copies lacks.
 
     It has a copy for the replicas of one strategy, and for no others.
     """
@@ -70,7 +70,7 @@ class OnRead(OfReplicas, values.SyncOnReadVariable):
     """
 
     conflux_whole: tf.Variable | None = None
-    """What holds the sum over all processes, in each of them."""
+    """The variable with the sum over all processes, in each of them."""
     conflux_is_local: bool = False
     """Whether it is read as the sum of the copies in this process."""
 
@@ -101,7 +101,7 @@ class OnRead(OfReplicas, values.SyncOnReadVariable):
 
     @property
     def _is_whole(self) -> bool:
-        """Whether all copies are written here, and not that of a replica."""
+        """Whether all copies are written here, and not one replica's."""
         with distribute_lib.enter_or_assert_strategy(self.distribute_strategy):
             is_outside = tf.distribute.in_cross_replica_context()
         return is_outside and distribute_lib.get_update_replica_id() is None
@@ -128,7 +128,7 @@ def set_sum(variable: Any, value: Any) -> list[Any]:
         value: The sum.
 
     Returns:
-        What assigns it.
+        The operations that assign it.
     """
     first, *others = variable.values
     value = tf.cast(value, first.dtype)
@@ -185,7 +185,7 @@ def make_ours(variable: Any) -> None:
 
 
 def places(destinations: Any) -> Any:
-    """Returns what stands for the devices of a destination.
+    """Returns a value that stands for the devices of a destination.
 
     TensorFlow asks a destination for its truth value, to see that it has one.
     """
@@ -198,7 +198,7 @@ def places(destinations: Any) -> Any:
 def assert_of_running(variable: Any) -> None:
     """Raises if the replica that runs is of another strategy than the copies.
 
-    What lies in parts belongs to a strategy that cuts it.
+    A variable that lies in parts belongs to a strategy that cuts it.
     """
     own, running = variable.distribute_strategy, tf.distribute.get_strategy()
     if own is running or not hasattr(running.extended, "of_first_replica"):

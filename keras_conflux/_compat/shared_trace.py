@@ -28,7 +28,7 @@ class SharedTrace:
 
     Args:
         function: A `tf.function`.
-        arguments: What it takes.
+        arguments: Its arguments.
     """
 
     def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
@@ -57,7 +57,7 @@ class SharedTrace:
 
         Args:
             index: The replica.
-            *arguments: What the function takes.
+            *arguments: The arguments of the function.
         """
         captures = [_capture_of(index, each) for each in self._captures]
         return self._called(arguments, captures)
@@ -95,7 +95,7 @@ def _is_known_elsewhere(capture: Any) -> bool:
 
 
 def _capture_of(index: int, capture: Any) -> Any:
-    """Returns what a replica captures in place of another's capture."""
+    """Returns a replica's capture in place of another's."""
     if capture.dtype != tf.resource:
         return capture
     return resources.container_of(capture).values[index].handle

@@ -1,4 +1,4 @@
-"""What TensorFlow keeps private of its state, devices and variables."""
+"""The private state, devices and variables of TensorFlow."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ from tensorflow.python.ops import resource_variable_ops
 from keras_conflux._graphs import resources
 
 _END = "_conflux_end"
-"""By this attribute of a variable, it is known what is done at its end."""
+"""The attribute of a variable that holds the finalizer of its value."""
 
 
 def has_started() -> bool:
@@ -29,7 +29,7 @@ def has_started() -> bool:
 @functools.cache
 def memory_of(device: str) -> int:
     """Returns how many bytes TensorFlow may take of a device's memory."""
-    # tf.config tells only what is in use. Without the running configuration
+    # tf.config tells only the memory in use. Without the running configuration
     # this would make devices of all GPUs, also of those that are hidden.
     running: Any = context.context()
     for found in device_lib.list_local_devices(running.config):
@@ -39,7 +39,7 @@ def memory_of(device: str) -> int:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether a replica was stopped because of what went wrong elsewhere."""
+    """Whether a replica was stopped because of an error elsewhere."""
     # Raised in the threads of replicas that wait in `merge_call`.
     return isinstance(error, mirrored_run._RequestedStop)
 
@@ -60,11 +60,11 @@ def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
 def take_value(variable: tf.Variable, why: str) -> None:
     """Leaves a variable without a value, until it is assigned one.
 
-    What it has held until now is never freed.
+    Its value until now is never freed.
 
     Args:
         variable: It lies on one device.
-        why: What an error says of the variable when it is read.
+        why: The reason that an error gives when the variable is read.
     """
     made: Any = variable
     old = made.handle
@@ -79,7 +79,7 @@ def take_value(variable: tf.Variable, why: str) -> None:
     if hasattr(old, "_distributed_container"):
         new._distributed_container = old._distributed_container
     made._handle = new
-    if _END in vars(made):  # what it was given since is lost as well
+    if _END in vars(made):  # a finalizer that was set since is lost as well
         vars(made)[_END].detach()
     # A handle with a name does not take its value along.
     end = weakref.finalize(variable, _destroy, new)
@@ -102,7 +102,7 @@ def replica_index() -> int:
 
 
 def handle_of(variable: tf.Variable) -> Any:
-    """Returns by what graphs know a variable."""
+    """Returns the handle by which graphs know a variable."""
     return variable.handle
 
 
@@ -112,12 +112,12 @@ _own_variables: Any = weakref.WeakValueDictionary()
 def own_variable(device: str, value: Any = 0) -> tf.Variable:
     """Returns a new variable of the package's own, such as a counter.
 
-    Each replica has its own, and its steps write them. Whoever asks what a
-    step of the user's writes leaves them out.
+    Each replica has its own, and its steps write them. Whoever lists the
+    variables that a user's step writes leaves them out.
 
     Args:
         device: Where it lies.
-        value: What it begins with.
+        value: Its initial value.
     """
     with tf.device(device):
         # Not `tf.Variable`, of which an open strategy would make copies.
@@ -129,15 +129,15 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
 
 
 def is_own_variable(handle: Any) -> bool:
-    """Whether a handle is that of such a variable."""
+    """Whether a handle belongs to such a variable."""
     return id(handle) in _own_variables
 
 
 def copy_that_is_read(variable: Any) -> tf.Variable:
     """Returns the copy of a variable that is read here, or the variable itself.
 
-    In a replica it is the replica's, elsewhere that of the current device, or
-    the first.
+    In a replica it is the replica's, elsewhere the current device's, or the
+    first.
     """
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable

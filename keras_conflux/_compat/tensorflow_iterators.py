@@ -7,7 +7,7 @@ from tensorflow.python.data.util import structure
 
 
 def next_of(iterator: Any) -> Any:
-    """Returns what `next` would.
+    """Returns the next element, as `next` would.
 
     The end of a `tf.data.Dataset` is an error to TensorFlow, and on GPUs
     operations of other threads may get it, too: see the notes. Here TensorFlow

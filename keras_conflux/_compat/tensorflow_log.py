@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 _UNTRUE = (
-    # Each process has a strategy of its own devices; those of all meet in
+    # Each process has a strategy of its own devices; all devices meet in
     # collectives.
     "Using MirroredStrategy with devices",
     "Initializing local devices since in-graph multi-worker training",

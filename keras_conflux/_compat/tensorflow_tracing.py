@@ -23,11 +23,11 @@ from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
-"""The name scope of what `pfor` vectorizes."""
+"""The name scope of loops that `pfor` vectorizes."""
 
 
 def is_recorded(tensors: Sequence[Any]) -> bool:
-    """Whether a gradient tape records what is computed of one of these."""
+    """Whether a gradient tape records computations with one of these."""
     return record.should_record_backprop(tensors)
 
 
@@ -39,7 +39,7 @@ def has_tangents(tensors: Sequence[Any]) -> bool:
 def in_replica_loop() -> bool:
     """Whether a loop inside the running replica is being traced.
 
-    That is a `tf.while_loop`, or what `tf.vectorized_map` runs for each row.
+    That is a `tf.while_loop`, or the function of a `tf.vectorized_map`.
 
     TensorFlow tells collectives of one step apart by the loop they are in.
     Each replica has its own copy of the loop, so they would wait for each
@@ -85,15 +85,15 @@ def in_function_of(graph: Any) -> bool:
 
 
 def in_compiled_function() -> bool:
-    """Whether what is traced is in a function that XLA compiles."""
+    """Whether the current graph is in a function that XLA compiles."""
     graph = tf.compat.v1.get_default_graph()
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def _graphs_inside_replica() -> Iterator[Any]:
     """Yields the graphs that the replica's program has opened."""
-    # `graph` is where the replica's program is traced to; what lies between
-    # the current graph and that one was opened by the program.
+    # `graph` is where the replica's program is traced to; the graphs between
+    # the current one and it were opened by the program.
     thread = threading.current_thread()
     replica = tf.distribute.get_replica_context()
     replica_graph = getattr(replica, "graph", getattr(thread, "graph", None))
@@ -119,10 +119,10 @@ _OF_RANK = "conflux_of_rank"
 
 
 def of_rank() -> contextlib.AbstractContextManager[Any]:
-    """Marks what is traced inside: it may differ with the replica's rank.
+    """Marks operations traced inside: they may differ with the rank.
 
-    Processes compare what else they trace. What leaves it is a tensor that is
-    made inside, on each replica.
+    Processes compare all others that they trace. Only a tensor that is made
+    inside may leave it, on each replica.
     """
     return tf.name_scope(_OF_RANK)
 
@@ -148,10 +148,10 @@ def is_of_rank(name: str) -> bool:
 
 
 class Grappler(enum.Enum):
-    """What TensorFlow's optimizer of graphs leaves out, before the first run.
+    """The passes that TensorFlow's optimizer of graphs leaves out.
 
     It multiplies and adds in another order where that is cheaper. Whether it is
-    depends on devices, and on what else uses a number, and so on the replica.
+    depends on devices, and on a number's other uses, and so on the replica.
     """
 
     NOTHING = ()
@@ -172,10 +172,10 @@ def concrete_function(
     It is traced in the thread of the caller.
 
     Args:
-        function: What is traced.
-        signature: What it takes.
-        leaves_out: What Grappler does not do. For what XLA compiles, all of it
-            takes long and gains nothing.
+        function: The function to trace.
+        signature: The specifications of its arguments.
+        leaves_out: The passes that Grappler leaves out. In XLA programs, all of
+            them take long and gain nothing.
     """
     traced = without_retracing_warning(
         tf.function(function, input_signature=signature, autograph=False)
@@ -208,7 +208,7 @@ def _without(leaves_out: Grappler, executor: Any, serialized: bytes) -> Any:
 
 @contextlib.contextmanager
 def leaving_out(leaves_out: Grappler) -> Iterator[None]:
-    """Has Grappler leave something out of what this thread runs."""
+    """Has Grappler leave passes out in graphs that this thread runs."""
     if leaves_out is Grappler.NOTHING:
         yield
         return
@@ -227,7 +227,7 @@ def traces_of(function: Any) -> list[Any]:
     """Returns the graphs that have been traced of a function.
 
     Args:
-        function: What `concrete_function` has returned, or a `tf.function`.
+        function: A result of `concrete_function`, or a `tf.function`.
     """
     graph = getattr(function, "graph", None)
     if graph is not None:
@@ -312,7 +312,7 @@ def with_this_threads_summaries(fn: Callable) -> Callable:
 
 
 def inlined(function: Callable) -> Callable:
-    """Returns what a `tf.function` runs, to be traced into another graph."""
+    """Returns the Python function of a `tf.function`, to be traced again."""
     inside = getattr(function, "python_function", None)
     if inside is None:
         return function

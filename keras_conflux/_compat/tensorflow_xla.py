@@ -33,7 +33,7 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
 
 
 def barrier(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of which XLA does not know what it has been made of."""
+    """Returns a tensor whose origin XLA does not know."""
     return barriers([tensor])[0]
 
 
@@ -48,7 +48,7 @@ def replaced(whole: tf.Tensor, part: tf.Tensor, begins: Any) -> tf.Tensor:
 
     Args:
         whole: The tensor.
-        part: What it has in place of its own.
+        part: The new part.
         begins: Where the part begins along each axis, which XLA need not know.
     """
     return gen_xla_ops.xla_dynamic_update_slice(whole, part, begins)
@@ -82,7 +82,7 @@ def module_call(
     platform: str,
     waits: bool = False,
 ) -> list[tf.Tensor]:
-    """Returns what a StableHLO module computes, inside an XLA program.
+    """Returns the results of a StableHLO module, inside an XLA program.
 
     It may have no effect but that replicas wait for each other.
 
@@ -91,7 +91,7 @@ def module_call(
         operands: Of the shapes that `main` declares.
         shapes: Of the results.
         dtypes: Of the results.
-        platform: What XLA calls the devices that the program runs on.
+        platform: XLA's name for the devices that the program runs on.
         waits: Whether replicas wait for each other in it.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo
@@ -167,7 +167,7 @@ def all_gather(
 def _entries(
     names: Sequence[str], tensors: Sequence[tf.Tensor], dtype: tf.DType
 ) -> list[str]:
-    """Returns what joins an entry of each of some tensors as `%entries`."""
+    """Returns the lines that join an entry of each tensor as `%entries`."""
     lines: list[str] = []
     one = _type([1], dtype)
     for i, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
@@ -200,7 +200,7 @@ def _of_known_shape(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _type(shape: Iterable[int | None], dtype: tf.DType) -> str:
-    """Returns what StableHLO calls a tensor whose sizes are known."""
+    """Returns StableHLO's name of a type whose sizes are known."""
     return f"tensor<{'x'.join([*map(str, shape), _NAMES[dtype]])}>"
 
 

@@ -1,4 +1,4 @@
-"""Says what to install or set when the package cannot work as imported."""
+"""Errors that say what to install when the package cannot be imported."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ def assert_installed() -> None:
 
 
 def assert_supported(names: Iterable[PrivateName]) -> None:
-    """Compares the insides of Keras and TensorFlow with what is expected.
+    """Compares the insides of Keras and TensorFlow with the expected ones.
 
     A version beyond those that are tested is warned about once.
 
@@ -75,7 +75,7 @@ def assert_supported(names: Iterable[PrivateName]) -> None:
 
 
 def untested() -> str | None:
-    """Returns what to say of versions that are not tested, else `None`."""
+    """Returns the message about untested versions, if there are any."""
     import keras
     import tensorflow as tf
 
