@@ -1,12 +1,12 @@
 """Makes replicas choose what one device would choose: branches, and lengths.
 
 A replica knows the condition of a `tf.cond` for its own samples only. Mostly
-this does not matter, as what a branch returns is read like the rest of the
+this does not matter, as the results of a branch are read like the rest of the
 graph. Where a branch changes weights, replicas that choose different ones come
-apart. So where a branch writes something, its condition becomes that of the
-global batch, while the branch is traced. Conditions of other branches stay
-what they are. A `tf.function` is traced for the place that calls it, so all who
-come there come into it.
+apart. So where a branch writes something, its condition becomes the global
+batch's, while the branch is traced. Conditions of other branches do not change.
+A `tf.function` is traced for the place that calls it, so all who come there
+come into it.
 
 `RaggedTensor.to_tensor` and `tf.sequence_mask` choose the length of the longest
 sample that they are given, if they are told none. Replicas tell each other how
@@ -77,13 +77,13 @@ def _choosing() -> Step | None:
 
 
 class Choices(Exit):
-    """What replicas choose in a step by their own samples."""
+    """The choices of replicas in a step by their own samples."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._traced: list[_Choice | _Call] = []
         self._places: list[tuple[str, Any]] = []
-        """What replicas have to do together in branches, and the graphs."""
+        """Work in branches that replicas do together, and the graphs."""
 
     def end(self, output: Tree) -> Tree:
         """Warns where replicas do not come together, or refuses it.
@@ -118,7 +118,7 @@ class Choices(Exit):
         loops.
 
         Returns:
-            Whether all replicas come to what is being traced, or none.
+            Whether all replicas reach the current graph, or none.
         """
         here = tf.compat.v1.get_default_graph()
         begin, *graphs = [*(each.graph for each in self._traced), here]
@@ -180,8 +180,8 @@ class _Choice:
     """A condition, or an index, by which each replica chooses a branch.
 
     Args:
-        given: What the step chooses by.
-        step: The replica's.
+        given: The condition of the step.
+        step: The step of the replica.
     """
 
     def __init__(self, given: Any, step: Step) -> None:
@@ -190,7 +190,7 @@ class _Choice:
             given = tf.reshape(given, [])
         self._given = given
         self.condition = tf.identity(given)
-        """What the graph chooses by."""
+        """The condition in the graph."""
         self.graph = tf.compat.v1.get_default_graph()
         """Where it chooses."""
         self._branch: Any = None
@@ -219,7 +219,7 @@ class _Choice:
             return True
         with self.graph.as_default():
             try:
-                # What is replaced may not depend on itself.
+                # A replaced tensor may not depend on itself.
                 (found,) = global_values([self._given], self._step)
             except NotDerivable:
                 return False
@@ -232,7 +232,7 @@ class _Call:
     """Where a step calls a function.
 
     Args:
-        graph: That of the caller.
+        graph: The graph of the caller.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -273,7 +273,7 @@ def to_tensor(
     Args:
         original: TensorFlow's method.
         samples: The ragged tensor.
-        default_value: What is filled in.
+        default_value: The value that is filled in.
         name: A name for the operations.
         shape: The shape of the result; its own where that is `None`.
     """
@@ -374,10 +374,10 @@ def _longest(lengths: tf.Tensor, step: Step, of_rows: bool) -> tf.Tensor:
     """Returns the greatest length of one device, without stand-ins.
 
     Args:
-        lengths: The greatest of a replica.
-        step: The replica's.
-        of_rows: Whether they are lengths of samples, and not of what one device
-            makes of all of them.
+        lengths: The greatest length of a replica.
+        step: The step of the replica.
+        of_rows: Whether they are lengths of samples, and not of a tensor that
+            one device makes of all of them.
     """
     if not of_rows:
         with contextlib.suppress(NotDerivable):

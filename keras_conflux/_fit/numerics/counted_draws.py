@@ -1,4 +1,4 @@
-"""Draws numbers from the middle of those that a seed gives.
+"""Draws numbers from the middle of a seed's sequence.
 
 TensorFlow's generators are counted: from each count they make a group of
 numbers, of 16 bytes in all. So the numbers of some rows are drawn by beginning
@@ -29,19 +29,19 @@ _ALGORITHM = tf.random.Algorithm.AUTO_SELECT.value
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """What draws numbers of one distribution, and how it counts."""
+    """A raw operation that draws from one distribution, and its counts."""
 
     operation: Callable
     """A raw operation of a shape, a key, a counter and an algorithm."""
     dtype: tf.DType
-    """Of what it draws."""
+    """The dtype of its numbers."""
     counts: int = 1
     """How many counts each group takes in TensorFlow's kernels."""
     counts_in_xla: int | None = 1
     """The same where XLA compiles it; `None` if the numbers depend on the whole
     shape there."""
     arguments: tuple[tuple[str, Any], ...] = ()
-    """What else the operation takes."""
+    """Other arguments of the operation."""
 
     @property
     def is_counted(self) -> bool:
@@ -112,7 +112,7 @@ class Sampler:
 
 
 def _by_xla(operation: Callable) -> Callable:
-    """Returns what draws by XLA where one device does."""
+    """Returns an operation that draws by XLA where one device does."""
     return functools.partial(draws_by_xla.draw, operation)
 
 
@@ -144,7 +144,7 @@ def truncated_normal(dtype: Any) -> Sampler:
     return Sampler(
         _by_xla(tf.raw_ops.StatelessTruncatedNormalV2),
         dtype,
-        # Kernels repeat what lies outside, for which they reserve counts.
+        # Kernels redraw rejected numbers, for which they reserve counts.
         counts=128 if dtype.size == 8 else 256,
         arguments=(("dtype", dtype),),
     )
@@ -164,7 +164,7 @@ def integers(minval: Any, maxval: Any, dtype: Any) -> Sampler:
 
 
 def on_host() -> contextlib.AbstractContextManager:
-    """Keeps what computes with a few integers from a replica's GPU."""
+    """Keeps computations with a few integers from a replica's GPU."""
     if steps.current() is None or draws_by_xla.in_xla():
         return contextlib.nullcontext()
     if current_strategy().devices[0].kind != "GPU":

@@ -29,7 +29,7 @@ from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.strategy import replica_index
 
 SUMS = ("Add", "AddV2", "Sub")
-"""Operations that add a change to what a variable was."""
+"""Operations that add a change to a variable's former value."""
 
 
 def is_counter(variable: keras.Variable) -> bool:
@@ -41,15 +41,15 @@ def is_counter(variable: keras.Variable) -> bool:
 def own_share(
     variable: keras.Variable, value: Any, step: Step, comes_together: bool
 ) -> tf.Tensor:
-    """Returns this replica's share of what a metric's variable is set to.
+    """Returns this replica's share of a metric variable's new value.
 
-    The copies add up to the value. What a stand-in for samples would add is
+    The copies add up to the value. The summand of a stand-in for samples is
     left out.
 
     Args:
         variable: One whose copies add up to its value.
-        value: What the replica would set it to.
-        step: The replica's.
+        value: The value that the replica would set.
+        step: The step of the replica.
         comes_together: Whether all replicas come to the write, or none.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
@@ -111,18 +111,18 @@ def _share_of_turns(
 def _share(
     value: tf.Tensor, step: Step, comes_together: bool
 ) -> tuple[tf.Tensor, Any]:
-    """Returns parts that add up to what one device would set.
+    """Returns parts that add up to the value that one device would set.
 
     Args:
-        value: What a replica would set.
-        step: The replica's.
+        value: The value that a replica would set.
+        step: The step of the replica.
         comes_together: See `own_share`.
 
     Returns:
         The part of a replica, and of one that has no samples, if it is known.
 
     Raises:
-        NotDerivable: If replicas cannot compute what one device adds.
+        NotDerivable: If replicas cannot compute one device's summand.
     """
     terms = list(value.op.inputs) if value.op.type in SUMS else [value]
     kinds = [step.kinds.of(term) for term in terms]
@@ -151,7 +151,7 @@ def _share_of_change(
         if not comes_together:
             raise NotDerivable(change.name)
         # As a root of a mean, or a largest value: the first copy has all of
-        # it, as it has what is equal on all.
+        # it, as of values that are equal on all.
         change, kind = global_values([change], step)[0], EQUAL
     if kind == EQUAL:
         return _if_first(change, step)

@@ -1,9 +1,9 @@
-"""Finds which of the rows that one device draws are those of a replica.
+"""Finds a replica's rows among the rows that one device draws.
 
 There may be several rows for each sample. Where tensors of samples have been
 joined, as two views of a batch are, each of them is a block, which has its own
-rows of all samples. Which of both a multiple of the number of samples is, as in
-`(2 * n, 4)`, shows where the numbers are used.
+rows of all samples. A multiple of the number of samples, as in `(2 * n, 4)`,
+may be either; the use of the numbers shows it.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ class DrawnRows:
     """The rows of a replica's samples among those that one device draws."""
 
     kind: Kind
-    """What they are."""
+    """The kind of the rows."""
     axis: int
     """Along which they lie."""
     shape: tf.Tensor
-    """Of what the replica draws."""
+    """The shape of the replica's draw."""
     sizes: Sequence[Any]
     """The same: an `int`, or a tensor of int32 each."""
     lengths: Sequence[Any]
@@ -56,7 +56,7 @@ class DrawnRows:
     """Where the replica's samples are."""
     is_multiple: bool = False
     """Whether there are several blocks, as the shape is a multiple of the
-    number of samples, and not that of joined tensors."""
+    number of samples, and no joined tensors'."""
 
     def by_sample(self) -> "DrawnRows":
         """Returns as many rows, of which each sample has several."""
@@ -70,7 +70,7 @@ class DrawnRows:
 
     @property
     def whole(self) -> list[Any]:
-        """The shape of what one device draws."""
+        """The shape of one device's draw."""
         total = tf.cast(self._ends(self.lengths)[-1], tf.int32)
         return [*self.sizes[: self.axis], total, *self.sizes[self.axis + 1 :]]
 
@@ -78,7 +78,7 @@ class DrawnRows:
         """Draws them.
 
         Args:
-            sampler: What draws.
+            sampler: The operation that draws.
             seed: As the functions of `keras.random` take it.
         """
         seed = keras_internals.drawn_seed(seed)
@@ -92,7 +92,7 @@ class DrawnRows:
         return drawn
 
     def taken(self, drawn: tf.Tensor) -> tf.Tensor:
-        """Takes them out of what one device draws."""
+        """Takes them out of one device's draw."""
         parts = []
         for begin, end, shape in zip(
             self._begins(),
@@ -110,7 +110,7 @@ class DrawnRows:
     def spread(self, parameter: tf.Tensor) -> tf.Tensor:
         """Gives each row that one device draws a parameter.
 
-        Those of other replicas' rows are any that this one has.
+        Other replicas' rows get any parameter that this one has.
 
         Args:
             parameter: A mean or the like, which all rows share, or of each.
@@ -167,7 +167,7 @@ class DrawnRows:
 
 
 class WrittenPlace(Part):
-    """Where a replica's samples are, for functions that a step calls as well.
+    """The place of a replica's samples, also for functions of a step.
 
     A `tf.function` that a step calls may be called by other steps later, so it
     may not use what one of them computes. It reads the place from a variable,
@@ -179,7 +179,7 @@ class WrittenPlace(Part):
         self._is_written = False
 
     def here(self) -> Place:
-        """Returns the place for what is traced, in a step or inside of it."""
+        """Returns the place for the current graph, a step's or an inner one."""
         step = self.step
         if step.in_xla or not tensorflow_tracing.in_function_of(step.graph):
             return step.place()
@@ -195,7 +195,7 @@ class WrittenPlace(Part):
     def write(self) -> None:
         """Writes the place for functions that a step calls, if any reads it.
 
-        Turns, which have a place each, refuse what reads it.
+        Turns, which have a place each, refuse functions that read it.
         """
         strategy = current_strategy()
         if not strategy.places_are_read or self._is_written:
@@ -215,12 +215,12 @@ def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
 
 
 def find(shape: Any, counts_on: bool, step: Step) -> DrawnRows | None:
-    """Returns which rows of numbers of a shape are those of a replica.
+    """Returns a replica's rows of numbers of a shape.
 
     Args:
-        shape: Of what the replica draws: a tensor, or sizes.
+        shape: The shape of the replica's draw: a tensor, or sizes.
         counts_on: Whether the seed is another one in each turn of a loop.
-        step: The replica's.
+        step: The step of the replica.
 
     Returns:
         `None` if no sample has numbers of its own, so that all replicas draw

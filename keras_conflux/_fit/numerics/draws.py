@@ -70,10 +70,10 @@ class Draws(Exit):
 
     @contextlib.contextmanager
     def again(self, count: int) -> Iterator[None]:
-        """Says that what has been drawn is drawn again, which does not count.
+        """Marks a repetition of draws, which does not count.
 
         Args:
-            count: What `count` was before it was drawn first.
+            count: The value of `count` before the first draw.
         """
         before, self.count = self.count, count
         try:
@@ -112,16 +112,16 @@ class Draws(Exit):
         of_rows: Callable[[DrawnRows], tf.Tensor],
         parameters: Sequence[Any] | None,
     ) -> Any:
-        """Draws what one device would, as far as the graph shows it.
+        """Draws the numbers of one device, as far as the graph shows them.
 
         Args:
-            name: Of the function of `keras.random`.
-            shape: Of what the replica draws.
+            name: The name of the function of `keras.random`.
+            shape: The shape of the replica's draw.
             seed: As the function takes it.
-            original: Draws what a replica that is alone draws.
-            of_rows: Draws rows of what one device draws.
-            parameters: What may be rows of samples, by which numbers are drawn.
-                `None` if the graph shows what the result is made of.
+            original: Draws as a replica that is alone.
+            of_rows: Draws rows of one device's numbers.
+            parameters: Parameters of the draw that may be rows of samples.
+                `None` if the graph shows the inputs of the result.
         """
         kinds = {self.step.kinds.of(each) for each in parameters or ()}
         number = -1
@@ -311,7 +311,7 @@ def dropout(
     noise_shape: Any = None,
     seed: Any = None,
 ) -> Any:
-    """Drops what one device would drop of the replica's samples."""
+    """Drops the entries of the replica's samples that one device would drop."""
     if _draws() is None or rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     inputs = tf.convert_to_tensor(inputs)
@@ -346,7 +346,7 @@ def _noise_shape(inputs: tf.Tensor, noise_shape: Any) -> Any:
 def whole(original: Callable, shape: Any, *args: Any, **kwargs: Any) -> Any:
     """Draws all rows of one device, and takes the replica's.
 
-    For what is drawn until it is accepted, as gamma is.
+    For numbers that are drawn until they are accepted, as gamma's.
     """
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
@@ -393,7 +393,7 @@ def categorical(
 def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
     """Shuffles by a seed that is equal on all replicas.
 
-    If these are samples, the graph shows that they are mixed, and by what.
+    If these are samples, the graph shows that they are mixed, and how.
     """
     x = tf.convert_to_tensor(x)
     return _draw(
@@ -429,7 +429,7 @@ def _is_alike(kind: Kind, rows: Kind) -> bool:
 
 
 def _draws() -> Draws | None:
-    """Returns those of a step in which replicas draw together."""
+    """Returns the draws of a step in which replicas draw together."""
     step = steps.current_fit_step()
     if step is None or tf.executing_eagerly():
         return None

@@ -19,16 +19,16 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import steps
 
 _ATTRIBUTES = ("alg", "dtype", "name", "output_dtype")
-"""What is not a tensor of an operation that draws."""
+"""Arguments of an operation that draws which are no tensors."""
 
 
 def draw(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:
-    """Draws what XLA would in a step that one device has XLA compile.
+    """Draws XLA's numbers in a step that one device has XLA compile.
 
     Args:
         original: An operation that draws.
-        *args: What it takes.
-        **kwargs: The same.
+        *args: Its positional arguments.
+        **kwargs: Its keyword arguments.
     """
     if in_xla() or not are_by_xla():
         return original(*args, **kwargs)
@@ -58,13 +58,13 @@ def are_by_xla() -> bool:
 
 
 def in_xla() -> bool:
-    """Whether XLA compiles what is being traced."""
+    """Whether XLA compiles the current graph."""
     return steps.in_xla() or tensorflow_tracing.in_compiled_function()
 
 
 @functools.cache
 def _program(operation: Callable, attributes: tuple) -> Any:
-    """Returns what draws, or `None` where XLA cannot compile it."""
+    """Returns a program that draws, or `None` where XLA cannot compile it."""
 
     def drawn(**tensors: tf.Tensor) -> tf.Tensor:
         # Of constants, TensorFlow would compute it once, by its kernels.

@@ -16,16 +16,16 @@ from keras_conflux._replication.steps import Part
 
 @dataclasses.dataclass
 class Merged:
-    """What the replicas' steps have returned, and what becomes of it."""
+    """The results of the replicas' steps, and the merged result."""
 
     outputs: list[Tree]
     """One of each replica."""
     fractions: list[Any]
-    """Their samples over those of the global batch."""
+    """Their samples over the global batch's."""
     sizes: list[Any]
     """How many samples each has, or `None` if it surely has some."""
     result: Tree = None
-    """What one device would have returned."""
+    """The result that one device would have returned."""
 
 
 class TraceAgain(Exception):
@@ -33,7 +33,7 @@ class TraceAgain(Exception):
 
     Args:
         untracked: The variables that it writes and that have a single copy.
-        counted: What it does with a number that may be that of its samples,
+        counted: Its use of a number that may be the number of its samples,
             which therefore has to be unknown then.
     """
 
@@ -47,7 +47,7 @@ class TraceAgain(Exception):
 
 @dataclasses.dataclass
 class TraceFindings:
-    """What traces show that their step has to be traced otherwise for.
+    """Reasons in traces to trace their step in another way.
 
     It is seen only where a step writes or draws. A variable may have a single
     copy, because no layer of the model holds it. A value, or the number of
@@ -55,7 +55,7 @@ class TraceFindings:
     number of a replica's samples, if that is known while tracing. Nobody can
     tell it from a constant of the program, which is the same on all replicas.
     Twice as many rows as samples may be drawn for two rows of each sample, or
-    for two batches, which shows where they are used.
+    for two batches; their use shows which.
     """
 
     untracked: dict[int, keras.Variable] = dataclasses.field(
@@ -63,9 +63,9 @@ class TraceFindings:
     )
     """By id, the variables with a single copy that the step writes."""
     counted: str | None = None
-    """What it does with a number that may be that of its samples."""
+    """Its use of a number that may be the number of its samples."""
     by_sample: set[int] = dataclasses.field(default_factory=set)
-    """Which multiples of the samples' number are several rows of each."""
+    """The multiples of the samples' number that are several rows of each."""
     built: bool = False
     """Whether it has built an optimizer, of which Python code may have asked
     before whether it is built."""
@@ -80,28 +80,28 @@ class Exit(Part):
     """One of the ways out of the step of one replica."""
 
     def begin(self) -> None:
-        """Does what goes before the step."""
+        """Prepares the step."""
 
     def end(self, output: Tree) -> Tree:
-        """Makes global what has left, where the step has been traced.
+        """Makes values global that have left, once the step has been traced.
 
         Args:
-            output: What the step returns.
+            output: The result of the step.
 
         Returns:
-            What it is to return.
+            The global result.
         """
         return output
 
     def report(self, findings: TraceFindings) -> None:
-        """Says what speaks against the trace."""
+        """Adds reasons against the trace."""
 
     def after_steps(self, fraction: Any) -> None:
-        """Does what is done once after many steps.
+        """Does the work that is due once after many steps.
 
         Args:
-            fraction: Of the samples of each of these steps.
+            fraction: The batch fraction of each of these steps.
         """
 
     def merge(self, merged: Merged) -> None:
-        """Merges, outside of replicas, what these have together."""
+        """Merges the values of all replicas, outside of them."""

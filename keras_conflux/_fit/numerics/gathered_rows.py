@@ -24,7 +24,7 @@ class _GatheredBlock:
 
     Args:
         source: The replica's rows.
-        axis: That of the samples.
+        axis: The axis of the samples.
     """
 
     def __init__(self, source: tf.Tensor, axis: int) -> None:
@@ -97,7 +97,7 @@ class GatheredRows:
 
     Args:
         source: The replica's tensor.
-        kind: What it is: ROWS along an axis that is known.
+        kind: Its kind: ROWS along an axis that is known.
     """
 
     def __init__(self, source: tf.Tensor, kind: Kind) -> None:
@@ -145,7 +145,7 @@ def gathered(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
 
 
 class _Gathered(Part):
-    """What has been gathered in a step."""
+    """The rows that have been gathered in a step."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -187,24 +187,24 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
 
 
 def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns this replica's rows of what all replicas have.
+    """Returns this replica's rows of all replicas' rows.
 
     Args:
         whole: One device's rows, along the first axis, as many for each sample.
         like: A tensor of the shape of the result, which is not computed.
-        step: The replica's.
+        step: The step of the replica.
     """
     place = step.place()
     own, before, total = (tf.cast(number, tf.int32) for number in place)
     count = tf.shape(whole)[0]
     length = count // total * own
-    # What stands in for no samples has any.
+    # A stand-in for no samples has any rows.
     begin = tf.minimum(count // total * before, count - length)
     return tf.ensure_shape(_range_of(whole, 0, begin, length), like.shape)
 
 
 def _find_places(found: list[_GatheredBlock], step: Step) -> None:
-    """Tells each block where its rows are among those of all replicas."""
+    """Sets the places of the blocks' rows among the rows of all replicas."""
     if not step.in_xla:
         _exchange_lengths(found, step)
         return

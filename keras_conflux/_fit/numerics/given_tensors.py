@@ -13,7 +13,7 @@ from keras_conflux._replication import steps
 
 
 def overwrite(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns. What `assign` does besides takes longer to trace."""
+    """Assigns. The other work of `assign` takes longer to trace."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
@@ -23,13 +23,13 @@ def update_rest(
     rest: list[tuple[Any, Any]],
     learning_rate: Any,
 ) -> None:
-    """Has an optimizer update what nobody updates in another way.
+    """Has an optimizer update the variables that are left.
 
     Args:
         original: Its `update_step`, of lists.
         optimizer: The optimizer.
         rest: Gradients with their variables; there may be none.
-        learning_rate: What it takes.
+        learning_rate: The learning rate that it takes.
     """
     if rest:
         grads, variables = map(list, zip(*rest, strict=True))
@@ -44,7 +44,7 @@ class GivenTensors(keras.StatelessScope):
     Args:
         known: The variables, and the tensors.
         reads_late: Whether a value that is kept is the one that was written
-            last when it is used, as that of a variable of TensorFlow is.
+            last when it is used, as for a variable of TensorFlow.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _Late:
 
     @property
     def dtype(self) -> tf.DType:
-        """That of the value."""
+        """The dtype of the value."""
         return self._values[self._key].dtype
 
     def __tf_tensor__(
@@ -97,8 +97,8 @@ class SharedUpdate:
     In a program of XLA it is traced once for all tensors of one shape.
 
     Args:
-        optimizer: Whose `update_step` is called.
-        learning_rate: What it takes.
+        optimizer: The optimizer whose `update_step` is called.
+        learning_rate: The learning rate that it takes.
     """
 
     def __init__(self, optimizer: Any, learning_rate: Any) -> None:
@@ -117,12 +117,12 @@ class SharedUpdate:
         variables: Sequence[keras.Variable | None],
         values: list[tf.Tensor | None],
     ) -> list[tf.Tensor | None]:
-        """Returns what the update leaves in the variables that it changes.
+        """Returns the new values of the variables that the update changes.
 
         Args:
             gradient: For the first variable.
-            variables: What is updated, and what is kept for it alone.
-            values: What they hold, in any shape that the optimizer can update.
+            variables: The updated variable, and its own optimizer state.
+            values: Their values, in any shape that the optimizer can update.
 
         Raises:
             WritesOthers: If it writes something else.
@@ -158,7 +158,7 @@ class SharedUpdate:
 
 
 def key(original: Callable, optimizer: Any, variable: Any) -> Any:
-    """Returns what an optimizer knows a variable by.
+    """Returns the key by which an optimizer knows a variable.
 
     Keras asks the `value` for its id, which a tensor does not have.
     """
@@ -172,8 +172,8 @@ def write(method: str, variable: Any, value: Any) -> bool:
 
     Args:
         method: `"assign"`, `"assign_add"` or `"assign_sub"`.
-        variable: What an optimizer writes.
-        value: What it is set to, or what is added or subtracted.
+        variable: The variable that an optimizer writes.
+        value: The new value, or the summand.
     """
     if not _is_tensor_here(variable):
         return False

@@ -1,9 +1,9 @@
-"""Computes what one device would have, from what the replicas have.
+"""Computes the values of one device from the values of the replicas.
 
-What is a sum or a mean over samples is reduced. What was computed from such
-reductions, or by comparing samples with each other, is computed once more from
-the reduced, or gathered, values: a copy of the few operations between them and
-the result is put into the graph.
+A sum or a mean over samples is reduced. A value computed from such reductions,
+or by comparing samples with each other, is computed once more from the reduced,
+or gathered, values: a copy of the few operations between them and the result is
+put into the graph.
 """
 
 from collections.abc import Callable
@@ -30,11 +30,11 @@ from keras_conflux._replication.strategy import replica_collectives
 
 
 def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
-    """Returns what one device would have for tensors of a replica.
+    """Returns one device's values for tensors of a replica.
 
     Args:
         tensors: Traced, and not OPAQUE.
-        step: The replica's.
+        step: The step of the replica.
 
     Raises:
         NotDerivable: If one of them cannot be computed.
@@ -55,10 +55,10 @@ def recomputed(
     """Returns a result of global values, which can be differentiated by them.
 
     Args:
-        found: What lies between.
-        known: By the id of a source, its global value. Those of all that is
-            computed are added.
-        step: The replica's.
+        found: The operations between.
+        known: By the id of a source, its global value. The values of all
+            results are added.
+        step: The step of the replica.
     """
 
     def gradient(
@@ -78,8 +78,8 @@ def _own_gradient(
     """Returns the derivatives that a program defines, of the global batch.
 
     The program computes them with tensors of the replica. It does so for
-    others in place of what comes from upstream, which it may mix like samples,
-    and what that gives is computed once more.
+    stand-ins of the upstream derivatives, which it may mix like samples, and
+    the result is computed once more.
 
     Raises:
         NotDerivable: If it is not of the graph that is being traced.
@@ -108,7 +108,7 @@ def _own_gradient(
 
 
 def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns a tensor like one, of values that are not those of one device."""
+    """Returns a tensor like one, of values that differ from one device's."""
     made = tf.zeros_like(output)
     kind = step.kinds.of(output)
     is_rows = kind.role is Role.ROWS
@@ -117,13 +117,13 @@ def _stand_in(output: tf.Tensor, step: Step) -> tf.Tensor:
 
 
 def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns this replica's rows of what one device would have.
+    """Returns this replica's rows of one device's tensor.
 
-    Gradients pass to what the samples of all replicas have contributed.
+    Gradients pass to the contributions of all replicas' samples.
 
     Args:
         tensor: Traced, with the samples along its first axis.
-        step: The replica's.
+        step: The step of the replica.
 
     Raises:
         NotDerivable: If it cannot be computed, or has been read from a variable
@@ -149,18 +149,18 @@ def _loops(operation: tf.Operation) -> bool:
 
 
 class OwnRows(Part):
-    """What a step goes on with in place of tensors whose samples are mixed."""
+    """Tensors in a step that replace the ones whose samples are mixed."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._of: dict[int, tuple[tf.Tensor, list[tf.Tensor]]] = {}
 
     def note(self, tensor: tf.Tensor, own: tf.Tensor) -> None:
-        """Notes what takes the place of a tensor. There may be several."""
+        """Notes the replacement of a tensor. There may be several."""
         self._of.setdefault(id(tensor), (tensor, []))[1].append(own)
 
     def of_tensor(self, tensor: Any) -> list[tf.Tensor]:
-        """Returns what has taken the place of a tensor."""
+        """Returns the replacements of a tensor."""
         return self._of.get(id(tensor), (tensor, []))[1]
 
 
@@ -191,13 +191,13 @@ def _passing_gradients(
             values = [known[key] for key in floating]
             slopes = slopes_of([result], values, [upstream])
             slopes = _own_slopes([*floating.values()], slopes, step)
-            # None: what a replica alone has mixed may have no derivative.
+            # None: rows that a replica alone has mixed may have no derivative.
             return [None, *slopes]
 
         del sources
         return tf.identity(result), gradient
 
-    # A tape that watches what was mixed has to watch this.
+    # A tape that watches the mixed tensor has to watch this.
     return passed(found.result, *floating.values())
 
 
@@ -207,15 +207,15 @@ _DIFFERENTIABLE = (Role.EQUAL, Role.TOTAL, Role.MEAN, Role.ROWS)
 def _own_slopes(
     sources: list[tf.Tensor], slopes: list[tf.Tensor | None], step: Step
 ) -> list[tf.Tensor | None]:
-    """Returns derivatives by what a replica has contributed to global values.
+    """Returns derivatives by a replica's contributions to global values.
 
     Args:
         sources: The contributions.
         slopes: The derivatives of this replica's results by global values.
-        step: The replica's.
+        step: The step of the replica.
     """
     fraction = step.batch_fraction
-    # What stands in for no samples has derivatives of its own.
+    # A stand-in for no samples has derivatives of its own.
     slopes = [
         None if x is None else tf.where(fraction > 0, x, tf.zeros_like(x))
         for x in slopes
@@ -224,7 +224,7 @@ def _own_slopes(
     found: list[tf.Tensor | None] = []
     for source, slope, of_all in zip(sources, slopes, total, strict=True):
         if slope is None or step.kinds.of(source).role is Role.EQUAL:
-            found.append(slope)  # gradients by what is equal are summed later
+            found.append(slope)  # gradients by equal tensors are summed later
             continue
         own = own_slope(source, of_all, step)
         found.append(tf.where(fraction > 0, own, tf.zeros_like(own)))
@@ -232,12 +232,12 @@ def _own_slopes(
 
 
 def own_slope(source: tf.Tensor, slope: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns a derivative by what a replica has contributed.
+    """Returns a derivative by a replica's contribution.
 
     Args:
         source: The contribution.
         slope: The derivative by its global value.
-        step: The replica's.
+        step: The step of the replica.
     """
     role = step.kinds.of(source).role
     if role is Role.ROWS:
@@ -252,7 +252,7 @@ def reduced_by_role(
 ) -> dict[int, tf.Tensor]:
     """Returns the global values of tensors whose kinds are known, by id.
 
-    What is reduced in the same way is reduced in one call.
+    Tensors that are reduced in the same way are reduced in one call.
     """
     fraction = step.batch_fraction
     collectives = replica_collectives()
@@ -271,7 +271,7 @@ def reduced_by_role(
             return tf.where(fraction > 0, x, tf.zeros_like(x))
         if step.turns is None:
             return x
-        # All turns of a replica read what the replica has counted.
+        # All turns of a replica read the counts of the replica.
         return tf.where(step.turns.is_first_here, x, tf.zeros_like(x))
 
     def total(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

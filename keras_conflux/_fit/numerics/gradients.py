@@ -78,11 +78,11 @@ class Gradients(Exit):
         hand them on as they are.
 
         Args:
-            optimizer: What is to apply them.
-            loss: What is differentiated.
-            summed_by: Takes the gradients and what they are for, and sums those
-                of all replicas. By default the optimizer accumulates them, and
-                they are summed when it updates.
+            optimizer: The optimizer that is to apply them.
+            loss: The loss that is differentiated.
+            summed_by: Takes the gradients and their variables, and sums the
+                gradients of all replicas. By default the optimizer accumulates
+                them, and they are summed when it updates.
         """
         surely = self._is_keras_step and not self.step.turns
         if surely and keras_optimizers.applies_as_keras(optimizer):
@@ -128,12 +128,12 @@ class Gradients(Exit):
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]
     ) -> list[Any]:
-        """Returns what a tape is to return for what all replicas share.
+        """Returns the result of a tape for sources that all replicas share.
 
         Args:
-            targets: What was differentiated.
+            targets: The tensors that were differentiated.
             found: A replica's gradients, which have their weights already.
-            sources: By what it was differentiated.
+            sources: The tensors by which they were differentiated.
         """
         for loss, summed_by in self._postponed_losses:
             if any(target is loss for target in targets):
@@ -149,13 +149,13 @@ class Gradients(Exit):
     ) -> list[Any]:
         """Returns the gradients of the global batch, or a replica's part.
 
-        What a tape returned, and what was computed from that, is global
-        already. Anything else, such as gradients that were computed by hand, is
-        reduced here.
+        A gradient that a tape returned, or that was computed from one, is
+        global already. Anything else, such as gradients that were computed by
+        hand, is reduced here.
 
         Args:
-            grads: What an optimizer was given.
-            trained: What they are for, if the optimizer was told.
+            grads: The gradients given to an optimizer.
+            trained: Their variables, if the optimizer was told.
             accumulates: Whether it adds them up until it updates.
         """
         if self._summed_by is not None and _all_in(grads, self._postponed):
@@ -176,7 +176,7 @@ class Gradients(Exit):
     def as_summands(
         self, grads: list[Any], trained: list[Any] | None
     ) -> list[Any]:
-        """Returns a replica's share of what is global already.
+        """Returns a replica's share of gradients that are global already.
 
         The copies of accumulators are added up. In a loop of the user's, the
         first replica has all.
@@ -228,7 +228,7 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
 
 
 def _gathered(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
-    """Returns whole gradients of what lies in parts."""
+    """Returns whole gradients of variables that lie in parts."""
     given = [i for i, g in enumerate(grads) if g is not None]
     flats = replica_collectives().joined([grads[i] for i in given])
     found = list(grads)
@@ -267,7 +267,7 @@ def _summed(grads: list[Any], step: Step) -> list[Any]:
 
 
 def _maxima(values: list[Any], step: Step) -> list[Any]:
-    """Returns the largest of what Keras puts in place of variables.
+    """Returns the largest of the values that Keras writes to variables.
 
     These are scales of layers in float8, which follow from the values before
     and are equal, and histories of largest magnitudes.
@@ -283,7 +283,7 @@ def _maxima(values: list[Any], step: Step) -> list[Any]:
 def _weighted(
     grads: list[Any], trained: list[Any] | None, weight: tf.Tensor
 ) -> list[Any]:
-    """Returns summands of gradients. Those of parts are sums already."""
+    """Returns summands of gradients. Gradients of parts are sums already."""
     found = replica_collectives().weighted(grads, weight)
     for i, variable in enumerate(trained or []):
         if grads[i] is not None and state.is_in_parts(variable):
@@ -355,7 +355,7 @@ def _dense(sparse: tf.IndexedSlices) -> tf.Tensor:
     # XLA would give a sum of two axes the layout of its indices, turned or not.
     rows, shape = tf.expand_dims(sparse.values, 1), sparse.dense_shape
     if shape is None:
-        return tf.convert_to_tensor(sparse)  # which says what is missing
+        return tf.convert_to_tensor(sparse)  # which names the missing shape
     sums = tf.math.unsorted_segment_sum(rows, sparse.indices, shape[0])
     return tf.reshape(sums, shape)
 
@@ -372,5 +372,5 @@ def hold_everywhere(condition: tf.Tensor) -> tf.Tensor:
 
 
 def has_samples(step: Step) -> tf.Tensor:
-    """A weight that ignores what a stand-in for samples has computed."""
+    """A weight that ignores the values of a stand-in for samples."""
     return tf.where(step.batch_fraction > 0, 1.0, 0.0)

@@ -1,7 +1,7 @@
-"""Tells what loops and functions inside of a step are given.
+"""Tells the arguments of loops and functions inside of a step.
 
-They are traced from within, where nobody can tell what a loop begins with and
-has a turn for, and what the arguments of a function are.
+They are traced from within, where nobody can tell the initial values and the
+turns of a loop, and the arguments of a function.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ def while_loop(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Traces a loop, and notes what it is for those who draw in it.
+    """Traces a loop, and notes its turns for draws in it.
 
     Rows that a loop begins with are rows in each turn, as a loop keeps the
-    shapes of what goes around. Integers are taken to count turns.
+    shapes of its values. Integers are taken to count turns.
     """
     step = steps.current_fit_step()
     if step is None:
@@ -60,7 +60,7 @@ def while_loop(
 
 
 class Loops(Part):
-    """In which loops what a step traces is."""
+    """The loops around the graph that a step traces now."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -82,11 +82,11 @@ class Loops(Part):
 
 
 class _Loop:
-    """What is known of a loop.
+    """The facts about a loop.
 
     Args:
-        step: The replica's.
-        kinds: Of what it begins with.
+        step: The step of the replica.
+        kinds: The kinds of its initial values.
     """
 
     def __init__(self, step: Step, kinds: list[Kind]) -> None:
@@ -95,12 +95,12 @@ class _Loop:
         self._kinds = kinds
 
     def note_turns(self, tells: Any) -> None:
-        """Notes something by which the number of turns is told."""
+        """Notes a value that determines the number of turns."""
         if tells is not None and self._step.kinds.of(tells) != EQUAL:
             self.may_be_over_samples = True
 
     def mark(self, inside: Any) -> None:
-        """Says what the tensors of a turn are, as far as that is known."""
+        """Marks the kinds of a turn's tensors, as far as they are known."""
         tensors = _flat(inside)
         if len(tensors) != len(self._kinds):
             return
@@ -111,10 +111,10 @@ class _Loop:
                 self._step.kinds.mark(tensor, kind)
 
     def warn_of_writes(self, turned: Any) -> None:
-        """Warns of what later turns write, if it is not what was taken for it.
+        """Warns of later turns' writes, if they are not of the assumed kind.
 
         Args:
-            turned: What a turn gives to the next one.
+            turned: The values that a turn gives to the next one.
         """
         tensors = _flat(turned)
         if len(tensors) != len(self._kinds) or self._step.kinds.is_blind:
@@ -145,12 +145,12 @@ def _is_kept(tensor: tf.Tensor, kind: Kind) -> bool:
 
 
 def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a `tf.function`, and notes what its arguments are.
+    """Calls a `tf.function`, and notes its arguments.
 
-    What it writes is noted while it is traced. So each step traces it anew,
-    once for each place from which it is called, and for each way in which its
-    arguments, and what the step has written to variables, are made of the
-    samples.
+    Its writes are noted while it is traced. So each step traces it anew,
+    once for each place from which it is called, and for each combination of the
+    kinds of its arguments, and of the values that the step has written to
+    variables.
     """
     step = steps.current_fit_step()
     if step is None or tf.executing_eagerly():
@@ -163,7 +163,7 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Functions(Part):
-    """The functions that a step calls in place of those of the program."""
+    """The functions that a step calls in place of the program's."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -187,10 +187,10 @@ class _Functions(Part):
         return self._own[key]
 
     def _identity(self, leaf: Any) -> Any:
-        """Returns by what traces for an argument are told apart.
+        """Returns the key by which traces for an argument are told apart.
 
-        What follows from several samples is computed once more from what it
-        was made of, which the next call may have made of something else.
+        A value of several samples is computed once more from its inputs, and
+        the next call may have made it of others.
         """
         kind = self.step.kinds.of(leaf)
         follows = kind.role is Role.DERIVED or kind.depends_on_other_samples

@@ -1,8 +1,8 @@
-"""What layers compute from a replica's own samples, and from those of all.
+"""The outputs of layers for a replica's own samples, and for all samples.
 
 A layer's outputs are taken to have one row per sample, however they are
 computed. Where a layer mixes samples, its outputs are computed once more from
-those of all replicas, and each replica goes on with its own rows.
+the samples of all replicas, and each replica goes on with its own rows.
 """
 
 import contextlib
@@ -35,19 +35,18 @@ from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import replica_collectives
 
 _OF_USERS = (keras.layers.Lambda,)
-"""Layers of Keras that run what users have written."""
+"""Layers of Keras that run code of users."""
 
 
 def call(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Says that a layer's outputs are rows of a replica's own samples.
+    """Marks a layer's outputs as rows of a replica's own samples.
 
     A layer may mix samples, as softmax over a batch does, or run a loop that
-    no rule understands. A matrix that compares each sample with each stays
-    what it is, and so does what a layer computes from rows that are not those
-    of one device.
+    no rule understands. A matrix that compares each sample with each does not
+    change, and no more do outputs for rows that differ from one device's.
 
-    What a step has mixed before it calls a model is exchanged, so that the
-    model gets the replica's rows of what one device would give it.
+    Tensors that a step has mixed before it calls a model are exchanged, so that
+    the model gets the replica's rows of one device's inputs.
     """
     step = steps.current_fit_step()
     if step is None:
@@ -98,7 +97,7 @@ class Layers(Part):
     ) -> None:
         """Warns of a layer of the user's whose own gradients mix samples.
 
-        A layer that calls others is asked for what is between them only.
+        A layer that calls others is asked for the operations between them only.
         """
         for operation in self.own_gradients.between(outputs, inputs):
             if not _is_of_users(layer):
@@ -119,7 +118,7 @@ class Layers(Part):
 
 
 def _exchanged(inputs: Any, step: Step) -> Any:
-    """Returns a model's inputs, of which mixed rows are those of one device."""
+    """Returns a model's inputs, with one device's rows for mixed rows."""
     if tf.compat.v1.get_default_graph() is not step.graph:
         return inputs
 
@@ -171,13 +170,13 @@ def _marked(
     inputs: list[tf.Tensor],
     step: Step,
 ) -> tf.Tensor:
-    """Says that an output is rows, and returns those of one device.
+    """Marks an output as rows, and returns the rows of one device.
 
-    Where samples are mixed, what mixes them is computed once more for those of
-    all replicas. If that is not possible, it warns.
+    Where samples are mixed, the output is computed once more from the samples
+    of all replicas. If that is not possible, it warns.
 
     Random numbers of samples that are drawn in loops and functions cannot be
-    tried out, and then the graph tells. Those of which it does not show the
+    tried out, and then the graph tells. Numbers of which it does not show the
     samples warn.
     """
     known = step.kinds.of(output)
@@ -185,7 +184,7 @@ def _marked(
         kind = kind.with_entries(known.entries)
     is_of_users = _is_of_users(layer)
     if not step.kinds.is_blind and (is_of_users or _may_mix(layer, known)):
-        # What the layers of a functional model are given is known.
+        # The inputs of a functional model's layers are known.
         given = inputs if is_of_users else ()
         try:
             found = rows_by_trial(output, step.kinds, given)
@@ -227,7 +226,7 @@ def _may_mix(layer: Any, found: Kind) -> bool:
 def _is_mixed(known: Kind) -> bool:
     """Whether rules find rows that depend on other samples.
 
-    A trial on drawn samples may not come to where they are mixed.
+    A trial on drawn samples may not reach the place where they are mixed.
     """
     return known.role is Role.ROWS and known.axis == 0 and known.mixed
 
@@ -283,7 +282,7 @@ def _tensors_in(values: Any) -> list[tf.Tensor]:
 
 
 def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
-    """Returns the kind of what a layer makes of each sample of its inputs.
+    """Returns the kind of a layer's outputs for each sample of its inputs.
 
     Returns:
         `None` if the inputs are not rows of one device.
@@ -311,7 +310,7 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
 def _shown(tensor: tf.Tensor, step: Step) -> Kind:
     """Returns the kind of an input.
 
-    What a graph inside of the step's is given is not known yet.
+    The arguments of a graph inside of the step's are not known yet.
     """
     if tf.compat.v1.get_default_graph() is not step.graph:
         return step.kinds.of(tensor)
@@ -332,7 +331,7 @@ def _may_be_rows(output: tf.Tensor, kind: Kind) -> bool:
 def merge_call(
     original: Callable, replica: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Says that no replica's graph tells what `merge_call` returns.
+    """Marks the result of `merge_call`, which no replica's graph tells.
 
     The user computes it from all replicas. It is traced in the midst of the
     first replica's step, from the values of all, so each replica would read
@@ -375,7 +374,7 @@ def synchronized_moments(
 def masked_moments(
     original: Callable, layer: Any, inputs: tf.Tensor, mask: Any
 ) -> Any:
-    """The same of what a mask leaves, where Keras takes a replica's alone.
+    """Moments of the unmasked entries, where Keras takes a replica's alone.
 
     The variance needs the mean first, as on one device.
 
@@ -417,10 +416,10 @@ def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
 def call_batch_norm(
     original: Callable, layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Says that what the layer returns is one row per sample.
+    """Marks the result of the layer as one row per sample.
 
     Without `synchronized=True` each row depends on the other samples of the
-    replica's shard. That is what the user has chosen.
+    replica's shard. The user has chosen that.
     """
     step = steps.current_fit_step()
     if step is not None:

@@ -1,10 +1,10 @@
 """Makes the weighted mean of the replicas' losses the global loss.
 
-In a step of `fit` each replica computes the loss of its own samples, and what
-is reduced is their mean, weighted by the replicas' fractions of the batch.
-For a mean over samples that is the loss of the global batch as it stands. A
-loss with another denominator is brought to that form here. What is no row of a
-sample, such as a ratio of sums, is reduced as Keras does: the graph shows how.
+In a step of `fit` each replica computes the loss of its own samples, and their
+mean is reduced, weighted by the replicas' fractions of the batch. For a mean
+over samples that is the loss of the global batch as it stands. A loss with
+another denominator is brought to that form here. A value that is no row of a
+sample, such as a ratio of sums, is reduced as in Keras: the graph shows how.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def reduce_values(
     sample_weight: Any = None,
     reduction: str | None = "sum_over_batch_size",
 ) -> Any:
-    """Divides what is not a mean over samples by the batch fraction."""
+    """Divides a value that is no mean over samples by the batch fraction."""
     step = _step()
     if (
         step is None
@@ -78,7 +78,7 @@ def compute_average(
 
 
 def scale_regularization(original: Callable, regularization_loss: Any) -> Any:
-    """Leaves a loss that is equal on all replicas what it is."""
+    """Keeps a loss that is equal on all replicas unchanged."""
     scaled = original(regularization_loss)
     return scaled if _step() is None else scaled * _replicas()
 

@@ -1,4 +1,4 @@
-"""Says what metrics that take a mean are given, where the graph does not."""
+"""Marks the values given to metrics of a mean, where the graph does not."""
 
 import contextlib
 from collections.abc import Callable
@@ -26,10 +26,10 @@ from keras_conflux._replication.user_reductions import UserReductions
 def update_mean(
     original: Callable, metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Takes what is not known for rows of samples, or for a mean over them.
+    """Takes unknown values for rows of samples, or for a mean over them.
 
-    What is known needs nothing: the metric's variables get this replica's share
-    of what one device would add to them.
+    Known values need nothing: the metric's variables get this replica's share
+    of one device's summand.
     """
     step = steps.current_fit_step()
     if step is None:
@@ -62,18 +62,18 @@ def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns a number of which the kind is known.
 
     Args:
-        kind: What it is taken for, if replicas cannot compute what one device
-            would have.
+        kind: The kind that it is taken for, if replicas cannot compute one
+            device's value.
         value: A tensor. If it has axes, it is returned as it is.
-        step: The replica's.
+        step: The step of the replica.
     """
     unclear = Role.DERIVED, Role.OPAQUE
     if value.shape.rank != 0 or step.kinds.of(value).role not in unclear:
         return value
-    if not UserReductions.of(step):  # the user exchanges what is compared
+    if not UserReductions.of(step):  # else the user exchanges values
         with contextlib.suppress(NotDerivable):
             derivation_of(value, step.kinds)
             return value
-    value = tf.identity(value)  # a loss stays what it is
+    value = tf.identity(value)  # a loss keeps its kind
     step.kinds.mark(value, kind)
     return value

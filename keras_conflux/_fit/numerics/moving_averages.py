@@ -2,8 +2,8 @@
 
 A step that sets `v` to `a * v + b`, with a constant `a` and a `b` of its data,
 makes `v` a sum of such `b`, however many steps run. The mean of sums is the sum
-of means: so to average the replicas' copies once after many steps gives what
-averaging them after each one does, up to rounding. The statistics that
+of means: so averaging the replicas' copies once after many steps equals
+averaging them after each one, up to rounding. The statistics that
 BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
 """
 
@@ -30,16 +30,16 @@ def is_moving_average(
     of_own_samples: bool,
     results: Iterable[tf.Tensor],
 ) -> bool:
-    """Whether all that a replica's step does with a variable is as above.
+    """Whether a replica's step uses a variable in this way alone.
 
     To be asked where the step has been traced, before anything else is done
     with the variable there.
 
     Args:
-        variable: Which the step writes.
-        step: The replica's.
+        variable: The variable that the step writes.
+        step: The step of the replica.
         of_own_samples: Whether it is a statistic of a replica's own samples.
-        results: What the step returns. A read that leads to none of them, and
+        results: The results of the step. A read that leads to none of them, and
             to no write, is none, such as one for a recomputation that then
             has no use for it.
     """
@@ -64,9 +64,9 @@ def is_moving_average(
 
 
 def averages(value: tf.Tensor, variable: keras.Variable, step: Step) -> bool:
-    """Whether a value is what a variable was, times a constant, and a mean.
+    """Whether a value is a variable's old one, times a constant, and a mean.
 
-    The mean of what replicas set is what one device sets, then.
+    The mean of the replicas' values is then one device's value.
     """
     return _adds_to_scaled(value, variable) and _adds_mean(value, step)
 
@@ -97,7 +97,7 @@ def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
 
 
 def is_computed_from(value: Any, variable: keras.Variable) -> bool:
-    """Whether a traced value depends on what a replica's copy was."""
+    """Whether a traced value depends on the old value of a replica's copy."""
     copies = state.copies(variable)
     if not tf.is_tensor(value) or len(copies) == 1:
         return False

@@ -1,6 +1,6 @@
-"""Lets gradient tapes see what no tape has seen.
+"""Lets gradient tapes see computations that no tape has recorded.
 
-Operations that are copied into a graph, and what `tf.gradients` returns of
+Operations that are copied into a graph, and the results of `tf.gradients` for
 them, are not recorded. Here they are, with derivatives of any order.
 """
 
@@ -16,7 +16,7 @@ def slopes_of(
     upstream: Sequence[tf.Tensor] | None = None,
     others: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor | None]:
-    """Returns derivatives, from which a tape goes on to what they are made of.
+    """Returns derivatives, which a tape can differentiate further.
 
     Args:
         results: Floating tensors that the graph has computed.

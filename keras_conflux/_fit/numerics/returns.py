@@ -1,4 +1,4 @@
-"""What a step returns: the numbers, and the outputs, of the global batch."""
+"""The results of a step: numbers and outputs of the global batch."""
 
 import contextlib
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from keras_conflux._replication.strategy import replica_collectives
 
 
 class _Result(NamedTuple):
-    """What a metric gives in a step."""
+    """The result of a metric in a step."""
 
     value: Any
     compute: Callable[[], Any]
@@ -45,7 +45,7 @@ class _Result(NamedTuple):
 
 
 class Logs(Exit):
-    """What `train_step` and `test_step` return, which callbacks are told."""
+    """The results of `train_step` and `test_step`, for callbacks."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -56,7 +56,7 @@ class Logs(Exit):
 
     @contextlib.contextmanager
     def noting_results(self) -> Iterator[None]:
-        """Notes what the results of the model's metrics are, with the metrics.
+        """Notes the results of the model's metrics, with the metrics.
 
         So a step may return one under another name than the metric's.
         """
@@ -88,12 +88,12 @@ class Logs(Exit):
         compute: Callable[[], Any],
         metric: keras.metrics.Metric,
     ) -> None:
-        """Notes what a metric gives, and what computes that.
+        """Notes the result of a metric, and the function that computes it.
 
         Args:
             value: A number, or a dict of them.
             compute: Computes it from the counts of all replicas.
-            metric: What gives it.
+            metric: The metric that gives it.
         """
         writes = Writes.of(self.step)
         times = writes.times(metric.variables)
@@ -110,7 +110,7 @@ class Logs(Exit):
         )
 
     def end(self, output: Tree) -> Tree:
-        """Computes what a step returns from the samples of all replicas.
+        """Computes the results of a step from the samples of all replicas.
 
         Notes how the replicas' leaves become one: "first" where they are equal,
         "rows" where each has entries for its samples, and "mean". See `Exit`.
@@ -138,7 +138,7 @@ class Logs(Exit):
     def merge(self, merged: Merged) -> None:
         """Makes the logs of the global batch.
 
-        What a metric of the model gives is computed from all replicas' counts.
+        The result of a model's metric is computed from all replicas' counts.
         See `Exit`.
         """
         each = [keras.tree.flatten(one) for one in merged.outputs]
@@ -153,7 +153,7 @@ class Logs(Exit):
 
 
 class _Noting:
-    """Stands for a metric's `result`, and notes what it returns.
+    """Stands for a metric's `result`, and notes its values.
 
     Replicas that pause in `merge_call` share it, and each has its own notes.
     """
@@ -180,7 +180,7 @@ class _Noting:
 
 
 class Predictions(Exit):
-    """What `predict_step` returns: the outputs for the global batch."""
+    """The results of `predict_step`: the outputs for the global batch."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -204,7 +204,7 @@ class Predictions(Exit):
         return keras.tree.pack_sequence_as(output, [leaf for _, leaf in found])
 
     def _of_one_device(self, path: str, leaf: Any) -> tuple[bool, Any]:
-        """Returns an output, and whether it is that of the global batch."""
+        """Returns an output, and whether it belongs to the global batch."""
         if isinstance(leaf, tf.Tensor) and not self.step.kinds.is_blind:
             kind = kind_by_trial(leaf, self.step.kinds)
             if kind.role is Role.ROWS and kind.axis == 0 and self._is_local:
@@ -231,14 +231,14 @@ class Predictions(Exit):
             return leaf
 
     def _mean_everywhere(self, leaf: Any) -> Any:
-        """Returns what is no row of samples, but one number for the batch."""
+        """Returns an output that is no row of samples, but one number."""
         if leaf is None or leaf.shape.rank != 0:
             return leaf
         fraction = self.step.batch_fraction
         return replica_collectives().weighted_sum(leaf, fraction)
 
     def _everywhere(self, leaf: Any) -> Any:
-        """Returns what all replicas predict of the global batch, in each."""
+        """Returns the outputs of all replicas for the global batch, in each."""
         if leaf is None:
             return None
         if not isinstance(leaf, tf.Tensor):
@@ -274,12 +274,12 @@ def _of_global_batch(leaves: tuple, merged: Merged) -> Any:
         return None
     if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
         return _weighted_mean(leaves, merged.fractions)
-    # What a replica without samples predicted of its stand-in is dropped.
+    # The outputs of a replica without samples for its stand-in are dropped.
     return _joined_rows(leaves, merged.sizes)
 
 
 def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns, in each process, what the replicas of all have together."""
+    """Returns, in each process, the values of all processes' replicas."""
     if role == "rows":
         return gathered([leaf], step)[0].all
     if not leaf.dtype.is_floating:
@@ -307,13 +307,13 @@ def _role_and_value(
 
 
 def _are_joined(kind: Kind) -> bool:
-    """Whether the replicas' rows, joined, are those of one device."""
+    """Whether the replicas' rows, joined, equal one device's."""
     is_first_axis = kind.role is Role.ROWS and kind.axis == 0
     return is_first_axis and not kind.is_out_of_order
 
 
 def _warn_of_return(step: Step, path: str, leaf: tf.Tensor, what: str) -> None:
-    # Of unclear losses a warning has told, and what is merged is the user's.
+    # A warning has told of unclear losses, and merged values are the user's.
     if step.kinds.is_blind or UnclearLosses.of(step).lead_to(leaf):
         return
     if walks.depends_on([leaf.op], [x.op for x in step.kinds.merged]):

@@ -38,11 +38,11 @@ class _Part:
 
     @property
     def share(self) -> Any:
-        """What replicas sum. The rows of `tf.IndexedSlices` are joined."""
+        """The summand of a replica, or rows of `tf.IndexedSlices` to join."""
         return self.rows.values if self.is_equal else self.rows
 
     def total(self, share: Any, keys: Iterator[tf.Tensor]) -> tf.IndexedSlices:
-        """Returns the rows that one device has, of what was summed."""
+        """Returns the rows that one device has, from the sum of the shares."""
         if self.is_equal:
             rows = self.rows
             return tf.IndexedSlices(share, rows.indices, rows.dense_shape)
@@ -58,14 +58,14 @@ def summed(
     """Sums gradients, some of which may be sparse.
 
     Optimizers square, and clip, each row of a sparse gradient for itself. A row
-    that one device looks up once, as that of a position, or a row of distinct
-    ones, is to occur once in the sum.
+    that one device looks up once, as a position's, or a row of distinct ones,
+    is to occur once in the sum.
 
     Args:
         grads: This replica's, or `None`s.
-        sources: Of what they are the gradients.
-        reduce: Sums what is dense, and joins what is sparse.
-        step: The replica's.
+        sources: The variables of the gradients.
+        reduce: Sums dense gradients, and joins sparse ones.
+        step: The step of the replica.
     """
     if tf.executing_eagerly() or replica_collectives().count == 1:
         return reduce(grads)
@@ -152,7 +152,7 @@ def _split(tensor: tf.Tensor, sizes: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _origins(indices: tf.Tensor, step: Step) -> Iterator[tf.Tensor]:
-    """Yields what indices were joined of, as far as it is seen.
+    """Yields the tensors of which indices were joined, as far as is seen.
 
     The entries of these, one after the other, are as many as the indices, and
     each index is made of the one entry in its place.
@@ -167,7 +167,7 @@ def _origins(indices: tf.Tensor, step: Step) -> Iterator[tf.Tensor]:
 
 
 def _origin(tensor: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns the tensor of whose entries those of another are made.
+    """Returns the tensor of whose entries another's are made.
 
     Each is made of the entry in its place, and of numbers that are equal on all
     replicas.

@@ -1,4 +1,4 @@
-"""Makes what a gradient tape returns in a step of `fit` the global gradient.
+"""Makes gradient tapes return the global gradient in a step of `fit`.
 
 The target of `tape.gradient` is made of samples in one of few ways, and the
 traced graph tells in which: it is a mean over samples, a sum over them, or
@@ -53,8 +53,8 @@ def differentiate_in(context: _Context) -> None:
     """Has a context be entered while the backward pass of a step is traced.
 
     Args:
-        context: Takes the step, what is differentiated by, and a list that has
-            the derivatives when the context is left.
+        context: Takes the step, the sources, and a list that has the
+            derivatives when the context is left.
     """
     _contexts.append(context)
 
@@ -69,8 +69,8 @@ def gradient(
 ) -> Any:
     """Returns the gradient of the global batch in a step of `fit`.
 
-    Gradients of what belongs to a replica's own samples are not summed: they
-    are the part of what one device computes that belongs to these samples.
+    Gradients of tensors of a replica's own samples are not summed: they are the
+    part of one device's gradient that belongs to these samples.
     """
     step = _computing()
     if step is None:
@@ -126,7 +126,7 @@ def forward_of_operation(original: Callable, *args: Any) -> Any:
 def _by_own_rows(
     original: Callable, sources: list[Any], step: Step
 ) -> list[Any]:
-    """Differentiates also by what takes the place of a source."""
+    """Differentiates also by the replacements of a source."""
     places = [OwnRows.of(step).of_tensor(source) for source in sources]
     found = original(sources=[*sources, *itertools.chain(*places)])
     of_sources, others = found[: len(sources)], iter(found[len(sources) :])
@@ -156,9 +156,9 @@ def jacobian(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Leaves the derivatives of each entry what they are, and says what.
+    """Leaves the derivatives of each entry unchanged, and marks their kinds.
 
-    Those of rows of samples are rows, and those of a mean are a mean.
+    Derivatives of rows of samples are rows, and of a mean, a mean.
     """
     step = _computing()
     if step is None:
@@ -183,7 +183,7 @@ def batch_jacobian(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Leaves the derivatives of each sample's entries by its own what they are.
+    """Leaves the derivatives of each sample's entries by its own unchanged.
 
     They are rows of samples.
     """
@@ -198,16 +198,16 @@ def batch_jacobian(
 
 
 def _kind_of_derivatives(kind: Kind) -> Kind:
-    """Returns the kind of a target's derivatives by what all replicas share."""
+    """Returns the kind of a target's derivatives by shared tensors."""
     linear = kind.role in (Role.EQUAL, Role.ROWS, Role.TOTAL, Role.MEAN)
     return OPAQUE if kind.depends_on_other_samples or not linear else kind
 
 
 def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
-    """Returns what to differentiate in place of a target, with weights."""
+    """Returns tensors to differentiate in place of a target, with weights."""
     if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
         return [(target, seed)]
-    # The user exchanges what is compared.
+    # The user exchanges the compared values.
     by_hand = bool(UserReductions.of(step))
     is_seeded = seed is not None and not by_hand
     loss = _weighted(target, seed) if is_seeded else target
@@ -219,7 +219,7 @@ def _seeded(target: Any, seed: Any, sources: list[Any], step: Step) -> _Seeded:
     if by_hand and kind.role is Role.DERIVED:
         kind = MEAN if target.shape.rank == 0 else TOTAL
     elif is_alone:
-        pass  # the tape differentiates what one device computes, also twice
+        pass  # the tape differentiates one device's loss, also twice
     elif (kind.role is Role.DERIVED or kind.mixed or mixed) and (
         is_seeded or seed is None
     ):
@@ -262,18 +262,18 @@ def _through_reductions(
     mixed: set[int],
     step: Step,
 ) -> _Seeded:
-    """Differentiates by the chain rule, through what replicas must reduce.
+    """Differentiates by the chain rule, through the replicas' reductions.
 
     The target is computed once more, from the reductions over all samples. Its
     derivatives by these are equal on all replicas, and each replica goes on
-    with what it has contributed to them. Those that the tape cannot go on
-    from, such as counts of labels, need none.
+    with its contributions to them. Contributions that the tape cannot
+    differentiate, such as counts of labels, need no derivatives.
 
     Args:
-        target: What is differentiated.
-        sources: By which it is.
+        target: The tensor to differentiate.
+        sources: The tensors by which it is differentiated.
         mixed: The ids of tensors whose gradients depend on the whole batch.
-        step: The replica's.
+        step: The step of the replica.
     """
     made_of_all = [_is_of_all_samples(source, step) for source in sources]
     if all(made_of_all):  # the derivatives are computed once more, as these are
@@ -303,7 +303,7 @@ def _through_reductions(
         source = entries[key]
         if slope is None:
             continue
-        if key in found.reads:  # one device reads what is equal everywhere
+        if key in found.reads:  # one device reads a value equal everywhere
             slope *= tf.cast(step.batch_fraction, slope.dtype)
         else:
             slope = own_slope(source, slope, step)
@@ -312,7 +312,7 @@ def _through_reductions(
 
 
 def _is_of_all_samples(source: Any, step: Step) -> bool:
-    """Whether a source is what replicas would have to compute together."""
+    """Whether a source is a value that replicas must compute together."""
     if not isinstance(source, tf.Tensor):
         return False
     kind = step.kinds.of(source)
@@ -325,7 +325,7 @@ def _reduced(
     sources: list[Any],
     step: Step,
 ) -> list[Any]:
-    """Sums the gradients of what all replicas share."""
+    """Sums the gradients of variables that all replicas share."""
     shared = [
         i
         for i, (one, source) in enumerate(zip(found, sources, strict=True))
@@ -333,7 +333,7 @@ def _reduced(
     ]
     for i, (one, source) in enumerate(zip(found, sources, strict=True)):
         if i not in shared and isinstance(one, tf.Tensor):
-            # It is this replica's part of what one device has.
+            # It is this replica's part of one device's gradient.
             own = OwnRows.of(step).of_tensor(source)
             kind = step.kinds.of(own[-1] if own else source)
             if kind.divided:  # one device divides by another number

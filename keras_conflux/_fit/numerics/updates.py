@@ -1,4 +1,4 @@
-"""What optimizers do with gradients, and what they write.
+"""The updates of optimizers: their use of gradients, and their writes.
 
 Everything an optimizer does with gradients (clipping, accumulation, loss
 scaling, decay, averaging) acts on the gradient of the global batch, on every
@@ -51,8 +51,7 @@ def apply(
 
     Where the gradients come from decides:
 
-    * a step of `fit`: what a tape returns is the gradient of the global batch
-      already;
+    * a step of `fit`: a tape returns the gradient of the global batch already;
     * `withdevices`: nothing; the user has called `allreduce`;
     * a bare `strategy.run`: the sum, as Keras documents it.
     """
@@ -110,11 +109,11 @@ def _inside(
     trained: list[Any] | None,
     step: Step,
 ) -> Any:
-    """Applies what an optimizer that holds others hands on to one of them."""
+    """Applies gradients that an optimizer hands on to one that it holds."""
     known = Gradients.of(step)
     if known.are_accumulated or not _sums_copies(optimizer):
         return original(optimizer, grads, trained)
-    # The outer one, such as `MultiOptimizer`, has got those of the batch.
+    # The outer one, such as `MultiOptimizer`, has got the batch's gradients.
     _refuse_overwriting(optimizer, trained, step)
     summands = known.as_summands(grads, trained)
     with known.applying(accumulates=True):
@@ -196,7 +195,7 @@ def _note_build(optimizer: Any, step: Step | None) -> None:
 
 
 def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
-    """Raises unless each replica has its own copy of what it will write.
+    """Raises unless each replica has its own copy of all that it will write.
 
     Replicas would write one variable after another, or wait for each other.
     """
@@ -224,7 +223,7 @@ def _accumulates(optimizer: Any) -> bool:
 
 
 def _sums_copies(optimizer: Any) -> bool:
-    """Whether what an optimizer accumulates is the sum of the copies.
+    """Whether the accumulated gradients are the sum of the copies.
 
     If Keras has made its variables in a strategy's scope, and no `fit` has
     trained with them, each copy has all.
@@ -270,8 +269,8 @@ def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
 
     So a sparse update leaves the same bits in the copies of all replicas:
     TensorFlow adds repeated rows to a variable in any order, as its threads
-    come. Only what is written is added up here: what Keras' optimizers make of
-    each row of a gradient before, such as its squares, is as on one device.
+    come. Only the written values are added up here: earlier computations of
+    Keras' optimizers with each row, such as squares, are as on one device.
     """
     is_sparse = isinstance(value, tf.IndexedSlices)
     # XLA has one replica here; several on GPUs have dense gradients.
@@ -360,7 +359,7 @@ def _outside(
 def _in_replicas(
     original: Callable, optimizer: Any, grads: list[Any], given: Any
 ) -> None:
-    """Applies in each replica what Keras would refuse to apply in a scope."""
+    """Applies in each replica gradients that Keras would refuse in a scope."""
     if given and not optimizer.built:  # each replica would build it
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(given)
@@ -380,9 +379,9 @@ def _apply_once(
 
     Args:
         original: The optimizer's `apply`.
-        optimizer: Whose variables may have copies.
-        grads: Those of the whole batch.
-        trained: What they are for, unless the optimizer knows.
+        optimizer: The optimizer, whose variables may have copies.
+        grads: The gradients of the whole batch.
+        trained: Their variables, unless the optimizer knows.
     """
     if trained and not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -412,7 +411,7 @@ class _OneDevice:
 
     @property
     def extended(self) -> "_OneDevice":
-        """Where TensorFlow has what a strategy does with variables."""
+        """TensorFlow's place for a strategy's work on variables."""
         return self
 
     def update(
@@ -423,7 +422,7 @@ class _OneDevice:
         kwargs: dict | None = None,
         group: bool = True,
     ) -> Any:
-        """Returns what a function returns that updates a variable.
+        """Returns the result of a function that updates a variable.
 
         Of one whose copies add up to its value, the first copy gets all of it.
         """

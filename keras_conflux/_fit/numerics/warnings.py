@@ -1,4 +1,4 @@
-"""Warns of what replicas cannot make equal to what one device computes."""
+"""Warns of values that replicas cannot make equal to one device's."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
     In its graph the number of samples is a constant like any other.
 
     Args:
-        model: Whose step it is.
-        error: What it raises where the number of samples is not known.
+        model: The model whose step it is.
+        error: The error of the trace for an unknown number of samples.
     """
     reason = str(error).strip().splitlines()[0] if str(error) else repr(error)
     layers = keras_models.all_layers(model)
@@ -91,13 +91,13 @@ def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
     """Warns of values that are taken for rows of samples, or for a mean.
 
     Args:
-        step: The replica's.
-        key: What is warned of, once in a step.
+        step: The step of the replica.
+        key: The key of the warning, which is given once in a step.
         what: The values, such as "what the layer 'dense' is given".
     """
     here = tf.compat.v1.get_default_graph()
     if step.kinds.is_blind or here is not step.graph:
-        return  # what a graph inside of the step's is given is not known yet
+        return  # arguments of a graph inside of the step's are not known yet
     step.warn_once(
         key,
         f"the graph does not show how {what} is computed from the samples, as "
@@ -110,7 +110,7 @@ def warn_of_unknown_values(step: Step, key: str, what: str) -> None:
 
 
 class UnclearLosses(Part):
-    """The losses that may differ from those of one device.
+    """The losses that may differ from one device's.
 
     A warning has told of them.
     """
@@ -131,10 +131,10 @@ class UnclearLosses(Part):
 def warn_of_plain_variables(step: Step) -> None:
     """Warns of variables of TensorFlow's own that a step writes.
 
-    A `keras.Variable` has a copy on each replica, and what a step writes to it
-    is made what one device would write. A `tf.Variable` that is no part of one
-    has a single copy in a process, which each of its replicas writes, or
-    copies that nobody compares, if it was made in the strategy's scope.
+    A `keras.Variable` has a copy on each replica, and a step's writes to it
+    become one device's. A `tf.Variable` that is no part of one has a single
+    copy in a process, which each of its replicas writes, or copies that nobody
+    compares, if it was made in the strategy's scope.
 
     To be called where the first replica of a process has traced its step.
     """
@@ -207,7 +207,7 @@ def _by_handle(variables: Iterable[keras.Variable]) -> dict[int, Any]:
 
 
 def _writes(step: Step) -> Iterator[tuple[Any, list[tf.Operation]]]:
-    """Yields what a step uses, and the operations that may write it."""
+    """Yields a step's resources, and the operations that may write them."""
     for handle, uses in resources.uses_of_resources(step.graph):
         writes = [x for x in uses if effects.changes(x, handle, step.graph)]
         yield handle, writes

@@ -1,9 +1,9 @@
-"""What a step writes to variables becomes what one device would write.
+"""The writes of a step to variables become the writes of one device.
 
 A branch of `tf.cond` and a `tf.function` that the step calls have graphs of
 their own, whose tensors cannot be used at the end of the step. So replicas
-exchange what they need at the place of the write, if all of them come there.
-What is averaged at the end anyway, as moving averages are, waits until then.
+exchange their values at the place of the write, if all of them come there.
+Values that are averaged at the end anyway, as moving averages, wait until then.
 """
 
 import collections
@@ -51,7 +51,7 @@ def assign(original: Callable, variable: Any, value: Any) -> Any:
 
 
 def add(original: Callable, variable: Any, value: Any) -> Any:
-    """Adds to a variable, of which a step of `fit` notes what it was."""
+    """Adds to a variable, whose former value a step of `fit` notes."""
     writes = _recording()
     if writes is not None:
         value = writes.to_add(variable, value)
@@ -59,7 +59,7 @@ def add(original: Callable, variable: Any, value: Any) -> Any:
 
 
 def _recording() -> "Writes | None":
-    """Returns those of a step. What an optimizer writes is equal already."""
+    """Returns a step's writes. An optimizer's values are equal already."""
     step = steps.current_fit_step()
     if step is None or tf.executing_eagerly():
         return None  # in `tf.init_scope`, it is written once, and not by steps
@@ -75,7 +75,7 @@ def not_recording() -> contextlib.AbstractContextManager[None]:
 
 
 class Writes(Exit):
-    """What something else than an optimizer writes to variables in a step.
+    """The writes to variables in a step, but for an optimizer's.
 
     These are weights or others, such as a learning rate or a metric's counts.
     """
@@ -120,13 +120,13 @@ class Writes(Exit):
         return sum(self._times[id(variable)] for variable in variables)
 
     def keep_own_statistics(self, variables: Iterable[Any]) -> None:
-        """Says of what a replica's own samples tell that the mean is kept."""
+        """Keeps the mean of statistics that are a replica's own samples'."""
         self._own_statistics.update(map(id, variables))
 
     def to_write(self, variable: keras.Variable, value: Any) -> Any:
         """Notes that a variable is written, and returns what to write.
 
-        What a stand-in for samples would add to a metric is left out.
+        The summand of a stand-in for samples to a metric is left out.
         """
         comes_together = Choices.of(self.step).come_together()
         self._note(variable, value)
@@ -142,9 +142,9 @@ class Writes(Exit):
         return _exchanged(variable, value, self.step)
 
     def _of_all_turns(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns what is to be written once, after all turns.
+        """Returns the value to write once, after all turns.
 
-        What cannot be computed is left, and refused where turns would write.
+        A value that cannot be computed is left, and refused in turns.
         """
         value = keras_variables.as_tensor(value, variable.dtype)
         if id(variable) in self._own_statistics:
@@ -188,11 +188,11 @@ class Writes(Exit):
             )
 
     def to_add(self, variable: keras.Variable, value: Any) -> Any:
-        """Notes what a variable was before the step first added to it.
+        """Notes the value of a variable before the step first added to it.
 
-        Only where the graph of the step does not show what is added, as in
-        graphs inside of it. There, a value computed from the batch, such as a
-        sample count, is summed over the replicas, and a value computed from the
+        Only where the graph of the step does not show the summand, as in graphs
+        inside of it. There, a value computed from the batch, such as a sample
+        count, is summed over the replicas, and a value computed from the
         variable itself, such as `v -= 0.1 * (v - mean)`, is averaged.
         """
         if id(variable) in self._all or self._is_traced_here():
@@ -213,7 +213,7 @@ class Writes(Exit):
         return self.step.graph is tf.compat.v1.get_default_graph()
 
     def make_global_before_update(self, variables: list[Any]) -> None:
-        """Makes of what a step has set what one device would have set.
+        """Makes values that a step has set equal to one device's.
 
         To be called before an optimizer adds to it.
         """
@@ -230,7 +230,7 @@ class Writes(Exit):
                 weight.assign(global_values(values[-1:], self.step)[0])
 
     def end(self, output: Tree) -> Tree:
-        """Makes what a step has written equal on all replicas.
+        """Makes the values that a step has written equal on all replicas.
 
         A value that no sample has touched is equal already. Others are computed
         as one device would compute them. Moving averages are left for
@@ -274,13 +274,13 @@ class Writes(Exit):
         self._reduce_by_change(unclear)
 
     def _values(self, weight: keras.Variable) -> tuple[_Values, bool]:
-        """Returns what was written to this replica's copy of a weight."""
+        """Returns the values written to this replica's copy of a weight."""
         if self.step.kinds.is_blind:
             return [], False
         return self.step.kinds.written(moving_averages.handle_of_copy(weight))
 
     def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
-        """Warns of what metrics count where replicas may not come together."""
+        """Warns of metrics' counts where replicas may not come together."""
         choices = Choices.of(self.step)
         for counter in variables:
             values, _ = self._values(counter)
@@ -304,11 +304,11 @@ class Writes(Exit):
     def _are_averaged_well(
         self, weight: keras.Variable, values: _Values
     ) -> bool:
-        """Whether a mean over replicas is what one device would have written.
+        """Whether a mean over replicas equals one device's value.
 
         Args:
-            weight: Of which graphs inside of the step's write something.
-            values: What is written to this replica's copy.
+            weight: The weight that graphs inside of the step's write.
+            values: The values written to this replica's copy.
         """
         if id(weight) in self._own_statistics:
             return True
@@ -323,9 +323,9 @@ class Writes(Exit):
         )
 
     def _reduce_by_change(self, weights: list[keras.Variable]) -> None:
-        """Sums what was added, averages what was set.
+        """Sums added values, averages set values.
 
-        Integers that were set are those of the replica of the first samples.
+        Set integers are taken from the replica of the first samples.
         """
         fraction = self.step.batch_fraction
         added = [w for w in weights if id(w) in self._before]
@@ -364,7 +364,7 @@ def _tensors_in(output: Tree) -> list[tf.Tensor]:
 
 
 def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
-    """Returns what one device would write.
+    """Returns the value that one device would write.
 
     It is the value itself if that is averaged at the end of the step, or if
     the graph does not show how it is computed.
@@ -387,7 +387,7 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
 
 
 def _read(value: Any) -> Any:
-    """Returns what a variable holds, if a step adds one to another."""
+    """Returns the value of a variable, if a step adds one to another."""
     is_variable = isinstance(value, keras.Variable | tf.Variable)
     return keras_variables.as_tensor(value) if is_variable else value
 
