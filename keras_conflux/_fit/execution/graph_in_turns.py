@@ -3,10 +3,10 @@
 A step is traced once, for one microbatch. Where microbatches would exchange
 something with each other, as replicas do, the graph is *cut*: behind a cut is
 the sum, or another reduction, over all turns and all replicas. So cuts divide
-the graph into phases. In each phase, what depends on a microbatch becomes the
-body of a loop, whose turns add up what the cuts at its end are given. All else
-is the same in each turn and runs once, before the loop. What a later phase
-needs of a microbatch's earlier values is computed again in its loop.
+the graph into phases. In each phase, operations that depend on a microbatch
+become the body of a loop, whose turns add up the inputs of the cuts at its end.
+All else is the same in each turn and runs once, before the loop. Earlier values
+of a microbatch that a later phase needs are computed again in its loop.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import effect_of
 
 _WRITES_OFTEN = "writes in each turn what one device writes once"
-_WRITES_BETWEEN = "writes what turns read before and after it"
+_WRITES_BETWEEN = "writes a variable that turns read before and after it"
 _RUNS_AGAIN = "would run more than once for the same samples"
 _Known = dict[int, tf.Tensor]
-"""By the ids of traced tensors, what they are where the graph runs."""
+"""By the ids of traced tensors, their counterparts where the graph runs."""
 _MANY_TIMES = 3
-"""How often turns may compute what they compute before somebody is told."""
+"""How often turns may repeat a computation before a warning tells of it."""
 _log = logging.getLogger("keras_conflux")
 _logged: set[tuple[int, int]] = set()
 
@@ -43,15 +43,15 @@ class Cut:
     """Where turns exchange something."""
 
     value: tf.Tensor
-    """What the graph goes on with: an identity of what each turn gives."""
+    """The tensor in the graph: an identity of each turn's value."""
     op: Op
-    """What is made of the values of all turns."""
+    """The reduction of the values of all turns."""
     stays_here: bool
     """Whether other replicas take no part."""
 
     @property
     def given(self) -> tf.Tensor:
-        """What a turn gives."""
+        """The value of a turn."""
         return _behind_identities(self.value.op.inputs[0])
 
 
@@ -65,7 +65,7 @@ class TracedTurn:
     """The placeholders that differ from turn to turn."""
     cuts: Sequence[Cut]
     outputs: Sequence[tf.Tensor]
-    """What the step returns, equal in all turns."""
+    """The results of the step, equal in all turns."""
 
 
 class CannotRunInTurns(Exception):
@@ -73,7 +73,7 @@ class CannotRunInTurns(Exception):
 
     Args:
         operation: The operation that does it.
-        reason: What it does.
+        reason: The reason, as messages give it.
     """
 
     def __init__(self, operation: tf.Operation, reason: str) -> None:
@@ -94,10 +94,10 @@ def run(
     Args:
         traced: The step.
         count: The number of turns.
-        arguments: Takes the number of a turn, a tensor, and returns what the
-            placeholders stand for in it.
+        arguments: Takes the number of a turn, a tensor, and returns the values
+            of the placeholders in it.
         everywhere: Reduces tensors of this replica with those of others.
-        compiled: Whether XLA compiles what is traced.
+        compiled: Whether XLA compiles the traced graph.
 
     Returns:
         The outputs.
@@ -128,7 +128,7 @@ def _log_if_repeated(loops: "list[_Loop]") -> None:
     _log.warning(
         "with `microbatches=`, a step computes %d times what it has to: it "
         "exchanges something %d times, as each synchronized normalization "
-        "does, and computes what comes before once more each time. Normalize "
+        "does, and repeats all computations before that each time. Normalize "
         "by something else than the batch, or use `keras.RematScope` in place "
         "of `microbatches`.",
         *reversed(found),
@@ -138,7 +138,7 @@ def _log_if_repeated(loops: "list[_Loop]") -> None:
 def _exchange(
     given: list[tuple[Cut, tf.Tensor]], everywhere: Callable, known: _Known
 ) -> None:
-    """Makes known what comes out of cuts."""
+    """Adds the results of cuts to the known tensors."""
     by_op: dict[Op, list[tuple[Cut, tf.Tensor]]] = {}
     for cut, own in given:
         if cut.stays_here:
@@ -153,7 +153,7 @@ def _exchange(
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """What the turns of a phase compute."""
+    """The computation of the turns of a phase."""
 
     cuts: list[Cut]
     outputs: list[tf.Tensor]
@@ -208,7 +208,7 @@ class _Plan:
     def _behind(
         self, wanted: Iterable[tf.Operation], of_turns: bool = False
     ) -> list[tf.Operation]:
-        """Returns what operations depend on, and themselves, in order."""
+        """Returns operations and all that they depend on, in order."""
 
         def counting(found: Iterable[tf.Operation]) -> list[tf.Operation]:
             return [x for x in found if self._varies[x] or not of_turns]
@@ -219,10 +219,10 @@ class _Plan:
         return sorted(found, key=self._positions.__getitem__)
 
     def _share_loops(self) -> None:
-        """Has a later loop give cuts what it computes anyway.
+        """Moves cuts to later loops that compute their inputs anyway.
 
-        So the sums of a metric are those of the loop with the gradients, and
-        the forward pass is not run for them before.
+        So the loop with the gradients computes the sums of a metric, and the
+        forward pass is not run for them before.
         """
         latest = self._latest_phases()
         for cut in [each for each in self._needed if each in self._cuts]:
@@ -239,7 +239,7 @@ class _Plan:
                 self._find_phases()
 
     def _in_loop(self, phase: int, without: tf.Operation) -> set[tf.Operation]:
-        """Returns what a loop runs, but for one of its cuts."""
+        """Returns the operations of a loop, but for one of its cuts."""
         loop = self.loops[phase]
         ends = [cut.given.op for cut in loop.cuts if cut.value.op != without]
         ends += [each.op for each in loop.outputs]
@@ -289,7 +289,7 @@ class _Plan:
         return max([*phases, self._earliest.get(operation, 0)])
 
     def _waits(self, operation: tf.Operation, before: tf.Operation) -> bool:
-        """Whether what runs once waits for the end of all turns."""
+        """Whether an operation run once waits for the end of all turns."""
         return (
             self._varies[before]
             and not self._varies[operation]
@@ -317,7 +317,7 @@ class _Plan:
         return _Loop(cuts, outputs, effects, operations)
 
     def _written_too_early(self) -> dict[tf.Operation, int]:
-        """Returns when to write what is yet to be read, by the operations."""
+        """Returns the phases of writes that have to wait for reads."""
         readers: dict[int, list[tuple[tf.Operation, int]]] = {}
         for phase, loop in enumerate(self.loops):
             for operation in loop.operations:
@@ -339,8 +339,8 @@ class _Plan:
     def _refuse_tables_in_several_loops(self) -> None:
         """Raises where replicas would wait for each other in a circle.
 
-        TensorFlow runs what uses a table one after another, and so all loops of
-        a replica before those of the next.
+        TensorFlow runs the ops that use a table one after another, and so all
+        loops of a replica before the next replica's.
         """
         seen: dict[int, int] = {}
         for phase, loop in enumerate(self.loops):
@@ -350,7 +350,7 @@ class _Plan:
                         raise CannotRunInTurns(operation, _RUNS_AGAIN)
 
     def once(self, phase: int) -> list[tf.Operation]:
-        """Returns what runs once in a phase, before its turns, in order."""
+        """Returns operations that run once in a phase, before its turns."""
         return [
             each
             for each in self._needed
@@ -378,14 +378,14 @@ class _Runner:
         self.known: _Known = dict(bodies.captures(traced.graph))
 
     def run_once(self, operations: list[tf.Operation]) -> None:
-        """Runs what does not depend on microbatches."""
+        """Runs operations that do not depend on microbatches."""
         _copy(operations, self.known)
 
     def run_turns(self, loop: _Loop) -> list[tf.Tensor]:
         """Runs the turns of a phase.
 
         Returns:
-            What all turns together give each cut.
+            The reduction over all turns for each cut.
         """
         if not loop.operations and not loop.cuts:
             return []
@@ -398,7 +398,7 @@ class _Runner:
         return found[: len(sums)]
 
     def _note(self, operations: list[tf.Operation]) -> None:
-        """Raises if what has run would have another result, or effect."""
+        """Raises if an operation that has run would have another result."""
         for each in operations:
             if effect_of(each) & ~HARMLESS:
                 if each in self._has_run:
@@ -449,12 +449,12 @@ class _Runner:
 
 @dataclasses.dataclass(frozen=True)
 class _Accumulator:
-    """What a loop keeps of what its turns compute."""
+    """The value that a loop keeps of its turns' values."""
 
     given: tf.Tensor
-    """What a turn computes, as traced."""
+    """The value of a turn, as traced."""
     op: Op | None
-    """What is kept of two; of `None` the latter."""
+    """The reduction of two values; `None` keeps the latter."""
 
     @property
     def is_known(self) -> bool:
@@ -463,13 +463,13 @@ class _Accumulator:
 
     @property
     def kept_dtype(self) -> tf.DType:
-        """In what it is kept. Floats of 16 bits are rounded once, at last."""
+        """The kept dtype. Floats of 16 bits are rounded once, at last."""
         given = self.given.dtype
         is_rounded = given in (tf.float16, tf.bfloat16) and self.op is not None
         return tf.float32 if is_rounded else given
 
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
-        """Returns what is kept before the first turn.
+        """Returns the value before the first turn.
 
         Args:
             first: Something of the same shape, if the graph does not know it.
@@ -496,7 +496,7 @@ class _Accumulator:
     def add(
         self, old: tf.Tensor, new: tf.Tensor, is_first: Any, compiled: bool
     ) -> tf.Tensor:
-        """Returns what is kept after a turn."""
+        """Returns the value after a turn."""
         if self.op is None:
             return new
         new = tf.cast(new, self.kept_dtype)
@@ -518,9 +518,9 @@ def _inputs(operation: tf.Operation) -> list[tf.Tensor]:
 
 
 def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what an operation passes on with others, for their gradients.
+    """Returns the tensor behind operations that pass it on with others.
 
-    It joins what goes into a cut and what comes out.
+    Such an operation joins the inputs and the results of cuts, for gradients.
     """
     while tensor.op.type == "IdentityN":
         tensor = tensor.op.inputs[tensor.value_index]

@@ -24,8 +24,8 @@ class GraphProgram(StepPrograms):
     """Runs a step for one batch after another, of any sizes.
 
     Args:
-        step: What each replica does.
-        strategy: What replicates the model.
+        step: The step of each replica.
+        strategy: The strategy that replicates the model.
         turns: In how many turns a replica runs a step.
     """
 
@@ -80,7 +80,7 @@ class GraphProgram(StepPrograms):
         each: list[Any] = tf.unstack(sizes, communicator.size)
         fractions = batch_fractions(known or each)
         places = _places(sizes, communicator.size)
-        # Those of this process' replicas.
+        # The batches of this process' replicas.
         first = communicator.rank(0)
         each = each[first : first + len(shards)]
         fractions = fractions[first : first + len(shards)]

@@ -2,8 +2,8 @@
 
 A turn is a replica more, in time and not in space. So all that makes replicas
 compute what one device computes makes turns do so as well: the step is traced
-for the samples of one turn, and what replicas would exchange, turns exchange.
-`graph_in_turns.py` runs what was traced.
+for the samples of one turn, and turns exchange the values that replicas would
+exchange. `graph_in_turns.py` runs the trace.
 """
 
 import functools
@@ -41,7 +41,7 @@ _NUMBERS = {
     "total": tf.uint64,
     "size": tf.int64,
 }
-"""What a turn is told besides its samples. XLA needs the rank alone."""
+"""The numbers that a turn gets besides samples. XLA needs the rank alone."""
 
 
 class TracedTurns:
@@ -101,7 +101,7 @@ class TracedTurns:
         return self._cut(tensor, SUM, stays_here=True)
 
     def assert_same_call(self, *_: Any) -> None:
-        """Does nothing: all turns run what is traced once."""
+        """Does nothing: all turns run one trace."""
 
     def can_gather_again(self, _: bool) -> bool:
         """Returns that nothing lies in parts."""
@@ -131,8 +131,8 @@ class StepInTurns:
     Args:
         name: Of the step.
         count: The number of turns of each replica.
-        trace: Traces a step. It takes what `ReplicaStep.on_replica` does, and
-            the turns.
+        trace: Traces a step. It takes the arguments of
+            `ReplicaStep.on_replica`, and the turns.
     """
 
     def __init__(self, name: str, count: int, trace: Callable) -> None:
@@ -162,7 +162,7 @@ class StepInTurns:
         before = collectives.called()
 
         def turn(*given: Any) -> list[tf.Tensor]:
-            # TensorFlow traces again what has made variables, as of metrics.
+            # TensorFlow traces a function again that has made variables.
             collectives.forget_since(before)
             own, numbers = given[: len(leaves)], given[len(leaves) :]
             turns.begin(numbers[0])
@@ -193,7 +193,7 @@ class StepInTurns:
         return trees.refill(structures[-1], outputs)
 
     def _refuse_options(self) -> None:
-        """Raises if the strategy does what does not work with turns."""
+        """Raises if the strategy has an option that excludes turns."""
         shard = getattr(tf.distribute.get_strategy(), "shard", None)
         refused = combinations.refusal(shard, self._count)
         if refused:
@@ -209,7 +209,7 @@ class StepInTurns:
             raise NotImplementedError(
                 f"{self._name}: with `microbatches=` a replica runs a step in "
                 "turns, and a `tf.function` that the step calls draws random "
-                "numbers for its samples, which it would take for those of one "
+                "numbers for its samples, which would be numbers for only one "
                 "turn. Draw outside of that function, or leave out "
                 "`microbatches`."
             )
@@ -241,12 +241,12 @@ def _refusal(name: str, error: CannotRunInTurns) -> NotImplementedError:
 
 
 class _Even:
-    """What turns get of a part that they divide evenly, in what XLA compiles.
+    """The arguments of turns that divide a part evenly, in XLA programs.
 
     Args:
         count: The number of turns.
-        leaves: Those of the replica's part of the batch.
-        compiled: What is known of the program.
+        leaves: The leaves of the replica's part of the batch.
+        compiled: The facts about the program.
         everywhere: The number of turns of all replicas.
     """
 
@@ -270,7 +270,7 @@ class _Even:
         self.signature = [tf.TensorSpec([], tf.int32)]
 
     def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a turn gets."""
+        """Returns the arguments of a turn."""
         own = [
             leaf[number] if is_stacked else leaf
             for leaf, is_stacked in self._stacked
@@ -278,7 +278,7 @@ class _Even:
         return [*own, self._first + tf.cast(number, tf.int32)]
 
     def known_from(self, numbers: Sequence[tf.Tensor]) -> tuple:
-        """Returns what `on_replica` takes beside the shard, of one turn."""
+        """Returns one turn's arguments of `on_replica`, besides the shard."""
         (rank,) = numbers
         count = self._everywhere
         fraction = batch_fractions([1] * count)[0]
@@ -295,7 +295,7 @@ def _rank(compiled: CompiledStep) -> Any:
 
 
 def _stacked(leaf: tf.Tensor, count: int) -> tuple[tf.Tensor, bool]:
-    """Returns rows as those of each turn, and whether there are any."""
+    """Returns rows stacked by turns, and whether there are any."""
     if leaf.shape.rank == 0:
         return leaf, False
     shape = tf.shape(leaf)
@@ -307,12 +307,12 @@ def _stacked(leaf: tf.Tensor, count: int) -> tuple[tf.Tensor, bool]:
 
 
 class _Uneven:
-    """What turns get of a part of any number of samples.
+    """The arguments of turns for a part of any number of samples.
 
     Args:
         count: The number of turns.
-        leaves: Those of the replica's part of the batch.
-        place: Where the samples of the replica are.
+        leaves: The leaves of the replica's part of the batch.
+        place: The place of the replica's samples.
         size: How many there are, which may be 0; `None` if it cannot.
     """
 
@@ -333,7 +333,7 @@ class _Uneven:
         ]
 
     def __call__(self, number: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a turn gets."""
+        """Returns the arguments of a turn."""
         own = [
             rows.shard_of(leaf, number, self._count, at_least_one=True)
             for leaf in self._leaves
@@ -354,6 +354,6 @@ class _Uneven:
         return tf.nest.flatten([*own, *numbers], expand_composites=True)
 
     def known_from(self, numbers: Sequence[tf.Tensor]) -> tuple:
-        """Returns what `on_replica` takes beside the shard, of one turn."""
+        """Returns one turn's arguments of `on_replica`, besides the shard."""
         _, fraction, own, before, total, size = numbers
         return fraction, functools.partial(Place, own, before, total), size

@@ -1,4 +1,4 @@
-"""What each replica does with its shard of a batch, and the common result."""
+"""The step of each replica on its shard of a batch, and the common result."""
 
 import functools
 import threading
@@ -44,9 +44,9 @@ class ReplicaStep(Protocol):
     """One step of all replicas."""
 
     name: str
-    """What a warning calls it."""
+    """The name of the step in warnings."""
     identity: str
-    """What is the same in each process that makes the same step."""
+    """A text that is the same in each process that makes the same step."""
     runs_in_turns: bool
     """Whether a replica may run its part of a batch in turns."""
     tracing: threading.RLock
@@ -68,21 +68,21 @@ class ReplicaStep(Protocol):
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
-        Replicas of a compiled step may share a trace, that of replica 0.
+        Replicas of a compiled step may share the trace of replica 0.
 
         Args:
             shard: The replica's shard of the global batch.
             fraction: A scalar: its number of samples over the global batch's.
             place: Returns where they are in the global batch.
             size: Its number of samples, which may be 0; `None` if it cannot.
-            compiled: What is known of the XLA program that what is traced
-                becomes part of, if it does.
+            compiled: The facts about the XLA program that the trace becomes
+                part of, if it does.
             turns: In how many parts the replica runs its shard.
         """
         ...
 
     def after_steps(self, fraction: Any) -> None:
-        """Does what once after many steps of the same fraction will do.
+        """Does the work that is due once after many steps of the same fraction.
 
         Traced once per replica, after `on_replica`.
         """
@@ -93,7 +93,7 @@ class ReplicaStep(Protocol):
         ...
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
-        """Makes one result of what the replicas returned."""
+        """Makes one result of the replicas' results."""
         ...
 
     def agree(self) -> None:
@@ -102,7 +102,7 @@ class ReplicaStep(Protocol):
 
 
 class _ModelStep:
-    """Runs a step of a model, and makes global what leaves it."""
+    """Runs a step of a model, and makes the values global that leave it."""
 
     returns: type[Exit]
     runs_in_turns = True
@@ -114,12 +114,12 @@ class _ModelStep:
         self._model = model
         self._steps: dict[int, Step] = {}
         self._programs: dict[int, CommonProgram] = {}
-        """What the replicas of this process have traced."""
+        """The traces of this process' replicas."""
         self._plain_variables: list[tuple[Any, bool]] = []
-        """What the last trace reads that the model does not know, and whether
-        it writes it, too."""
+        """The variables that the last trace reads and the model does not know,
+        and whether it writes them, too."""
         self._common_variables: list[tuple[Any, bool]] = []
-        """What all traces do that all processes have."""
+        """The variables of traces that all processes have."""
         self._warned: set[str] = set()
         self._drawn_by_sample: frozenset[int] = frozenset()
 
@@ -173,7 +173,7 @@ class _ModelStep:
                 output = each.end(output)
             warn_of_plain_variables(step)
             steps.finish()
-        step.turns = None  # what is traced after steps runs once
+        step.turns = None  # operations traced after steps run once
         return output
 
     def after_steps(self, fraction: Any) -> None:
@@ -192,7 +192,7 @@ class _ModelStep:
         self._drawn_by_sample |= findings.by_sample
         findings.raise_if_any()
         # Replicas of a compiled step share a trace. Where they cannot, kernels
-        # may differ by what is known of each shard.
+        # may differ by the known shapes of shards.
         if all(step.compiled is None for step in self._steps.values()):
             common_program.assert_alike([*self._programs.values()], self.name)
 
@@ -270,7 +270,7 @@ class PredictStep(_ModelStep):
     """A `predict_step`, whose result is the outputs for the global batch.
 
     Args:
-        model: What predicts.
+        model: The model that predicts.
         is_local: Whether a process wants the outputs for its own part alone.
     """
 

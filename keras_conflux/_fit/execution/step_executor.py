@@ -46,8 +46,8 @@ class StepExecutor:
 
     Args:
         model: A replicated model.
-        plan: Says what replicates it, and whether XLA compiles its steps.
-        step: What each replica does.
+        plan: Has the strategy, and tells whether XLA compiles its steps.
+        step: The step of each replica.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class StepExecutor:
 
     def _refuse(self, counted: str, needs: Exception | None) -> None:
         raise StrategyError(
-            f"{self._model.name}: a step {counted}. What is a constant there "
+            f"{self._model.name}: a step {counted}. A constant there "
             "may be the number of the samples of one replica, and the step "
             "cannot be traced for any number of samples: "
             f"{needs}. Write `keras.ops.shape(x)[0]` in place of "
@@ -233,7 +233,7 @@ def _is_built(model: keras.Model) -> bool:
     """Whether a step makes no variables, which XLA programs cannot.
 
     A model without `call` is never built itself. Optimizers make theirs outside
-    of what is traced.
+    of the trace.
     """
     return keras_models.metrics_are_built(model) and all(
         owner.built

@@ -34,7 +34,7 @@ class Program(Protocol):
         ...
 
     def __call__(self, *arguments: Any) -> Any:
-        """Returns what the program returns, or raises what it raises."""
+        """Returns the result of the program, or raises its error."""
         ...
 
 
@@ -55,9 +55,9 @@ class TracedProgram:
     Args:
         communicator: Carries its collectives.
         watchdog: Runs it.
-        function: What it does.
-        signature: What `function` takes.
-        compiled: Whether XLA compiles what it does.
+        function: The Python function of the program.
+        signature: The signature of `function`.
+        compiled: Whether XLA compiles it.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TracedProgram:
         return self._staleness.applies_to(self._run)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Returns what the program returns, or raises what it raises.
+        """Returns the result of the program, or raises its error.
 
         Raises:
             StrategyError: If the program that runs waits for this one.
@@ -124,10 +124,10 @@ class TracedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Purpose:
-    """What a program is for."""
+    """The purpose of a program."""
 
     identity: str
-    """What is the same whenever the same program is traced."""
+    """A text that is the same whenever the same program is traced."""
     kind: str
     """The kind of the devices that it runs on."""
     watchdog: StepWatchdog
@@ -144,7 +144,7 @@ def make_by(maker: Maker) -> None:
     """Has another function make the programs of XLA from now on.
 
     Args:
-        maker: Takes what traces a program, and what it is for.
+        maker: Takes a function that traces a program, and the purpose.
     """
     _makers.append(maker)
 
@@ -154,7 +154,7 @@ def make(trace: Callable[[], TracedProgram], purpose: Purpose) -> Program:
 
     Args:
         trace: Traces it.
-        purpose: What it is for.
+        purpose: The purpose of the program.
     """
     return _makers[-1](trace, purpose)
 
@@ -163,8 +163,8 @@ class StepPrograms:
     """Keeps the programs of a step until variables they read are replaced.
 
     Args:
-        step: What each replica does.
-        strategy: What replicates the model.
+        step: The step of each replica.
+        strategy: The strategy that replicates the model.
         turns: In how many turns a replica does it.
         steps: Keras' `steps_per_execution`, if one call runs as many.
     """
@@ -194,7 +194,7 @@ class StepPrograms:
         """Returns the program of a key.
 
         Args:
-            key: What it is traced for.
+            key: The properties of the batches that it is traced for.
             trace: Traces it, if there is none or it is stale.
             is_common: Whether all processes trace it where one does.
         """

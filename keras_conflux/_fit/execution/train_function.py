@@ -29,7 +29,7 @@ def make_function(
 
     Args:
         model: A replicated model.
-        strategy: What replicates it.
+        strategy: The strategy that replicates it.
         step: `model.train_step` or `model.test_step`.
 
     Returns:
@@ -98,7 +98,7 @@ def make_predict_function(
 
 
 _plans: Any = weakref.WeakKeyDictionary()
-"""By function that is made here, what it was made for."""
+"""By function that is made here, the plan that it was made for."""
 
 
 def is_of_other_mode(function: Any, model: keras.Model) -> bool:

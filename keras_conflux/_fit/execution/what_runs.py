@@ -32,8 +32,8 @@ def tell_what_runs(
     Of several processes, the first one does.
 
     Args:
-        model: What runs.
-        plan: How.
+        model: The model that runs.
+        plan: The plan of its executions.
         sizes: Of the first batch, how many samples each replica has.
     """
     if _told.get(model) is plan.strategy or process_index() > 0:
@@ -81,7 +81,7 @@ def _batches(sizes: Sequence[int]) -> str:
 
 
 def _tell_of_driver() -> None:
-    """Tells, once, of GPUs that TensorFlow does not see, and what to type."""
+    """Tells, once, of GPUs that TensorFlow does not see, with the cure."""
     global _has_told_of_driver
     seen = len(tf.config.list_physical_devices("GPU"))
     if _has_told_of_driver or seen:

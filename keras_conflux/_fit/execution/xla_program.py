@@ -38,8 +38,8 @@ class XlaProgram(StepPrograms):
     """Runs steps for batches of one shape that divide evenly.
 
     Args:
-        step: What each replica does.
-        strategy: What replicates the model: one device, or GPUs. XLA has no
+        step: The step of each replica.
+        strategy: The strategy of the model: one device, or GPUs. XLA has no
             collectives for several CPU devices in TensorFlow 2.21.
         turns: In how many turns a replica runs a step.
         steps: Keras' `steps_per_execution`.
@@ -133,7 +133,7 @@ class XlaProgram(StepPrograms):
         )
 
     def _serves_all(self, trace: SharedTrace, shard_specs: list[Tree]) -> bool:
-        """Whether the trace of replica 0 is what the others would trace.
+        """Whether the trace of replica 0 equals the traces of the others.
 
         Over several processes, the first replica of each keeps the sums of
         metrics.
@@ -147,10 +147,10 @@ class XlaProgram(StepPrograms):
     def _many_steps(
         self, shard_spec: Tree, limit: int, shapes: list
     ) -> Callable:
-        """Returns what a replica runs, on as many as `limit` batches.
+        """Returns the program of a replica, on as many as `limit` batches.
 
-        The fraction of the batch is a constant in it, so that XLA removes what
-        is done for batches that do not divide evenly.
+        The fraction of the batch is a constant in it, so that XLA removes the
+        operations for batches that do not divide evenly.
         """
         count = self._communicator.size
 
@@ -195,7 +195,7 @@ def _compiled(
     """
 
     def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
-        # Traced on its own, so that the loop knows what a step returns.
+        # Traced on its own, so that the loop knows the results of a step.
         step = tf.function(_without_autograph(one_step)).get_concrete_function(
             *trees.present(shard_spec)
         )
@@ -218,7 +218,7 @@ def _compiled(
 
 
 def _zeros_like(logs: Tree) -> list[tf.Tensor]:
-    """Returns what a loop over steps begins with."""
+    """Returns the initial values of a loop over steps."""
     for path, output in trees.with_paths(logs):
         if output is not None and not output.shape.is_fully_defined():
             raise error_texts.cannot_compile(
