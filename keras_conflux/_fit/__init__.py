@@ -1,1 +1,1 @@
-"""What `fit`, `evaluate` and `predict` do for a replicated model."""
+"""The behaviour of `fit`, `evaluate` and `predict` for a replicated model."""

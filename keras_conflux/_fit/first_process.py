@@ -1,4 +1,4 @@
-"""What the first of several processes does for all.
+"""The work of the first of several processes for all.
 
 It writes the files, and processes begin a training where it does.
 """
@@ -102,8 +102,8 @@ class FirstProcessLeads(keras.callbacks.Callback):
     from files that the first one has written. The others may not see these.
 
     Args:
-        model: What is trained.
-        callbacks: Those of the user, which come before this one.
+        model: The model that is trained.
+        callbacks: The user's callbacks, which come before this one.
     """
 
     def __init__(self, model: keras.Model, callbacks: list[Any]) -> None:
@@ -112,7 +112,7 @@ class FirstProcessLeads(keras.callbacks.Callback):
         self._may_restore = any(map(_may_restore, callbacks))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks at what the callbacks before have left."""
+        """Looks at the state that the callbacks before have left."""
         own = [keras_models.initial_epoch(self._trained), self._may_restore]
         told = all_gather_json("the first epoch", own)
         keras_models.set_initial_epoch(self._trained, told[0][0])

@@ -1,4 +1,4 @@
-"""The table of what Keras does otherwise for replicated models.
+"""The table of Keras' methods that differ for replicated models.
 
 Each row puts a replacement in front of a method of Keras, which behaves as
 before unless a replicated model, or a replica, is concerned.

@@ -1,4 +1,4 @@
-"""What `compile`, `fit`, `evaluate` and `predict` do for replicated models.
+"""The methods `compile`, `fit`, `evaluate` and `predict` of replicated models.
 
 Each function stands in front of the trainer's method of its name, or of nearly
 its name, and calls it as `original`.
@@ -45,10 +45,10 @@ _told_at_the_end: list[Callable[[str, Measurements], None]] = []
 
 
 def at_the_end(tell: Callable[[str, Measurements], None]) -> None:
-    """Has a function told, after each `fit`, what the call has measured.
+    """Has a function called after each `fit` with its measurements.
 
     Args:
-        tell: Is given the name of the model and the measurements.
+        tell: Takes the name of the model and the measurements.
     """
     _told_at_the_end.append(tell)
 
@@ -161,7 +161,7 @@ def build(
     """Builds from the shapes of the data, without drawing a batch.
 
     On one device, the first step makes metrics after the reset with which an
-    epoch begins. So that reset leaves them with what they begin with.
+    epoch begins. So that reset leaves them with their initial values.
     """
     strategy = _strategy(model)
     if strategy is None:
@@ -169,7 +169,7 @@ def build(
     spec = (
         data_batch if iterator is None else keras_iterators.batch_spec(iterator)
     )
-    if keras_models.runs_eagerly(model):  # its first step builds what it needs
+    if keras_models.runs_eagerly(model):  # its first step builds the rest
         promotion.promote_new_state(model, strategy)
     else:
         known = {id(variable) for variable in model.metrics_variables}
@@ -183,8 +183,8 @@ def build(
 def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     """Has the next reset change nothing in new variables of metrics.
 
-    Sums keep what they begin with. A metric may also hold what others own, such
-    as a weight, which keeps what it is then.
+    Sums keep their initial values. A metric may also hold a variable of others,
+    such as a weight, which keeps its value of then.
     """
     if not variables:
         return
@@ -253,7 +253,7 @@ def make_predict_function(
 
 
 def metrics_or_logs(original: Callable, model: Any, logs: Any) -> Any:
-    """Reads what is a variable: the `result` of some metrics is one."""
+    """Reads variables: the `result` of some metrics is one."""
     return keras.tree.map_structure(
         lambda value: value.numpy() if is_replicated(value) else value,
         original(model, logs),
@@ -268,7 +268,7 @@ def _is_outdated(function: Any, model: keras.Model) -> bool:
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
-    """Returns what replicates a model, after seeing to it that it does.
+    """Returns a model's strategy, after replicating new parts of the model.
 
     Sharing a replicated layer is enough, and so is Keras' distribution.
     """

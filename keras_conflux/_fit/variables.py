@@ -65,9 +65,9 @@ def build_loss_scale_optimizer(
 
 
 def handle(original: Callable, variable: Any) -> Any:
-    """Returns what a gradient tape knows a variable by, in a scope as well.
+    """Returns the handle by which a gradient tape knows a variable.
 
-    There TensorFlow has no handle, though a tape watches the copy it reads.
+    TensorFlow has none in a scope, though a tape watches the copy it reads.
     """
     value = keras_variables.backing(variable)
     if state.is_in_parts(value):  # of which a step reads the part

@@ -30,7 +30,7 @@ class BatchSharder:
     """Shards the batches of one source of data, as evenly as can be.
 
     Args:
-        strategy: What replicates the model.
+        strategy: The strategy that replicates the model.
         stacks: Whether to stack those that divide evenly.
         keep_rows: See `Specs`.
         turns: In how many parts each replica runs its shard.
@@ -51,7 +51,7 @@ class BatchSharder:
         self._parts = self._placement.count * turns
 
     def _placed(self) -> host_to_device.Placement:
-        """Returns which shards of what is drawn go to which devices."""
+        """Returns the devices of the shards."""
         communicator = self._strategy.communicator
         return host_to_device.Placement(
             self._strategy.devices, communicator.rank(0), communicator.size
@@ -61,8 +61,8 @@ class BatchSharder:
         """Returns a number that is equal for equal batches; 0 in one process.
 
         It is of a sample of their bytes: reading each would take as long as a
-        step. Batches that differ, as those of differently shuffled data, differ
-        in most of their entries.
+        step. Batches that differ, as of differently shuffled data, differ in
+        most of their entries.
         """
         if process_count() == 1:
             return 0
@@ -75,10 +75,10 @@ class BatchSharder:
     def join(
         self, batches: list[Batch | StackedBatch], spec: Tree = None
     ) -> list[Batch | StackedBatch]:
-        """Makes global batches of what has been sharded, where it is a part.
+        """Makes global batches of sharded batches, where they are parts.
 
         Args:
-            batches: What a call has returned.
+            batches: The result of a call.
             spec: As in that call.
         """
         return batches
@@ -89,12 +89,12 @@ class BatchSharder:
         """Shards some batches and moves each shard to its device.
 
         Args:
-            drawn: What an iterator over global batches has yielded, or what a
-                user's own `DistributedDataset` has, which is sharded already.
+            drawn: Batches of an iterator over global batches, or of a user's
+                own `DistributedDataset`, which are sharded already.
             spec: The `tf.TypeSpec`s that the iterator says it yields. A step
                 is traced for these, as on one device: traced for the shapes
                 of a batch instead, it would be traced again for the last one,
-                and what depends on static shapes would differ from one
+                and code that depends on static shapes would differ from one
                 device.
             room: For how many batches a stack may have room.
         """
@@ -108,7 +108,7 @@ class BatchSharder:
         return sharded
 
     def _shape(self, batch: Tree) -> Any:
-        """What the batches of a stack share, or `None`."""
+        """The properties that the batches of a stack share, or `None`."""
         leaves = trees.present(batch)
         if not self._stacks or not all(map(host_to_device.is_dense, leaves)):
             return None
@@ -193,7 +193,7 @@ class WholeBatchSharder(BatchSharder):
     """Leaves batches whole, and moves them to the first device.
 
     Args:
-        strategy: What replicates the model.
+        strategy: The strategy that replicates the model.
     """
 
     def __init__(self, strategy: ReplicatedStrategy) -> None:

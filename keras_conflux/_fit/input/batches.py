@@ -30,7 +30,7 @@ class Batch:
     """Per replica of this process, the `tf.TypeSpec`s that its program is
     traced for."""
     checksum: int = dataclasses.field(default=0, kw_only=True)
-    """What is equal for equal batches."""
+    """A number that is equal for equal batches."""
 
     @property
     def steps(self) -> int:
@@ -60,7 +60,7 @@ class Batch:
 
     @property
     def signature(self) -> tuple:
-        """What two batches of one tracing share."""
+        """The properties that two batches of one trace share."""
         return tuple(
             (str(trees.paths(each)), tuple(trees.flatten(each)))
             for each in self.specs
@@ -72,7 +72,7 @@ class StackedBatch(Batch):
     """Batches of one shape that divide evenly.
 
     Each replica's leaves are of shape `(count or more, shard of a batch, ...)`;
-    `sizes` and `specs` are those of one batch.
+    `sizes` and `specs` describe one batch.
     """
 
     count: int
@@ -116,12 +116,12 @@ class StepGroup:
     limit: int
     """The maximum number of batches of the step groups of this epoch."""
     drawn_by_keras: bool = False
-    """Whether Keras' loop draws them one by one, as that of `predict` does."""
+    """Whether Keras' loop draws them one by one, as in `predict`."""
     measurements: Measurements = dataclasses.field(default_factory=Measurements)
     """Where the execution is to be added."""
 
     def __str__(self) -> str:
-        """Describes what has to be alike in all processes."""
+        """Describes the facts that have to be alike in all processes."""
         sizes = [(sum(b.sizes), b.steps) for b in self.batches]
         checksums = [batch.checksum for batch in self.batches]
         return f"(samples, batches) {sizes} with the checksums {checksums}"
@@ -148,7 +148,7 @@ def batch_fractions(sizes: Any) -> list[tf.Tensor]:
         sizes: Per replica, the number of samples. Numbers that are known while
             tracing make constants, which XLA and collectives make use of.
     """
-    # In float64 where that is what models compute in.
+    # In float64 where models compute in it.
     dtype = "float64" if keras.config.floatx() == "float64" else "float32"
     if all(isinstance(size, int) for size in sizes):
         return [tf.constant(size / sum(sizes), dtype) for size in sizes]

@@ -15,9 +15,9 @@ class KerasCall:
 
     Args:
         original: Keras' method.
-        model: Whose it is.
-        args: What it is given.
-        kwargs: What it is given by name.
+        model: The model whose method it is.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class KerasCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What Keras' method gets, by name."""
+        """The arguments of Keras' method, by name."""
         return self._bound.arguments
 
     @property
@@ -65,8 +65,8 @@ class KerasCall:
 class LogSource(keras.callbacks.Callback):
     """A callback that adds to the logs, and that `fit` calls before others.
 
-    Keras hands one dictionary of logs to all callbacks in turn. What one of
-    them adds is seen by those that come later: by `CSVLogger`, `History`, the
+    Keras hands one dictionary of logs to all callbacks in turn. Later ones see
+    the entries that one of them adds: so do `CSVLogger`, `History`, the
     progress bar. Where several processes train together, all have it, or none.
     """
 
@@ -90,7 +90,7 @@ def needs_every_batch(callback: Any) -> bool:
 def may_steer_data(callback: Any) -> bool:
     """Whether code of the user's runs at each batch.
 
-    It may tell a source of data what the next batch is to be.
+    It may choose the next batch of a source of data.
     """
     return any(runs_users_code(callback, hook) for hook in _HOOKS)
 

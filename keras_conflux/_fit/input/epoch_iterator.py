@@ -1,4 +1,4 @@
-"""What the epoch iterators of Keras do in `fit`, `evaluate` and `predict`.
+"""Keras' epoch iterators in `fit`, `evaluate` and `predict`.
 
 Keras' loops ask an epoch iterator for `(first step, last step, iterator)` and
 hand the iterator to the train function. Here the iterator is a `StepGroup`.
@@ -30,7 +30,7 @@ _reshuffles: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @dataclasses.dataclass(frozen=True)
 class _Attachment:
-    """What belongs to an epoch iterator of Keras, and is kept with it."""
+    """The facts about an epoch iterator of Keras, which are kept with it."""
 
     observer: EpochObserver = dataclasses.field(default_factory=EpochObserver)
     groups: StepGroups | None = None
@@ -114,7 +114,7 @@ def reshuffling(wanted: bool) -> Iterator[None]:
     """Has arrays shuffled in another order in each epoch.
 
     Args:
-        wanted: Whether those of which data sets are made here are to be.
+        wanted: Whether arrays of which data sets are made here are.
     """
     token = _reshuffles.set(wanted)
     try:
@@ -136,7 +136,7 @@ def _attachment_of(iterator: Any) -> _Attachment:
 
 
 def _step_groups(iterator: Any, plan: ExecutionPlan) -> StepGroups:
-    # What a callback tells Python code at the end of a batch is in the next.
+    # A callback may change the next batch of Python code after each batch.
     ahead = not (plan.steered and keras_iterators.has_python_source(iterator))
     groups = StepGroups(plan, iterator.steps_per_execution, ahead)
     if plan.is_local:

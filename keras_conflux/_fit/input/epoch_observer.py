@@ -1,4 +1,4 @@
-"""Who follows calls of `fit`, and what epochs draw from their data.
+"""Observers of calls of `fit`, and of the batches that epochs draw.
 
 By default nobody does. `observe` puts somebody else in place, once.
 """
@@ -31,7 +31,7 @@ class EpochObserver:
         """Returns the epoch that is to be run.
 
         Args:
-            steps: What Keras enumerates.
+            steps: The iterator that Keras enumerates.
         """
         return Epoch(steps)
 
@@ -40,7 +40,7 @@ class FitObserver:
     """Follows calls of `fit`: here, nothing."""
 
     def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
-        """Returns what a call of `fit` returns.
+        """Returns the result of a call of `fit`.
 
         Args:
             call: Its arguments may be changed.
@@ -50,7 +50,7 @@ class FitObserver:
         return run()
 
     def made(self, iterator: Any) -> EpochObserver:
-        """Returns what follows an epoch iterator that Keras has made."""
+        """Returns an observer of an epoch iterator that Keras has made."""
         del iterator
         return EpochObserver()
 

@@ -45,13 +45,13 @@ class ExecutionPlan:
     drawn_by_keras: bool = False
     """See `StepGroup`."""
     steered: bool = False
-    """Whether a callback may tell Python code what the next batch is to be."""
+    """Whether a callback may choose the next batch of Python code."""
     is_ending: Callable[[], bool] = lambda: False
     """Whether the next execution is to be the last."""
     at_epoch_end: Callable[[int], None] = lambda steps: None
     """Called after the last step of an epoch, with their number."""
     drawing: list[Generator] = dataclasses.field(default_factory=list)
-    """What draws the batches of epochs. Keras leaves one half-way when it
+    """The generators of the epochs' batches. Keras leaves one half-way when it
     stops early."""
     measurements: Measurements = dataclasses.field(default_factory=Measurements)
     """Of the executions of this call."""
@@ -102,7 +102,7 @@ class ExecutionPlan:
         )
 
     def sharder(self) -> BatchSharder:
-        """Returns what shards the batches of one source of data."""
+        """Returns the sharder of the batches of one source of data."""
         if self.eager:
             return WholeBatchSharder(self.strategy)
         if self.is_local:
@@ -114,7 +114,7 @@ class ExecutionPlan:
 
 
 def compiles(model: keras.Model, strategy: ReplicatedStrategy) -> bool:
-    """Whether XLA compiles what the replicas of a model do."""
+    """Whether XLA compiles the steps of a model's replicas."""
     return bool(
         model.jit_compile
         and not keras_models.runs_eagerly(model)
@@ -152,10 +152,10 @@ def current_plan() -> ExecutionPlan | None:
 def measured(
     model: keras.Model,
 ) -> tuple[Measurements, ReplicatedStrategy] | None:
-    """Returns what is measured of the running `fit`, and what replicates it.
+    """Returns the measurements of the running `fit`, and its strategy.
 
     Args:
-        model: What it trains.
+        model: The model that it trains.
 
     Returns:
         `None` if Keras' own loop runs the steps, without replicas.
@@ -168,7 +168,7 @@ def measured(
 
 @contextlib.contextmanager
 def use_plan(plan: ExecutionPlan) -> Iterator[None]:
-    """Makes a plan that of the epoch iterators which are made here."""
+    """Gives a plan to the epoch iterators that are made here."""
     token = _current.set(plan)
     try:
         yield

@@ -44,7 +44,7 @@ class Placement:
     first: int
     """The position of the first of these replicas among all."""
     count: int
-    """The number of replicas, those of all processes."""
+    """The number of replicas of all processes."""
 
 
 def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
@@ -69,7 +69,7 @@ def move_stacked(
         batches: The leaves of each, of shape `(batch, ...)`.
         placement: Where the shards go.
         room: For how many batches a stack may have room, so that nobody has to
-            make it longer. What lies behind the batches can be anything.
+            make it longer. Behind the batches, its content is arbitrary.
 
     Returns:
         Per replica, its shard of each leaf, on its device, of shape
@@ -158,7 +158,7 @@ def batch_at(
         position: Which one.
         as_stack: Whether to return a stack of one.
     """
-    # What TensorFlow makes of an array says `localhost` in every process.
+    # A tensor made of an array says `localhost` in every process.
     device_of_process = str(short_name(stack.backing_device))
     take = _graph_on(
         device_of_process,
@@ -220,7 +220,7 @@ def _moved(
 ) -> list[list[Any]]:
     options = _source_devices(batches), placement, stack
     # In a graph all leaves travel at once. One after another, each would
-    # wait for what its GPU is computing (GPUUtil::CopyCPUTensorToGPU).
+    # wait for its GPU's computation (GPUUtil::CopyCPUTensorToGPU).
     describe = tf.type_spec_from_value if stack else relaxed_spec
     specs = tuple(map(describe, batches[0]))
     return _graph(specs, len(batches), *options)(batches)
@@ -244,8 +244,8 @@ def _shard(
     for index, device in enumerate(placement.devices, placement.first):
         shard = []
         for source, *leaves in zip(source_devices, *batches, strict=True):
-            # Cut where it lies, so that only this replica's rows travel. What
-            # is stacked on the host is in memory that GPUs can read directly.
+            # Cut where it lies, so that only this replica's rows travel. A
+            # stack on the host is in memory that GPUs can read directly.
             with tf.device(source):
                 cut = [rows.shard_of(x, index, count, True) for x in leaves]
                 joined = tf.stack(cut) if stack else cut[0]
@@ -268,7 +268,7 @@ def _source_devices(batches: list[list[Any]]) -> tuple[str, ...]:
 def _empty_graph(
     specs: tuple[tf.TensorSpec, ...], room: int, device: str, count: int
 ) -> Callable:
-    """Returns what makes room for batches of the leaves that can be written."""
+    """Returns a function that makes room for batches of leaves to write."""
 
     def make() -> list[tf.Tensor]:
         with tf.device(device):
@@ -289,10 +289,10 @@ def _writing_graph(
     source_devices: tuple[str, ...],
     placement: Placement,
 ) -> Callable:
-    """Returns what moves so many batches into stacks.
+    """Returns a function that moves so many batches into stacks.
 
     It takes the batches, the stacks of each replica, and where the first batch
-    goes, and returns the stacks, and what else has been moved, by replica.
+    goes, and returns the stacks, and the other moved leaves, by replica.
     """
 
     def write(
@@ -330,6 +330,6 @@ def _writing_graph(
 
 
 def _stack_spec(spec: tf.TensorSpec, number: int, count: int) -> tf.TensorSpec:
-    """Returns that of a stack of a replica's shards of a leaf."""
+    """Returns the spec of a stack of a replica's shards of a leaf."""
     batch: Any = spec.shape[0]
     return tf.TensorSpec([number, batch // count, *spec.shape[1:]], spec.dtype)

@@ -1,7 +1,7 @@
 """Writes rows of a tensor where they lie, on any device.
 
 TensorFlow's own operation for that knows few dtypes on GPUs
-(`inplace_ops_functor_gpu.cu.cc`), so what is written are words of these.
+(`inplace_ops_functor_gpu.cu.cc`), so rows are written as words of these.
 """
 
 import tensorflow as tf
@@ -42,7 +42,7 @@ def written(whole: tf.Tensor, part: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
     """Writes rows, and returns the tensor that they were written into.
 
     Args:
-        whole: What nothing else reads any more. It has changed afterwards.
+        whole: A tensor with no other readers. It has changed afterwards.
         part: The rows.
         first: Where the first of them goes.
     """

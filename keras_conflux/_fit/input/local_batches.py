@@ -2,8 +2,8 @@
 
 The k-th global batch is the k-th batches of all processes, in their order. A
 process whose data have ended, or that has no samples in a batch, takes part
-with a stand-in of no weight. Before an execution, each process tells the others
-what it brings, and all conclude the same from what they are told.
+with a stand-in of no weight. Before an execution, each process describes its
+batches to the others, and all conclude the same from the descriptions.
 """
 
 import dataclasses
@@ -32,25 +32,25 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 
 @dataclasses.dataclass
 class _Told:
-    """What a process tells of the batches that it brings."""
+    """A process' description of the batches that it brings."""
 
     samples: list[int]
     """How many each has."""
     kinds: list[int]
-    """A checksum of what describes each; 0 if it has no samples."""
+    """A checksum of each one's description; 0 if it has no samples."""
     stacks: list[int]
     """How many batches each of its stacks has; 0 for a batch that is none."""
     latest: int
-    """The kind of what it would run on in place of samples, 0 without."""
+    """The kind of the stand-in that it has for samples, 0 without."""
 
 
 class LocalSharder(BatchSharder):
-    """Shards the batches of one process, and joins them with those of others.
+    """Shards the batches of one process, and joins them with other processes'.
 
     Args:
-        strategy: What replicates the model.
+        strategy: The strategy that replicates the model.
         stacks: Whether to stack those that divide evenly.
-        name: Whose batches they are, as messages say it.
+        name: The call whose batches they are, in messages.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LocalSharder(BatchSharder):
         super().__init__(strategy, stacks)
         self._name = name
         self._latest: Batch | StackedBatch | None = None
-        """The last batch with samples, or what another process has given."""
+        """The last batch with samples, or another process' batch."""
         self._latest_kind = 0
 
     def _placed(self) -> host_to_device.Placement:
@@ -173,7 +173,7 @@ class LocalSharder(BatchSharder):
             f"{self._name}: the processes' parts of a batch differ in more "
             f"than their number of samples: {local_data.listed(told)}. "
             "Together they are one batch: give all the same structure, dtypes "
-            "and shapes, and pad what is of varying length."
+            "and shapes, and pad leaves of varying length."
         )
 
 
@@ -188,7 +188,7 @@ def _apart(batch: Batch | StackedBatch) -> list[Batch]:
 
 
 def _description(batch: Batch | StackedBatch) -> str:
-    """Describes what the parts of a batch share, as an error says it."""
+    """Describes the parts of a batch for an error."""
     first = next(iter(_apart(batch)))
     leaves = zip(trees.paths(first.specs[0]), _flat(first), strict=True)
     texts = [f"{path}: {_of_leaf(leaf)}" for path, leaf in leaves]

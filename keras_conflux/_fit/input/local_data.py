@@ -1,4 +1,4 @@
-"""What processes tell each other of data of which each brings its own part."""
+"""The exchange of processes about data of which each brings a part."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from keras_conflux._fit.input.batches import Batch
 
 
 def listed(told: list[Any]) -> str:
-    """Returns what each process has, in words."""
+    """Returns a list of each process' data, in words."""
     return "; ".join(
         f"process {index}: {each or 'nothing'}"
         for index, each in enumerate(told)
@@ -26,11 +26,11 @@ def listed(told: list[Any]) -> str:
 
 
 def agree_on_specs(iterator: Any, name: str) -> Tree:
-    """Makes an epoch iterator last as long as that of any process.
+    """Makes an epoch iterator last as long as any process' does.
 
     Args:
         iterator: Keras' epoch iterator over this process' part.
-        name: Whose data they are, as messages say it.
+        name: The call whose data they are, in messages.
 
     Returns:
         The `tf.TypeSpec`s that the batches of all processes fit.
@@ -88,8 +88,8 @@ def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
 
     Args:
         root: The process that gives it.
-        own: Its batch. That of others does not count.
-        name: Whose batch it is, as messages say it.
+        own: Its batch. Other processes' do not count.
+        name: The call whose batch it is, in messages.
     """
     tensors: list[Any] = []
     words: list[Any] = []
@@ -118,13 +118,13 @@ def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
 
 def _of_one_sample(leaves: list[Any]) -> list[Any]:
     lengths = {int(rows.length_of(x)) for x in leaves if x.shape.rank}
-    if len(lengths) > 1:  # what they have to do with each other is not known
+    if len(lengths) > 1:  # their relation to each other is unknown
         return leaves
     return [rows.take(x, 0, 1) if x.shape.rank else x for x in leaves]
 
 
 def _in_words(spec: Any) -> list[Any] | None:
-    """Returns what kind of values a spec is of, and their shape."""
+    """Returns the type and the shape of a spec's values."""
     if spec is None:
         return None
     kind = type(spec).__name__.removesuffix("Spec")

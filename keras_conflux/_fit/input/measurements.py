@@ -1,4 +1,4 @@
-"""What the loop of `fit` has waited for, and what its executions have done."""
+"""Measurements of the loop of `fit`: its waits, and its executions."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ class Work:
     seconds: float = 0.0
     steps: int = 0
     samples: int = 0
-    """Those of the global batches."""
+    """The samples of the global batches."""
 
     def add(self, seconds: float, steps: int, samples: int) -> None:
         """Adds one execution."""
@@ -30,8 +30,8 @@ class Measurements:
     """The sums of an epoch so far.
 
     Whoever reads them calls `reset` where an epoch begins. Nothing else does,
-    so without a reader they are the sums of the whole call. What is `in_call`
-    is not reset.
+    so without a reader they are the sums of the whole call. `in_call` is not
+    reset.
     """
 
     waited: float = 0.0

@@ -1,4 +1,4 @@
-"""What a step is traced for: the `tf.TypeSpec`s of the data."""
+"""The `tf.TypeSpec`s of the data for which a step is traced."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class Specs:
 
         Args:
             batch: A tree of tensors and `None`.
-            declared: What the iterator says it yields, if it does.
+            declared: The specs that the iterator declares, if it does.
         """
         specs = self._of_any_rows(batch, declared)
         return _with_rows(specs, batch) if self._keep_rows else specs

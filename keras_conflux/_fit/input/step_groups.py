@@ -37,7 +37,7 @@ _END_SECONDS = 5
 
 
 class EndOfData(tf.errors.OutOfRangeError):
-    """The data of an epoch have come to their end."""
+    """The data of an epoch have ended."""
 
     def __init__(self) -> None:
         super().__init__(None, None, "End of the data.")
@@ -51,7 +51,7 @@ def not_the_end(what: str, *, of_a_step: bool = False) -> Iterator[None]:
     without a word.
 
     Args:
-        what: What is done in it, for the message.
+        what: The action in it, for the message.
         of_a_step: Whether a step runs in it, which may draw from an iterator
             of its own. As on one device, training ends with that.
 
@@ -83,10 +83,10 @@ class _Drawn:
 
 @dataclasses.dataclass
 class _RunningEpoch:
-    """How far an epoch is, and what it holds until it has ended."""
+    """The progress of an epoch, and its resources until it has ended."""
 
     steps: Any = None
-    """What Keras enumerates."""
+    """The iterator that Keras enumerates."""
     note_batch: Callable[[int, Tree], None] | None = None
     """Is told which batches are trained, if somebody wants to know."""
     left: int = sys.maxsize
@@ -97,7 +97,7 @@ class _RunningEpoch:
     following: Callable[[], _Drawn] | None = None
     """Returns the batches of the next execution; `None` for the first."""
     drawing: DaemonCall | None = None
-    """What may still be drawing them."""
+    """The call that may still be drawing them."""
     waiting: list[Any] = dataclasses.field(default_factory=list)
     """The batches that are drawn and not moved yet."""
     has_ended: bool = False
@@ -114,16 +114,16 @@ class _RunningEpoch:
         return self.drawing
 
     def end(self) -> None:
-        """Ends what draws, and drops the source."""
+        """Ends the drawing, and drops the source."""
         self.has_ended = True
         if self.drawing is not None:
             self.drawing.wait(_END_SECONDS)
         self.steps.close()
         # The last reference to the data's iterator goes in another thread, as
-        # TensorFlow may be long in deleting it: what tunes its pipeline sleeps
-        # in ever longer turns and can miss its end
+        # TensorFlow may be long in deleting it: the thread that tunes its
+        # pipeline sleeps in ever longer turns and can miss its end
         # (`ModelBase::OptimizeLoop`), and the source may block. A closed
-        # generator may hold it, too, as those of Python 3.12.3 do.
+        # generator may hold it, too, as in Python 3.12.3.
         held: list[Any] = [self.source, self.steps, self.following]
         self.source = self.steps = self.following = self.drawing = None
         dropping = DaemonCall(held.clear)
@@ -135,7 +135,7 @@ class StepGroups:
     """Makes the step groups of one epoch iterator.
 
     Args:
-        plan: That of the call that the iterator was made in.
+        plan: The plan of the call that the iterator was made in.
         requested: Keras' `steps_per_execution`.
         ahead: Whether batches may be drawn before they are asked for.
     """
@@ -146,9 +146,9 @@ class StepGroups:
         devices = plan.strategy.devices
         memory = tensorflow_internals.memory_of(devices[0])
         self.spec: Tree = None
-        """The `tf.TypeSpec`s of the batches, if not those of the source."""
+        """The `tf.TypeSpec`s of the batches, if not the source's."""
         self.name = plan.name
-        """What is executed, as messages say it."""
+        """The name of the executed step, for messages."""
         self._plan = plan
         self._draws_ahead = ahead
         self._shard = plan.sharder()
@@ -172,7 +172,7 @@ class StepGroups:
                 are drawn, for a generator may go on without an end.
         """
         epoch = self._epoch = self._begun(observed, number)
-        del observed  # the epoch alone is to hold what draws
+        del observed  # the epoch alone is to hold the source
         try:
             for first, last, source in epoch.steps:
                 epoch.source = source
@@ -250,7 +250,7 @@ class StepGroups:
     def _draw(
         self, source: Any, maximum: int, budget: PrefetchBudget
     ) -> _Drawn:
-        """Draws batches until the budget is spent, and moves what fits."""
+        """Draws batches until the budget is spent, and moves them."""
         epoch = self._epoch
         batches, error = self._next_batches(epoch, source, maximum, budget)
         count = len(batches)
@@ -274,7 +274,7 @@ class StepGroups:
         maximum: int,
         budget: PrefetchBudget,
     ) -> tuple[list[Any], Exception | None]:
-        """Returns what has waited and what is drawn, and why it ended early."""
+        """Returns waiting and drawn batches, and an error if it ended early."""
         batches, epoch.waiting = epoch.waiting, []
         room = self._steps.room_beside(batches)
         chosen_here = self._steps.chosen_here
@@ -298,10 +298,10 @@ class StepGroups:
         return batches, None
 
     def _draw_ahead(self, epoch: _RunningEpoch, drawn: _Drawn) -> None:
-        """Begins to draw what follows, or says how it is drawn later.
+        """Begins to draw the next batches, or says how they are drawn later.
 
         Args:
-            epoch: Is told what gives the next batches.
+            epoch: Gets the source of the next batches.
             drawn: The batches that are about to be run.
         """
         maximum, source = min(epoch.left, epoch.maximum), epoch.source

@@ -58,7 +58,7 @@ class PrefetchBudget:
         self._late = self._end + _MAX_STALL_FRACTION * seconds
 
     def is_spent(self, drawn: int) -> bool:
-        """Whether what is drawn must be moved now, and no more be drawn."""
+        """Whether drawn batches must be moved now, and no more be drawn."""
         if drawn < self._minimum:
             return False
         longer = drawn >= 2 * self._steps
@@ -86,7 +86,7 @@ NO_DEADLINE = PrefetchBudget(
 
 
 class StepTimings:
-    """What steps and moves have taken, from which budgets are estimated."""
+    """The durations of steps and moves, from which budgets are estimated."""
 
     def __init__(self) -> None:
         self._step_seconds = math.inf
@@ -99,7 +99,7 @@ class StepTimings:
         self._step_seconds = seconds / steps
 
     def note_move(self, batches: int, seconds: float) -> None:
-        """Records what moving took while an execution ran.
+        """Records the duration of a move while an execution ran.
 
         A move may wait for the step that runs, so the shortest one counts.
         """
@@ -133,7 +133,7 @@ class StepsPerExecution:
             asked for a number.
         memory: How many bytes the batches of an execution may take, of all
             devices of this process together.
-        name: What is executed, as messages between processes say it.
+        name: The name of the executed step, for messages between processes.
     """
 
     def __init__(
