@@ -2,9 +2,9 @@
 
 A branch or a loop may hold a collective if its condition is provably equal on
 all replicas: it is computed from constants, from arguments that all devices are
-given alike, from what collectives return, and from variables of integers whose
-copies are equal, such as counters of steps. Nothing else is proved here. A
-weight may have come apart where a replica has updated its own copy.
+given alike, from the results of collectives, and from variables of integers
+whose copies are equal, such as counters of steps. Nothing else is proved here.
+A weight may have come apart where a replica has updated its own copy.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ def refuse_unequal(
     """Raises for a collective whose branch not all replicas may take.
 
     Args:
-        name: What the replicas run.
-        operations: What one of them runs, as traced in one graph.
-        equal: The ids of those of its inputs that all replicas have alike.
+        name: The name of the replicas' program.
+        operations: The operations of one of them, as traced in one graph.
+        equal: The ids of inputs that are equal on all replicas.
 
     Raises:
         StrategyError: With the user's line.
@@ -48,7 +48,7 @@ def _captures(graph: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_equal_outside(tensor: Any) -> bool:
-    """Whether what a trace takes from outside is equal on all replicas."""
+    """Whether a capture of a trace is equal on all replicas."""
     if tensor.dtype != tf.resource:
         return True
     variable = resources.container_of(tensor)
@@ -76,10 +76,10 @@ def _graphs_of(operation: tf.Operation) -> list[Any]:
 
 
 class _Walk:
-    """Follows what is equal on all replicas through graphs.
+    """Follows tensors that are equal on all replicas through graphs.
 
     Args:
-        name: What the replicas run.
+        name: The name of the replicas' program.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,7 +92,7 @@ class _Walk:
 
         Args:
             operations: Of one graph, in order.
-            equal: What is known before.
+            equal: The tensors that are known before.
         """
         for operation in operations:
             inputs = [equal.get(id(x), False) for x in operation.inputs]

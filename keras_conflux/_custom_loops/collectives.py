@@ -1,6 +1,6 @@
-"""The collectives: what replicas exchange when the user asks for it.
+"""The collectives: exchanges between replicas that the user asks for.
 
-Each has two call forms, see `allreduce`. What one replica does is the same in
+Each has two call forms, see `allreduce`. The work of one replica is the same in
 both (`verbs.py`).
 """
 
@@ -88,21 +88,21 @@ def allreduce(
     NaN, whatever the op. The result can be differentiated.
 
     In a step of `fit`, `evaluate` or `predict`, a replica may have no samples,
-    as in a last batch of one. What it gives is left out.
+    as in a last batch of one. Its tree is left out.
 
     Args:
         op: `"sum"` (`"+"`), `"mean"` (`"avg"`), `"product"` (`"*"`), `"min"`
             or `"max"`, or a `tf.distribute.ReduceOp`.
         values: Inside a replica, its tree. Outside, a `Replicas`, the first of
             the replicas' trees, or a list of them; or a tree, such as a list
-            of gradients, whose leaves are `Replicas` or what `strategy.run`
-            returned. In both places also a model or variables: their
+            of gradients, whose leaves are `Replicas` or results of
+            `strategy.run`. In both places also a model or variables: their
             floating-point copies are then reduced in place.
         *others: Outside, the other replicas' trees, if `values` is the first.
-            Leaves have the shapes and dtypes of those of `values`.
+            Leaves have the shapes and dtypes of the leaves of `values`.
         weight: For `"mean"`, how much a replica counts, for example its
             number of samples: a scalar inside, a `Replicas` or a list of them
-            outside. What a replica of weight 0 gives is ignored, NaN included.
+            outside. The tree of a replica of weight 0 is ignored, NaN included.
             Without it all count alike, which is not the mean over samples
             where parts are of different sizes. `withdevices` warns of that.
 
@@ -168,7 +168,7 @@ def reduce(
 def reduce(op: OpName, values: Any, *others: Tree, root: int = 0) -> Any:
     """Reduces the replicas' trees to replica `root`; others keep their own.
 
-    The call forms, the leaves and their dtypes are those of `allreduce`.
+    The call forms, the leaves and their dtypes are as in `allreduce`.
 
     Args:
         op: See `allreduce`.
@@ -219,7 +219,7 @@ def broadcast(
 def broadcast(values: Any, *others: Tree, root: int = 0) -> Any:
     """Gives every replica the tree of replica `root`, bit by bit.
 
-    The call forms are those of `allreduce`. Leaves are float16, bfloat16,
+    The call forms are as in `allreduce`. Leaves are float16, bfloat16,
     float32, float64, bool, or integers of 8 to 64 bits, signed or not; each
     keeps its shape and dtype. `None` leaves stay `None`.
 
@@ -278,17 +278,17 @@ def allgather(
 def allgather(values: Any, *others: Tree, axis: int = 0) -> Any:
     """Joins the replicas' leaves along an axis, in replica order.
 
-    The call forms are those of `allreduce`, and the leaves are those of
-    `broadcast`; each keeps its dtype. The result can be differentiated.
+    The call forms are as in `allreduce`, and the leaves as in `broadcast`; each
+    keeps its dtype. The result can be differentiated.
 
     In a step of `fit`, `evaluate` or `predict`, a replica may have no samples,
     as in a last batch of one. It runs on a copy of another's sample, which the
     others do not see: its rows are left out, and a scalar that it gives, such
     as a number of rows, is 0 for them. For itself they are in the result,
-    behind all others; what it computes is ignored.
+    behind all others; its results are ignored.
 
-    In what XLA compiles, sizes along `axis` have to be equal on all replicas,
-    and known: those of samples are in a compiled step of `fit`. Other steps of
+    In XLA programs, sizes along `axis` have to be equal on all replicas, and
+    known: sizes of samples are in a compiled step of `fit`. Other steps of
     `fit` run as graphs then, with a warning.
 
     Args:
@@ -362,7 +362,7 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     Args:
         call: The call, as each replica makes it.
         values: The trees that the user has given.
-        *weight: That of this replica, or of each, if the call takes one.
+        *weight: The weight of this replica, or of each, if the call takes one.
     """
     if not any(_leaves(tree) for tree in values):
         raise ValueError(f"{call}: the tree {values[0]!r} has no leaves.")
@@ -479,7 +479,7 @@ def _leaves(tree: Any) -> list[Any]:
 def _as_replicas(
     call: _Call, values: tuple[Any, ...]
 ) -> tuple[Replicas[Any], bool]:
-    """Returns what each device has, and whether it was given leaf by leaf."""
+    """Returns the tree of each device, and whether it was given by leaves."""
     value, *others = values
     if others:
         return Replicas(values, _devices_of(values)), False
@@ -487,7 +487,7 @@ def _as_replicas(
         return value, False
     devices = current_strategy().devices
     given = Given(value)
-    # On one device `strategy.run` returns what the function returned.
+    # On one device `strategy.run` returns the function's own result.
     if given.split or len(devices) == 1:
         on = {each.devices for each in given.split} or {devices}
         if len(on) > 1:

@@ -1,4 +1,4 @@
-"""The arguments of a call, and what each replica gets of them."""
+"""The arguments of a call, and each replica's part of them."""
 
 from typing import Any
 from typing import Literal
@@ -33,7 +33,7 @@ class Given:
             as_replicas(leaf) for leaf in keras.tree.flatten(arguments)
         ]
         self.split = [x for x in self._leaves if isinstance(x, Replicas)]
-        """What gives each replica a part."""
+        """The arguments that give each replica a part."""
 
     def of(self, index: int) -> Tree:
         """Returns the arguments of a replica."""
@@ -45,7 +45,7 @@ class Given:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Of what kind each leaf is that a replica gets."""
+        """The kind of each leaf that a replica gets."""
         found: list[Kind] = []
         for leaf in self._leaves:
             if isinstance(leaf, Replicas):
@@ -57,9 +57,9 @@ class Given:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What of the leaves decides whether they need a trace of their own.
+        """The properties of the leaves that a trace depends on.
 
-        Where that is more, TensorFlow finds out.
+        Where there are more, TensorFlow finds out.
         """
         found: list[Any] = [self.kinds]
         for leaf in self._leaves:
@@ -80,7 +80,7 @@ class Given:
         """Warns of a mean over parts of different sizes, and tells if it has.
 
         Args:
-            name: What takes the mean.
+            name: The function that takes the mean.
         """
         differ = self.is_uneven or any(
             len({*map(rows_of, leaf)}) > 1 for leaf in self.split

@@ -25,23 +25,23 @@ def prefetch(
 ) -> Batches[V]:
     """Moves batches to a device before they are asked for.
 
-    A thread draws and moves them while the program works on those before. It
+    A thread draws and moves them while the program works on the ones before. It
     begins with the first batch of an epoch, and ends with the last one, with an
-    error or when the iterator is closed or forgotten, as after a `break`; what
-    it had moved is freed then. For the replicas of a model see
+    error or when the iterator is closed or forgotten, as after a `break`;
+    batches that it had moved are freed then. For the replicas of a model see
     `keras_conflux.distribute`.
 
     An error of `batches` is raised where its batch would have come. An
     iterable that keeps settings by thread, as Keras does with its
-    distribution, does not see those of the program.
+    distribution, does not see the program's.
 
     Args:
         batches: A `tf.data.Dataset`, a list or any other iterable of trees,
             see `keras_conflux.to_device`. A generator, or another iterator, has
             one epoch.
         device: An index or a name, see `keras_conflux.devices`.
-        ahead: How many batches may wait on the device, besides those that the
-            program holds; at least 1.
+        ahead: How many batches may wait on the device, besides the ones that
+            the program holds; at least 1.
 
     Returns:
         An iterable over the batches. Iterate over it once per epoch. `len` is
@@ -75,7 +75,7 @@ def prefetch(
 def run_ahead(
     source: Iterable[Any], function: Callable[[Any], Any], ahead: int
 ) -> Iterator[Any]:
-    """Yields `function` of what `source` has, computed ahead by a thread.
+    """Yields `function` of each item of `source`, computed by a thread.
 
     Args:
         source: Drawn from in the thread alone.
@@ -118,8 +118,8 @@ class _Worker:
 
     def run(self) -> None:
         try:
-            # What is put belongs to the reader, who empties the list: whether
-            # there is more is not to be read from it.
+            # An item that is put belongs to the reader, who empties the list:
+            # whether there is more is not to be read from it.
             for item in self._items():
                 self.results.put([self._function(item)])
                 del item  # or it would be kept until the next one comes

@@ -52,14 +52,14 @@ def shard(
     the last parts up with the first samples of the data set, as if it began
     anew after its last one; these are then seen more than once.
 
-    What is cut, and into what:
+    Kinds of samples, and of their parts:
 
     * an array, a tensor, or a tree of them of shape `(samples, ...)`, such as
       `(x, y)`: the same of fewer samples. A list of arrays is such a tree;
-    * a `tf.data.Dataset` of known length: a `Dataset`. Its elements are what
-      is counted, so shard before `batch`. A worker reads and drops what lies
+    * a `tf.data.Dataset` of known length: a `Dataset`. Its elements are
+      counted, so shard before `batch`. A worker reads and drops the elements
       before its part; `Dataset.shard` and lists of files do not;
-    * what else has a length and indices, such as a list of file names: a
+    * anything else with a length and indices, such as a list of file names: a
       `Sequence` that looks up its elements when they are asked for.
 
     Args:

@@ -3,7 +3,7 @@
 It keeps its parameters, except that each of them also takes a `Replicas`.
 Python cannot say that of a `ParamSpec`. So a call whose first or second
 positional argument is a `Replicas` is accepted with any others, and all other
-calls are checked as those of the plain function are.
+calls are checked as calls of the plain function are.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class PerDeviceFunction(PerDeviceCall[P, R_co], Protocol[P, R_co]):
 
 
 class Decorator(Protocol):
-    """What `withdevices` returns if it is given options only."""
+    """The decorator that `withdevices` returns if it is given options only."""
 
     def __call__(
         self, fn: Callable[P, R], /

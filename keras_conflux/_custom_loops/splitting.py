@@ -107,7 +107,7 @@ def distribute(
             and each batch is drawn when it is asked for.
 
     Returns:
-        An iterable over what `split` returns, which is a tuple of two
+        An iterable over the results of `split`, which are tuples of two
         `Replicas` for batches `(x, y)`. Iterate over it once per epoch. `len`
         is the number of batches, where `dataset` tells it.
 

@@ -148,17 +148,17 @@ def withdevices(
     replica's until it calls `allreduce`.
 
     Args:
-        fn: What to run. `None` makes a decorator with options.
+        fn: The function to run. `None` makes a decorator with options.
         devices: See `keras_conflux.devices`. Default: the devices of the
             `Replicas` among the arguments, else of the open scope, else of
             `keras.distribution`, else all.
-        jit_compile: Whether XLA compiles what each device runs, collectives
-            included. TensorFlow's XLA has none for CPU devices, so on several
-            of these `fn` runs as a plain graph.
+        jit_compile: Whether XLA compiles the program of each device,
+            collectives included. TensorFlow's XLA has none for CPU devices, so
+            on several of these `fn` runs as a plain graph.
 
     Returns:
-        A function of the same parameters that returns a `Replicas` of what
-        `fn` returned on each device, in device order. If `fn` is `None`, a
+        A function of the same parameters that returns a `Replicas` of the
+        results of `fn` on each device, in device order. If `fn` is `None`, a
         decorator that makes such a function.
 
     Raises:
@@ -168,7 +168,7 @@ def withdevices(
             collective calls.
         StrategyError: When it is called, if that is inside a replica, or if
             its arguments are on different devices.
-        Exception: What `fn` raises, with a note that names the replica.
+        Exception: Any error of `fn`, with a note that names the replica.
 
     Example:
         ```python
@@ -351,7 +351,7 @@ class _Compiled:
     def _begin(
         self, step: steps.Step, inputs: Tree, kinds: tuple[Kind, ...]
     ) -> CommonProgram:
-        """Notes what of a replica's arguments was reduced before."""
+        """Notes the arguments of a replica that were reduced before."""
         given = zip(keras.tree.flatten(inputs), kinds, strict=True)
         reduced = [leaf for leaf, kind in given if kind == "reduced"]
         UserReductions.of(step).add(reduced)
@@ -366,7 +366,7 @@ class _Compiled:
         index: int,
         output: Any,
     ) -> None:
-        """Looks at what a replica has traced, and keeps its outputs."""
+        """Checks the trace of a replica, and keeps its outputs."""
         self._counts_alike |= Means.of(step).are_of_parts
         if not tf.executing_eagerly():
             program.end()

@@ -16,9 +16,9 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     have together. Where none is, they are all arrays.
 
     Args:
-        name: That of the step.
+        name: The name of the step.
         count: How many replicas run.
-        arguments: What the step is called with.
+        arguments: The arguments of the step.
 
     Returns:
         Whether it has warned.

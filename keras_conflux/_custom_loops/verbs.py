@@ -1,9 +1,9 @@
 """The collectives that a user can call, as one replica makes them.
 
 Inside `fit` a replica may have no samples. It runs on a copy of one then, and
-what it computes is ignored. So the others see nothing of what it gives, and it
-sends nothing. It sees what they gave and, where rows are joined, its own rows
-behind theirs: its program is to find them.
+its results are ignored. So the others see nothing of its tree, and it sends
+nothing. It sees their trees and, where rows are joined, its own rows behind
+theirs: its program is to find them.
 """
 
 import functools
@@ -31,10 +31,10 @@ class Means(steps.Part):
     """The means of a step in which all replicas count alike."""
 
     are_of_parts = False
-    """Whether one is over what replicas have of their own parts."""
+    """Whether one is over values of replicas' own parts."""
 
     def note(self, tree: Tree) -> None:
-        """Notes one. What follows from gathered rows is not of parts."""
+        """Notes one. Values of gathered rows are not of parts."""
         known = UserReductions.of(self.step).operations()
         self.are_of_parts |= not known or not walks.depends_on(
             operations_of(trees.flatten(tree)), known
@@ -51,7 +51,7 @@ def has_samples() -> tf.Tensor | None:
 
 
 def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
-    """Reduces what the replicas with samples give."""
+    """Reduces the trees of the replicas with samples."""
     _check_weight(weight)
     this, present = _this_replica(), has_samples()
     step = steps.current()
@@ -67,7 +67,7 @@ def allreduce(op: Op, tree: Tree, weight: Any = None) -> Tree:
 
 
 def reduce(op: Op, root: int, tree: Tree) -> Tree:
-    """Gives what `allreduce` returns to one replica alone."""
+    """Gives the result of `allreduce` to one replica alone."""
     steps.refuse_in_turns(
         "`reduce` gives one replica what others do not get",
         f'Write `allreduce("{op.name}", ...)`',
@@ -101,7 +101,7 @@ def broadcast(root: int, tree: Tree) -> Tree:
 
 
 def allgather(axis: int, tree: Tree) -> Tree:
-    """Joins what the replicas with samples give.
+    """Joins the trees of the replicas with samples.
 
     A scalar has its place in the joined vector on any replica. Others see
     zero in the place of a replica without samples.
@@ -117,7 +117,7 @@ def _gathered(axis: int, tree: Tree) -> Tree:
     try:
         tree = trees.map_leaves(tf.convert_to_tensor, tree)
     except (TypeError, ValueError):
-        return this.all_gather(tree, axis)  # which says what is wrong
+        return this.all_gather(tree, axis)  # which raises the error
     if any(not _has_axis(leaf, axis) for leaf in trees.present(tree)):
         return this.all_gather(tree, axis)
     seen = trees.map_leaves(lambda x: _parted(x, axis, present)[0], tree)
@@ -139,7 +139,7 @@ def _this_replica() -> ReplicaCollectives:
 
 
 def _check_weight(weight: Any) -> None:
-    """Raises for a weight that would change the shape of what is reduced."""
+    """Raises for a weight that would change the shape of the result."""
     if weight is None:
         return
     shape = getattr(weight, "shape", None)
@@ -163,7 +163,7 @@ def _check_root(call: str, root: int, count: int) -> None:
 
 
 def _keep_of_first(tree: Tree) -> Tree:
-    """Marks tensors of which a step of `fit` keeps those of replica 0."""
+    """Marks tensors of which a step of `fit` keeps replica 0's."""
     context = steps.current_fit_step()
     if context is not None:
         context.kinds.mark_own(trees.flatten(tree))
@@ -173,7 +173,7 @@ def _keep_of_first(tree: Tree) -> Tree:
 def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
     """Whether a leaf has as many entries as samples, or a multiple of them.
 
-    All replicas have as many where all have some, as in what XLA compiles.
+    All replicas have as many where all have some, as in XLA programs.
     """
     step = steps.current_fit_step()
     if step is None or not leaf.shape.rank:
@@ -182,7 +182,7 @@ def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
 
 
 def _or_neutral(op: Op, present: tf.Tensor, leaf: Any) -> Any:
-    """Returns a leaf, or what changes nothing in the place of each number."""
+    """Returns a leaf, or the op's neutral element for each number."""
     if isinstance(leaf, tf.IndexedSlices):
         values = _or_neutral(op, present, leaf.values)
         return tf.IndexedSlices(values, leaf.indices, leaf.dense_shape)
@@ -200,7 +200,7 @@ def _has_axis(leaf: tf.Tensor, axis: int) -> bool:
 
 
 def _parted(leaf: tf.Tensor, axis: int, present: tf.Tensor) -> tuple[Any, Any]:
-    """Returns what others see of a leaf, and what they do not."""
+    """Returns the part of a leaf that others see, and the rest."""
     if leaf.shape.rank == 0:
         nothing = tf.zeros_like(leaf)
         return tf.where(present, leaf, nothing), leaf
