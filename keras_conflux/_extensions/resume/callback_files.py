@@ -1,8 +1,8 @@
 """The files that callbacks append to, and how they are taken back.
 
-Only what this training is known to have written is touched: a CSV file that
+Only known files of this training are touched: a CSV file that
 begins as it left it, and event files whose names were noted when it made them.
-Nothing is deleted: what is taken back is kept beside, where nobody reads it.
+Nothing is deleted: lines taken back are kept beside, where nobody reads it.
 """
 
 import dataclasses
@@ -53,9 +53,9 @@ class CallbackFiles:
     """The files of `CSVLogger` and `TensorBoard` that a training has written.
 
     Args:
-        callbacks: Those of this process that write, among others.
-        directory: Of the checkpoints. Gets a file that tells what was written
-            before the first of them, and since the last.
+        callbacks: The callbacks of this process that write, among others.
+        directory: Of the checkpoints. Gets a file that tells of writes before
+            the first of them, and since the last.
     """
 
     def __init__(self, callbacks: list[Any], directory: pathlib.Path) -> None:
@@ -63,7 +63,7 @@ class CallbackFiles:
         self._callbacks = [x for x in callbacks if isinstance(x, kinds)]
         self._journal = directory / ".files.json"
         self._began: list[Written] = []
-        """What there was when the training began."""
+        """The files that there were when the training began."""
         self._events: set[tuple[int, str]] = set()
         """The event files that this training has made, in all attempts."""
         self._why_no_journal = ""
@@ -71,14 +71,14 @@ class CallbackFiles:
         """Those that there were before this attempt."""
 
     def begin_anew(self) -> None:
-        """Takes back what an attempt has written that left no checkpoint."""
+        """Takes back writes of an attempt that left no checkpoint."""
         self._read_journal()
         self._take_back(self._began)
         self._began = self._now(self._logs())
         self._begin()
 
     def go_on(self, saved: Any, over: bool) -> None:
-        """Takes back what was written since a checkpoint.
+        """Takes back writes since a checkpoint.
 
         Args:
             saved: From `written`.
@@ -103,7 +103,7 @@ class CallbackFiles:
             self._write_journal()
 
     def written(self) -> list[dict[str, Any]]:
-        """Returns what there is of each file now."""
+        """Returns the present state of each file."""
         self.note()
         self._flush()
         known = self._now([*self._logs(), *sorted(self._events)])
@@ -149,7 +149,7 @@ class CallbackFiles:
             os.truncate(path, length)
 
     def _is_own(self, index: Any, name: Any) -> bool:
-        """Whether a callback may have written what a checkpoint names."""
+        """Whether a callback may have written a file in a checkpoint."""
         if index not in range(len(self._callbacks)):
             return False
         if isinstance(self._callbacks[index], CSVLogger):
@@ -243,7 +243,7 @@ def _path_of_log(callback: CSVLogger) -> pathlib.Path:
 
 
 def _aside(path: pathlib.Path) -> pathlib.Path:
-    """Returns where what is taken back is kept, and TensorBoard sees none."""
+    """Returns a place for parts taken back, where TensorBoard sees none."""
     if _EVENTS in path.name:
         name = path.name.replace(_EVENTS, "events")
         return path.with_name(f"{_UNDONE}.{name}")
@@ -261,7 +261,7 @@ def _end(path: pathlib.Path, length: int) -> str:
 
 
 def _keep_rest(path: pathlib.Path, length: int) -> None:
-    """Copies what will be cut to a file beside.
+    """Copies the part that will be cut to a file beside.
 
     Another program may have appended it where a log is shared, or go on from a
     copy of the checkpoints.

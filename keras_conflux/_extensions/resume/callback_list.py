@@ -12,13 +12,13 @@ from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 
 
 class ResumableCallbacks(keras.callbacks.CallbackList):
-    """Tells a `ResumableFit` what happens, before or after all callbacks.
+    """Tells a `ResumableFit` of events, before or after all callbacks.
 
     Args:
-        callbacks: Those of the user, and those that Keras adds.
+        callbacks: The user's callbacks, and the ones that Keras adds.
         model: Callbacks get it when the training begins, as they do in `fit`.
-        params: What `fit` tells callbacks, but the number of steps.
-        files: Those that the callbacks write.
+        params: The parameters of callbacks, but the number of steps.
+        files: The files that the callbacks write.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         self.training.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restores what callbacks and Keras have set anew."""
+        """Restores values that callbacks and Keras have set anew."""
         super().on_epoch_begin(epoch, logs)
         assert self.training is not None
         self.training.begin_epoch(epoch)

@@ -1,4 +1,4 @@
-"""What callbacks hold, and how it is given back."""
+"""The state of callbacks, and its restoration."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class CallbackStates:
     def changed(self, arrays: Arrays) -> list[list[Any]]:
         """Returns `[class, values, names]` for each callback.
 
-        The names are those of values that are states of objects.
+        The names belong to values that are states of objects.
 
         Args:
             arrays: Gets copies of the arrays among the values.
@@ -58,7 +58,7 @@ class CallbackStates:
         return found
 
     def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
-        """Gives the callbacks what they had."""
+        """Gives the callbacks their former values."""
         _assert_same(self._callbacks, saved)
         for callback, held, (_, encoded, states) in zip(
             self._callbacks, self._held, saved, strict=True
@@ -79,7 +79,7 @@ def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
     if here != there:
         raise ValueError(
             f"The checkpoint was saved with the callbacks {there}, and the "
-            f"call has {here}. What they hold belongs to the training: pass "
+            f"call has {here}. Their state belongs to the training: pass "
             "the same ones in the same order, or use another directory."
         )
 
@@ -89,7 +89,7 @@ def _tells_its_state(callback: Any) -> bool:
 
 
 def _held_attributes(callback: Any) -> HeldAttributes | None:
-    """Returns what gives it back; `None` if the callback itself does."""
+    """Returns the attributes; `None` if the callback restores them itself."""
     if _tells_its_state(callback):
         plain_values.told_state(callback)  # which may not be saved
         return None
@@ -99,7 +99,7 @@ def _held_attributes(callback: Any) -> HeldAttributes | None:
 
 
 def _held_by(callback: Any) -> dict[str, Any]:
-    """Returns what can be saved of a callback. These are no copies."""
+    """Returns the savable values of a callback. These are no copies."""
     plain = {
         name: value
         for name, value in vars(callback).items()

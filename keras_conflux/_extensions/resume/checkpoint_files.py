@@ -34,9 +34,9 @@ MALFORMED = (
     RecursionError,
     MemoryError,
 )
-"""What is raised by a file that this package has not written in this way."""
+"""The errors of a file that this package has not written in this way."""
 LAST_STEP = 10**12 - 1
-"""What the name of a folder can hold."""
+"""The largest number in the name of a folder."""
 _NAME = re.compile(r"step-(\d{12})-(\d{6})")
 
 
@@ -61,12 +61,12 @@ class Checkpoint:
     time: float
     """When it was written, in seconds since 1970."""
     damage: str | None
-    """What is wrong with it; `None` if it is whole."""
+    """The fault in it; `None` if it is whole."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds besides the weights."""
+    """The contents of a checkpoint besides the weights."""
 
     path: pathlib.Path
     state: dict[str, Any]
@@ -113,7 +113,7 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
     except ImportError as error:
         raise ImportError(
             "Checkpoints in a directory that is named by a URL need other "
-            "packages: type `pip install universal-pathlib`, and that of the "
+            "packages: type `pip install universal-pathlib`, and one for the "
             f"file system, such as `gcsfs` or `s3fs` ({error}). Received: "
             f"{text!r}"
         ) from error
@@ -122,7 +122,7 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def os_errors(path: pathlib.Path) -> Iterator[None]:
-    """Raises as `OSError` what the file system of a URL raises of its own."""
+    """Raises a URL's file system's own errors as `OSError`."""
     try:
         yield
     except OSError:
@@ -135,10 +135,10 @@ def os_errors(path: pathlib.Path) -> Iterator[None]:
 
 
 def entries(folder: Any) -> list[pathlib.Path]:
-    """Returns what is in a folder; nothing if there is none.
+    """Returns the entries of a folder; an empty list if there is none.
 
-    Of a URL, nothing is taken from a listing that was kept, and what cannot be
-    listed is not taken for empty.
+    Of a URL, nothing is taken from a listing that was kept, and a folder that
+    cannot be listed is not taken for empty.
 
     Raises:
         OSError: If it cannot be listed.
@@ -205,7 +205,7 @@ def _stat(path: pathlib.Path) -> os.stat_result:
 
 
 class Damage(Exception):
-    """What is wrong with a checkpoint."""
+    """A fault of a checkpoint."""
 
 
 class Unreadable(Damage):
@@ -223,7 +223,7 @@ def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 
 def named_folders(root: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the folders whose names are those of checkpoints."""
+    """Returns the folders with names of checkpoints."""
     found = [path for path in entries(root) if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.name, reverse=True)
 
@@ -237,10 +237,10 @@ def position_of(folder: pathlib.Path) -> tuple[int, int]:
 
 
 def read(path: pathlib.Path) -> Saved:
-    """Returns what a folder holds.
+    """Returns the contents of a folder.
 
     Raises:
-        Damage: If it is not what was written.
+        Damage: If it differs from the checkpoint that was written.
         ValueError: If a newer version of this package wrote it.
     """
     try:
@@ -290,7 +290,7 @@ def read(path: pathlib.Path) -> Saved:
 
 
 def _not_read(name: str, error: Exception) -> Damage:
-    """Returns what is wrong: a disk or rights, unless the file is at fault."""
+    """Returns the fault: a disk or rights, unless the file is at fault."""
     elsewhere = isinstance(error, OSError)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         elsewhere = False
@@ -299,7 +299,7 @@ def _not_read(name: str, error: Exception) -> Damage:
 
 
 def digest_of(folder: pathlib.Path, name: str) -> str:
-    """Returns by what a file is known to be as it was written."""
+    """Returns the digest by which a file is known to be as it was written."""
     with os_errors(folder), plain_files.open_file(folder, name) as file:
         read: Any = file
         return hashlib.file_digest(read, "sha256").hexdigest()

@@ -29,14 +29,14 @@ def write(
     arrays: Arrays,
     keep: int,
 ) -> pathlib.Path:
-    """Writes a checkpoint, and removes those that are too old.
+    """Writes a checkpoint, and removes old ones.
 
     Args:
-        storage: Where. Its directory is made if it is not there.
+        storage: The storage. Its directory is made if it is not there.
         position: How many steps are done, and the epoch.
-        weights: What Keras' file of weights is to hold.
+        weights: The contents of Keras' file of weights.
         state: Anything that JSON can hold.
-        arrays: Those that `state` refers to.
+        arrays: The arrays that `state` refers to.
         keep: How many checkpoints stay.
 
     Returns:

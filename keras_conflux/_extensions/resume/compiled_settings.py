@@ -1,4 +1,4 @@
-"""With what a model was compiled, where a checkpoint is taken up again."""
+"""The settings of `compile`, where a checkpoint is taken up again."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def of_model(model: keras.Model) -> dict[str, Any]:
 
 
 def name_changed(saved: Saved, here: dict[str, Any]) -> None:
-    """Warns of settings that are others than those of a checkpoint.
+    """Warns of settings that differ from a checkpoint's.
 
     Args:
         saved: The checkpoint.

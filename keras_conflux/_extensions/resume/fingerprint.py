@@ -1,4 +1,4 @@
-"""By what a checkpoint and a training are known to belong together."""
+"""Fingerprints by which a checkpoint and a training belong together."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from keras_conflux._extensions.resume.checkpoint_files import Saved
 
 
 def of_model(model: keras.Model) -> dict[str, Any]:
-    """Returns what describes a model, and its optimizer if it is built."""
+    """Returns a description of a model, and of its optimizer if built."""
     optimizer = getattr(model, "optimizer", None)
     variables = getattr(optimizer, "variables", ())
     is_built = getattr(optimizer, "built", False)
@@ -49,7 +49,7 @@ def build_optimizer(saved: Saved, model: keras.Model) -> None:
 
 
 def of_data(iterator: Any) -> dict[str, Any]:
-    """Returns what describes data and versions, before the first epoch.
+    """Returns a description of data and versions, before the first epoch.
 
     Args:
         iterator: Keras' epoch iterator over the data.
@@ -97,7 +97,7 @@ def assert_as_many_parts(saved: Saved, count: int) -> None:
 
 
 def own_part(saved: Saved) -> dict[str, Any]:
-    """Returns what a checkpoint has of the data that this process draws."""
+    """Returns a checkpoint's description of this process' data."""
     parts = saved.state["parts"]
     return parts[process_index() if len(parts) > 1 else 0]
 
@@ -138,7 +138,7 @@ def assert_same_model(saved: Saved, model: keras.Model) -> None:
 
     Args:
         saved: The checkpoint.
-        model: What it is to be restored into, with all that can be built.
+        model: The model to restore, with all that can be built.
 
     Raises:
         ValueError: If it was, or if the model or the optimizer is not built.
@@ -173,7 +173,7 @@ def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
     return ValueError(
         f"The checkpoint {saved.path} belongs to another training. It was "
         f"saved with {name}: {_shortened(there)}; here are "
-        f"{_shortened(here)}. Train with what it was saved with, or use "
+        f"{_shortened(here)}. Train with the former, or use "
         "another directory."
     )
 

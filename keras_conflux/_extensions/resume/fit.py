@@ -1,4 +1,4 @@
-"""What `fit` does with a `Resume` among its callbacks."""
+"""`fit` with a `Resume` among its callbacks."""
 
 import logging
 import pathlib
@@ -58,7 +58,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     parts = process_count() if is_local else 1
     with writer.open():
         writing = callbacks if process_index() == 0 else []
-        with errors_reported_to_all("looking at what callbacks write"):
+        with errors_reported_to_all("looking at the files of callbacks"):
             files = CallbackFiles(writing, resume.directory)
         saved = _saved(resume, files, given, parts)
         given["callbacks"] = ResumableCallbacks(
@@ -88,7 +88,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
 
 
 ended_here: set[pathlib.Path] = set()
-"""The directories of trainings that have come to their end in this process."""
+"""The directories of trainings that have ended in this process."""
 
 
 def _resume_among(callbacks: Any) -> Resume | None:
@@ -130,8 +130,8 @@ def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
     They are the same in all processes, whichever a process calls.
 
     Args:
-        callbacks: Those of the user.
-        called: Those that are called here, with those that Keras has added.
+        callbacks: The callbacks of the user.
+        called: The callbacks that are called here, with the ones of Keras.
     """
     listed = {id(each) for each in callbacks}
     added = [each for each in called if id(each) not in listed]
@@ -144,7 +144,7 @@ def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
 def _saved(
     resume: Resume, files: CallbackFiles, given: dict[str, Any], parts: int
 ) -> Saved | None:
-    """Finds where to go on, and takes back what was written since."""
+    """Finds the place to go on, and takes back writes since then."""
     saved = from_first_process.read_newest(resume.directory)
     resume.resumed_at = None
     if saved is None:
@@ -162,7 +162,7 @@ def _saved(
             "such as one for each phase or fold."
         )
     resume.resumed_at = epoch, step
-    with errors_reported_to_all("going on with what callbacks have written"):
+    with errors_reported_to_all("going on with the files of callbacks"):
         files.go_on(saved.state["files"], over)
     given["initial_epoch"] = given["epochs"] if over else epoch
     if over:

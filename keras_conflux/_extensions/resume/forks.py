@@ -1,4 +1,4 @@
-"""What a training holds, and children that its process forks do not."""
+"""Resources of a training that forked children do not hold."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _held: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def not_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """Has what this process holds meanwhile be given up in each child.
+    """Has each forked child give up a resource of this process.
 
     Args:
         undo: Gives it up.

@@ -1,4 +1,4 @@
-"""What each process knows of itself, told to all."""
+"""Values of each process, gathered by all."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from keras_conflux._extensions.resume.stored_arrays import to_bytes
 
 
 def gathered(what: str, own: Any) -> list[Any]:
-    """Returns what each process has, in their order.
+    """Returns the values of all processes, in their order.
 
     Args:
-        what: What this is, in words. All must say the same.
-        own: What this process has: plain values.
+        what: The name of the values. All must give the same.
+        own: The values of this process, which are plain.
     """
     arrays: Arrays = {}
     content = to_bytes(plain_values.encode(own, arrays), arrays)

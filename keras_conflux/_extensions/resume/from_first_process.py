@@ -1,4 +1,4 @@
-"""What the first process has read, given to all."""
+"""Files that the first process reads for all."""
 
 import os
 

@@ -1,6 +1,6 @@
 """The attributes of callbacks and data, of which a checkpoint gives some back.
 
-What a script says, such as a `patience`, is obeyed as it is now. What has
+A script's value, such as a `patience`, is obeyed as it is now. A value that has
 changed in training is saved. A checkpoint may be a stranger's: it gives a value
 to an attribute that is there, of the kind that it has, and no text that could
 be a path.
@@ -21,7 +21,7 @@ _LARGE = 2**20
 
 
 class HeldAttributes:
-    """What an object held when its training began, and what is another since.
+    """The attributes of an object at the begin, and their changes since.
 
     Of large arrays it keeps digests only.
 
@@ -29,7 +29,7 @@ class HeldAttributes:
         owner: The object.
         read: Returns the values of its attributes that can be saved, or of
             the states of objects in them, by name. These are no copies.
-        digest: Returns by what a value is known again.
+        digest: Returns a digest by which a value is known again.
         any_words: Whether the texts in its containers are never paths.
     """
 
@@ -53,11 +53,11 @@ class HeldAttributes:
         self._named: set[str] = set()
 
     def declare_what_is_there(self) -> None:
-        """Takes what the first `on_epoch_begin` has made for declared, too."""
+        """Counts attributes of the first `on_epoch_begin` as declared, too."""
         self._forms = _forms(self._read(self._owner)) | self._forms
 
     def changed(self) -> dict[str, Any]:
-        """Returns what is another now, and can be given back."""
+        """Returns the values that have changed, and can be given back."""
         found = self._other_values()
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
         new = lost - self._named
@@ -77,10 +77,10 @@ class HeldAttributes:
     def restore(
         self, saved: dict[str, Any], states: Iterable[str] = ()
     ) -> None:
-        """Gives the object what `changed` returned, and all else as it was.
+        """Gives the object the values of `changed`, and all else as it was.
 
         Args:
-            saved: The values. Those of attributes that are not there are not
+            saved: The values. Values of attributes that are not there are not
                 set.
             states: The names of values that are states of objects.
 
@@ -112,7 +112,7 @@ class HeldAttributes:
         }
 
     def _of_others(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns what had not changed when others were saved, and has since.
+        """Returns values that have changed only since others were saved.
 
         An `on_epoch_begin` sets it, and the epoch has begun once more.
         """
@@ -136,7 +136,7 @@ def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
 
 
 def _of_classes(owner: Any) -> dict[str, Any]:
-    """Returns what an object has of its classes until it sets its own."""
+    """Returns the attributes that an object has of its classes."""
     return {
         name: value
         for each in reversed(type(owner).__mro__)
@@ -146,7 +146,7 @@ def _of_classes(owner: Any) -> dict[str, Any]:
 
 
 def _give(owner: Any, values: dict[str, Any], states: set[str]) -> None:
-    """Sets attributes, and fills what others may hold, too."""
+    """Sets attributes, and fills objects that others may hold, too."""
     held = vars(owner)
     for name in values.keys() & states:
         held_objects.set_state(held.get(name), values[name])

@@ -100,7 +100,7 @@ def variables_of(callback: Any) -> set[int]:
 def name_what_is_lost(callback: Any) -> None:
     """Warns of attributes that may change in training and are not saved.
 
-    What Keras' own callbacks hold is known.
+    The attributes of Keras' own callbacks are known.
     """
     if is_of_keras(callback):
         return
@@ -112,8 +112,8 @@ def name_what_is_lost(callback: Any) -> None:
     ]
     if lost:
         warn(
-            f"The callback {type(callback).__name__} holds what is not saved "
-            "and cannot be restored if training is interrupted: "
+            f"The callback {type(callback).__name__} holds values not saved, "
+            "which cannot be restored if training is interrupted: "
             f"{', '.join(lost)}. If it changes in training, give the callback "
             "`state_dict()` and `load_state_dict(state)`, which return and "
             "take numbers, strings, arrays, and lists and dicts of them."

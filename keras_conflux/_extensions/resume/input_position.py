@@ -1,6 +1,6 @@
 """Where training stands in its data, and how it gets there again.
 
-What a source yields follows from where the random generators stood when it
+The batches of a source follow from where the random generators stood when it
 began, from how many iterators were made of it before (a shuffle of tf.data
 takes a seed for each), and from how many batches have been drawn. So its
 batches are drawn once more, and dropped.
@@ -50,15 +50,15 @@ class Place:
             `None` if there is no data set.
         begun: Whether that one had been drawn from, and is to be again.
         drawn: How many batches of it have been trained, in all epochs.
-        drawn_before: Those of former epochs, which share it where
+        drawn_before: The batches of former epochs, which share it where
             `steps_per_epoch` cuts a source into epochs.
         generators_at_begin: Where random generators stood when it was made.
         generators: Where they stood at this place.
         number: How many batches an epoch has, if it is known by now.
-        attributes: Those of a `PyDataset`, or what its `state_dict` returned,
-            when it was made, or now if it has not begun.
+        attributes: The attributes of a `PyDataset`, or its `state_dict`, when
+            it was made, or now if it has not begun.
         validation: The state of the validation data.
-        validation_iterators: How many iterators had been made of those when the
+        validation_iterators: How many iterators had been made of it when the
             current one was.
         last: The sketch of the last batch that has been trained, if it is
             known. The batch that is drawn again in its place must have it.
@@ -159,7 +159,7 @@ class InputPosition:
         self._before, self._latest = self._latest, (step, batch)
 
     def _sketch(self, step: int) -> np.ndarray | None:
-        """Returns that of the batch before a step, if it is known."""
+        """Returns the sketch of the batch before a step, if it is known."""
         for latest, batch in (self._before, self._latest):
             if batch is not None and latest == step - 1:
                 return sketches.sketch(batch)
@@ -249,7 +249,7 @@ class InputPosition:
         here.attributes = self._held.taken()
 
     def _draw_again(self, start: Place, source: Any) -> None:
-        """Draws what has been trained, from an iterator that has just begun."""
+        """Draws trained batches again, from an iterator that has just begun."""
         self._start = None
         if not start.begun:
             return
@@ -270,7 +270,7 @@ class InputPosition:
         self._here.begun = True
         if self.iterator.steps_per_epoch:
             epoch_iterators.add_steps_seen(self.iterator, start.drawn_before)
-        # What Python code of the user's draws, drawing again has drawn again.
+        # Drawing again has repeated the draws of the user's Python code.
         if not epoch_iterators.calls_python(self.iterator):
             random_generators.set_states(start.generators)
         _log.info(

@@ -1,8 +1,8 @@
-"""Which iterators this process has made of a data set.
+"""The iterators that this process has made of a data set.
 
 A shuffle of tf.data takes a seed for each iterator that is made of it, whether
-by this call of `fit`, its validation, a former call or `evaluate`. So what a
-data set yields next follows from all that were made before.
+by this call of `fit`, its validation, a former call or `evaluate`. So the next
+elements of a data set follow from all that were made before.
 """
 
 import weakref

@@ -27,9 +27,9 @@ class ModelState:
     """Copies, on the host, of all variables of a model."""
 
     weights: list[weight_files.Entry]
-    """What Keras' file of weights has: weights and the optimizer's state."""
+    """The contents of Keras' file of weights, with the optimizer's state."""
     arrays: Arrays
-    """All else: metrics, seeds, and what each replica has of a sum."""
+    """All else: metrics, seeds, and each replica's part of a sum."""
     variables: list[list[Any]]
     """The path, shape and dtype of all else, in the order of the arrays."""
 
@@ -53,7 +53,7 @@ class ModelState:
 
 
 def gather(model: keras.Model) -> None:
-    """Gives the first process what it needs to copy all of a model's state.
+    """Gives the first process all of a model's state, to copy it.
 
     All processes call this together.
     """
@@ -68,7 +68,7 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
 
     Args:
         model: Built, and compiled if it was.
-        saved: What was saved.
+        saved: The checkpoint.
         has_files: Whether the weights can be read in this process.
 
     Raises:
@@ -176,7 +176,7 @@ def unbuilt_optimizers(model: keras.Model) -> list[str]:
 
 
 def _beyond(some: list[list[Any]], others: list[list[Any]]) -> list[list[Any]]:
-    """Returns those of some variables that others have no counterpart of."""
+    """Returns variables that have no counterpart among others."""
     left = [each[1:] for each in others]
     found = []
     for each in some:

@@ -1,6 +1,6 @@
-"""Which files in a folder of this machine are those of a checkpoint.
+"""The files of a checkpoint in a folder of this machine.
 
-Only what is known by its name and by what it holds is deleted. A folder that
+Only files that are known by name and content are deleted. A folder that
 has anything else stays as it is.
 """
 
@@ -34,7 +34,7 @@ def is_aside(folder: pathlib.Path) -> bool:
 def in_folder(folder: pathlib.Path) -> list[pathlib.Path] | None:
     """Returns the files of a checkpoint.
 
-    They can be deleted in this order: what is left is still known.
+    They can be deleted in this order: the rest is still known.
 
     Returns:
         A list; `None` if the folder has anything else, or is none.

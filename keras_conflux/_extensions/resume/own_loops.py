@@ -51,8 +51,8 @@ def save(
         directory: Where the checkpoints are, of this training alone: a path,
             or a URL such as `"gs://bucket/run"`.
         step: How many steps are done. The checkpoint with most is the newest.
-        state: What else the loop needs to go on: numbers, strings, arrays, and
-            lists, tuples and dicts of them.
+        state: Other values that the loop needs to go on: numbers, strings,
+            arrays, and lists, tuples and dicts of them.
         keep: How many checkpoints stay, at least 1.
 
     Raises:
@@ -109,7 +109,7 @@ def save(
 
 
 def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
-    """Raises `ValueError` if `load` would read another than that of a step."""
+    """Raises `ValueError` if `load` would read another step's checkpoint."""
     for newest in checkpoint_files.folders(directory)[:1]:
         latest, _ = checkpoint_files.position_of(newest)
         if latest > step:
@@ -121,7 +121,7 @@ def _assert_newest(directory: str | os.PathLike[str], step: int) -> None:
 
 
 class Loaded(NamedTuple):
-    """What `load` has given to a model, and what else was saved."""
+    """The step and the state of the checkpoint that `load` has read."""
 
     step: int
     """How many steps had been done."""
@@ -132,7 +132,7 @@ class Loaded(NamedTuple):
 def load(
     model: keras.Model, directory: str | os.PathLike[str]
 ) -> Loaded | None:
-    """Gives a model what the newest whole checkpoint of `save` has.
+    """Restores a model from the newest whole checkpoint of `save`.
 
     Of several processes, the first one reads, and all call this.
 
@@ -182,7 +182,7 @@ def load(
 
 
 def _build_as_saved(model: keras.Model, saved: Saved) -> None:
-    """Builds what the first step builds, and saved models have."""
+    """Builds parts that the first step builds, and saved models have."""
     parts = saved.state.get("built for", {})
     strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
     if strategy is None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 _LARGEST_TEXT = 2**28
 """How many bytes a file of text has at most. It is read as a whole."""
 _NO_FILES = (errno.ELOOP, errno.ENXIO)
-"""What systems say of links that are not followed, and of sockets."""
+"""The errors of links that are not followed, and of sockets."""
 
 
 class StrangeFileError(ValueError):
@@ -22,7 +22,7 @@ class StrangeFileError(ValueError):
 
 
 def is_remote(path: pathlib.Path) -> bool:
-    """Whether a path from `directory_of` is that of a URL."""
+    """Whether a path from `directory_of` belongs to a URL."""
     return not isinstance(path, pathlib.PosixPath)
 
 
@@ -31,7 +31,7 @@ def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
 
     Args:
         folder: Where it lies.
-        name: What it is called there, as a file may tell that others wrote.
+        name: Its name there, which a file of others may tell.
 
     Raises:
         OSError: If it cannot be opened.

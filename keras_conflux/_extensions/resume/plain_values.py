@@ -24,11 +24,11 @@ _FACTORIES = {
     kind.__name__: kind
     for kind in (int, float, str, bool, list, dict, set, collections.Counter)
 }
-"""Of what a `defaultdict` may make its values."""
+"""The types of a `defaultdict`'s values."""
 
 
 def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
-    """Returns what JSON can hold of a value.
+    """Returns a value in a form that JSON can hold.
 
     Args:
         value: Of Python's and NumPy's numbers, strings, bytes, arrays, tensors,
@@ -86,7 +86,7 @@ def _encoded_items(value: Any, arrays: Arrays, copies: bool) -> list[Any]:
 
 
 def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns what `encode` was given."""
+    """Returns the value that `encode` was given."""
     if not isinstance(value, dict):
         return value
     ((kind, inside),) = value.items()
@@ -128,7 +128,7 @@ def is_plain(value: Any) -> bool:
 
 
 def told_state(owner: Any) -> dict[str, Any]:
-    """Returns what the `state_dict` of an object returns. It is no copy.
+    """Returns the `state_dict` of an object. It is no copy.
 
     Raises:
         TypeError: If there is something else than plain values in it.
@@ -138,7 +138,7 @@ def told_state(owner: Any) -> dict[str, Any]:
         if not is_plain(value):
             raise TypeError(
                 f"`{type(owner).__name__}.state_dict()` returns under {name!r} "
-                "what cannot be saved. Expected: numbers, strings, arrays, and "
+                "no plain value. Expected: numbers, strings, arrays, and "
                 "lists, tuples and dicts of them. Received: a "
                 f"{type(value).__name__}. Of a NumPy generator, return "
                 "`generator.bit_generator.state`."
@@ -148,7 +148,7 @@ def told_state(owner: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What is to stay of a plain value where a checkpoint sets another one."""
+    """The form of a plain value that a checkpoint's value has to keep."""
 
     kind: str
     texts: frozenset[str | bytes]
@@ -156,7 +156,7 @@ class Form:
 
     @classmethod
     def of(cls, value: Any) -> "Form":
-        """Returns that of a value."""
+        """Returns the form of a value."""
         return cls(_kind(value), frozenset(_texts(value)))
 
     def admits(self, value: Any, any_words: bool = False) -> bool:
@@ -211,7 +211,7 @@ def _is_word(text: str | bytes) -> bool:
 
 
 def digest(value: Any) -> str:
-    """Returns by what a plain value is known again, bit by bit."""
+    """Returns a digest by which a plain value is known again, bit by bit."""
     arrays: Arrays = {}
     text = json.dumps(encode(value, arrays, copies=False))
     found = hashlib.sha256(text.encode())

@@ -1,4 +1,4 @@
-"""What a `PyDataset` holds, or says that it holds."""
+"""The state of a `PyDataset`, or its own `state_dict`."""
 
 import copy
 import zlib
@@ -17,7 +17,7 @@ _STATE = "state_dict()"  # no attribute has such a name
 
 
 class PyDatasetState:
-    """Takes and gives back what a `PyDataset` holds.
+    """Takes and gives back the state of a `PyDataset`.
 
     Args:
         owner: The `PyDataset`, as the script has made it; `None` for other
@@ -30,7 +30,7 @@ class PyDatasetState:
             self._held = HeldAttributes(owner, _plain_of, _mark)
 
     def taken(self) -> dict[str, Any] | None:
-        """Returns copies of what has changed in it, or what it says."""
+        """Returns copies of its changed attributes, or its own state."""
         owner = self._owner
         if owner is None:
             return None
@@ -42,7 +42,7 @@ class PyDatasetState:
         )
 
     def restore(self, attributes: dict[str, Any] | None) -> None:
-        """Gives back what `taken` returned."""
+        """Gives back the result of `taken`."""
         owner = self._owner
         if owner is None or attributes is None:
             return
@@ -67,7 +67,7 @@ def _plain_of(owner: Any) -> dict[str, Any]:
 
 
 def _mark(value: Any) -> Any:
-    """Returns by what it is seen, within a process, that a value changes."""
+    """Returns a mark that shows, within a process, that a value changes."""
     if getattr(value, "nbytes", 0) <= _LARGE or not isinstance(
         value, np.ndarray
     ):

@@ -1,4 +1,4 @@
-"""The random generators of this process, and those of data."""
+"""The random generators of this process, and of data."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ def states(dataset: Any = None) -> dict[str, Any]:
 
     Args:
         dataset: A `tf.data.Dataset`, whose functions may have variables, such
-            as those of a `keras.random.SeedGenerator`.
+            as of a `keras.random.SeedGenerator`.
     """
     return {
         "python": random.getstate(),
@@ -25,7 +25,7 @@ def states(dataset: Any = None) -> dict[str, Any]:
 
 
 def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
-    """Puts the generators where they stood, and those of a data set."""
+    """Puts the generators where they stood, also those in a data set."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
     seeds.set_eager_seed_state(saved["tensorflow"])

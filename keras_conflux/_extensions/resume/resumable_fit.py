@@ -1,6 +1,6 @@
 """One call of `fit` that can be taken up again where it was left.
 
-What there is to save is looked at in two places only, both outside of a step:
+State to save is looked at in two places only, both outside of a step:
 before the first step of an execution, and when all callbacks have ended an
 epoch. "Before step n" means that n steps are done and that there is a step n.
 """
@@ -47,13 +47,13 @@ _log = logging.getLogger("keras_conflux")
 
 
 class ResumableFit:
-    """Saves and restores what one call of `fit` needs to go on exactly.
+    """Saves and restores the state that a call of `fit` needs to go on.
 
     Args:
         model: The model that is trained.
-        resume: What the user asks for.
-        callbacks: Those whose state belongs to the training.
-        files: Those that callbacks write.
+        resume: The options of the user.
+        callbacks: The callbacks whose state belongs to the training.
+        files: The files that callbacks write.
         saved: Where to go on; `None` to begin.
         parts: How many processes draw a part of the data of their own; 1 if all
             draw the same.
@@ -102,7 +102,7 @@ class ResumableFit:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Follows what is drawn and what signals come."""
+        """Follows draws of batches, and signals."""
         with (
             input_position.followed_by(self._position),
             self._preemption.noted(),
@@ -113,8 +113,8 @@ class ResumableFit:
     def _is_certain(self) -> bool:
         """Whether a step whose begin is told will come.
 
-        Keras finds out that data has ended when it tries the next step. What is
-        taken before that one is then no state to go on from.
+        Keras finds out that data has ended when it tries the next step. A state
+        taken before that one is then none to go on from.
         """
         _, _, number = self._data["data"]
         return number is not None and not self._position.is_cut
@@ -260,7 +260,7 @@ class ResumableFit:
         return _Taken(self._done + step, write, signal)
 
     def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
-        """Returns where each process stands in its data, and what that is."""
+        """Returns each process' place in its data, with their description."""
         place = self._position.at(step)
         own = {"place": dict(vars(place)), "data": self._data}
         if self._parts == 1:
@@ -270,7 +270,7 @@ class ResumableFit:
     def _copied(
         self, step: int, parts: list[dict[str, Any]]
     ) -> Callable[[], None]:
-        """Returns what writes a checkpoint of this moment."""
+        """Returns a function that writes a checkpoint of this moment."""
         assert self._states is not None
         assert self._layers is not None
         model = ModelState.of(self._model)
@@ -297,7 +297,7 @@ class ResumableFit:
         )
 
     def _put_down(self) -> None:
-        """Writes what was taken, if anything was."""
+        """Writes the state that was taken, if any."""
         taken, self._taken = self._taken, None
         if taken is None:
             return

@@ -17,7 +17,7 @@ class Resume(keras.callbacks.Callback):
     weights, optimizer, random numbers, `History`, CSV and TensorBoard files and
     best checkpoint as one that was never interrupted: bit by bit on the same
     CPU devices, and to rounding on GPUs or on another number of devices or
-    processes. The guide *Interruptions* says what it takes.
+    processes. The guide *Interruptions* lists the conditions.
 
     Checkpoints are written in a thread, from copies that are taken between two
     steps. Their `model.weights.h5` can be read by plain Keras. The data is

@@ -90,7 +90,7 @@ class Preemption:
 
 
 def silence_closed(terminals: list[int]) -> None:
-    """Has what goes to terminals that were closed go nowhere.
+    """Sends output for terminals that were closed nowhere.
 
     A progress bar would raise an error, before the last checkpoint is written.
 

@@ -1,7 +1,7 @@
 """A few numbers by which a batch is known again.
 
 They are sums of some of its entries, with signs that are always the same. Other
-samples give other sums. Roundings, such as those of another processor that
+samples give other sums. Roundings, such as on another processor that
 prepares the data, leave them as they are but for a tolerance.
 """
 
@@ -18,7 +18,7 @@ _ENTRIES = 4096
 _SUMS = 8
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], [2 * _ENTRIES, _SUMS])
 _OF_DEVIATION, _OF_MEAN = 5e-2, 1e-4
-"""What roundings may change, by entry: pixels by one, for example."""
+"""The changes by roundings, by entry: pixels by one, for example."""
 
 
 def sketch(batch: Tree) -> np.ndarray:

@@ -35,7 +35,7 @@ from keras_conflux._extensions.resume.checkpoint_files import os_errors
 
 _LOCK = ".lock"
 _LOCKED = re.compile(rb"\d+ on [^\n]*")
-"""What is in the file of the lock: a process and its host."""
+"""The content of the file of the lock: a process and its host."""
 _OWNER = ".owner"
 _FORMER = ".former"
 _OLD = ".old"
@@ -64,7 +64,7 @@ class Storage:
         Yields a folder of this machine.
 
         Args:
-            final: What it will be. A former one is replaced.
+            final: Its later path. A former one is replaced.
 
         Raises:
             OSError: If it cannot be put there. Nothing remains of it then.
@@ -102,7 +102,7 @@ class Storage:
             self._remove_former(former)
 
     def _remove_former(self, former: pathlib.Path) -> None:
-        """Removes what was replaced, or shows what others have put there."""
+        """Removes the replaced folder, or shows files of others there."""
         self.remove(former)
         if former.exists() and own_files.in_folder(former) is None:
             name = former.name[1:].removesuffix(_FORMER)
@@ -111,12 +111,12 @@ class Storage:
     def names_for(
         self, final: pathlib.Path, digests: dict[str, str]
     ) -> dict[str, str]:
-        """Returns by which names a new folder has its files.
+        """Returns the names of a new folder's files.
 
         Args:
-            final: What the folder will be.
-            digests: Those of the files, by what they are called if nothing
-                speaks against it.
+            final: The later path of the folder.
+            digests: The digests of the files, by their names if nothing speaks
+                against these.
         """
         return {name: name for name in digests}
 
@@ -159,7 +159,7 @@ class Storage:
                 _remove_own(nameless)
 
     def restore_former(self) -> None:
-        """Puts back what a process that was killed was about to replace."""
+        """Puts back folders that a killed process was about to replace."""
         for former in self.root.glob(f".step-*{_FORMER}"):
             final = former.with_name(former.name[1:].removesuffix(_FORMER))
             if own_files.is_aside(former) and not final.exists():
@@ -167,7 +167,7 @@ class Storage:
                     former.rename(final)
 
     def remove_unfinished(self) -> None:
-        """Removes what a process that was killed has left half-written."""
+        """Removes folders that a killed process has left half-written."""
         self.restore_former()
         for path in self.root.glob(".step-*"):
             if own_files.is_aside(path):
@@ -177,7 +177,7 @@ class Storage:
         """Makes a damaged checkpoint count no more.
 
         Returns:
-            What can be removed; where it was, if this process may not do it.
+            The folder to remove; where it was, if this process may not move it.
         """
         if folder.is_symlink():
             return folder
@@ -299,7 +299,7 @@ class RemoteStorage(Storage):
         """See `Storage`. Nothing is replaced before the new one is there."""
 
     def remove_unfinished(self) -> None:
-        """See `Storage`. What cannot be removed does no harm."""
+        """See `Storage`. A file that cannot be removed does no harm."""
         with contextlib.suppress(OSError):
             for folder in checkpoint_files.named_folders(self.root):
                 names = {each.name for each in entries(folder)}

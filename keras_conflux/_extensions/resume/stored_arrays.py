@@ -48,7 +48,7 @@ def read(file: BinaryIO) -> Arrays:
 
     Raises:
         ValueError: If it is none of NumPy's, or would unpack to more bytes than
-            it has. What this package writes is not compressed.
+            it has. This package writes no compressed files.
     """
     size = file.seek(0, io.SEEK_END)
     try:
@@ -70,7 +70,7 @@ def read(file: BinaryIO) -> Arrays:
 
 
 def to_bytes(document: Any, arrays: Arrays) -> bytes:
-    """Returns what JSON can hold and some arrays as one string of bytes."""
+    """Returns a JSON document and some arrays as one string of bytes."""
     stored, special = without_special_dtypes(arrays)
     text = np.array(json.dumps([document, special]))
     file = io.BytesIO()

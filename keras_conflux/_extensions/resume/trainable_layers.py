@@ -7,7 +7,7 @@ from keras_conflux._compat import keras_models
 
 
 class TrainableLayers:
-    """Tells what has changed since the training began, and sets it again.
+    """Tells which layers have changed since the begin, and sets them again.
 
     Args:
         model: As the script has made it. It may not be built.
@@ -19,7 +19,7 @@ class TrainableLayers:
         self.note_traced()
 
     def note_traced(self) -> None:
-        """Notes what the steps that are traced next train."""
+        """Notes the layers that the steps traced next train."""
         self._traced = self._model.train_function, self._now()
 
     def changed(self) -> list[bool] | None:
@@ -44,7 +44,7 @@ class TrainableLayers:
         """Freezes and frees layers.
 
         Args:
-            saved: What `changed` returned.
+            saved: The result of `changed`.
 
         Raises:
             ValueError: If the model has more or fewer layers now.

@@ -1,7 +1,7 @@
 """Where the validation of a `fit` stands in its data.
 
 Each evaluation draws from the beginning. So it is enough to know which
-iterators have been made, and what a `PyDataset` holds.
+iterators have been made, and the state of a `PyDataset`.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class ValidationData:
         return len(iterator_history.of(self.dataset))
 
     def state(self) -> dict[str, Any]:
-        """Returns what `restore` takes."""
+        """Returns the state that `restore` takes."""
         return {
             "made": iterator_history.of(self.dataset),
             "attributes": self._held.taken(),
@@ -52,6 +52,6 @@ class ValidationData:
         return iterator_history.make_again(self.dataset, made)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Gives a `PyDataset` what it held, and variables their values."""
+        """Gives a `PyDataset` its state, and variables their values."""
         random_generators.set_variables(self.dataset, state["variables"])
         self._held.restore(state["attributes"])

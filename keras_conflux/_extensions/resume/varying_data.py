@@ -1,4 +1,4 @@
-"""What makes a data set yield other batches each time, by name."""
+"""Causes of a data set's other batches each time, by name."""
 
 import types
 from collections.abc import Iterator
@@ -72,8 +72,8 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
             for operation in pipelines.operations_of_dataset(below)
         ):
             yield (
-                "it keeps by `cache` what was computed with variables that go "
-                "on, such as that of a `SeedGenerator` (call `cache` before "
+                "it keeps by `cache` values computed with variables that go "
+                "on, such as of a `SeedGenerator` (call `cache` before "
                 "that `map`, or give it a file)"
             )
 

@@ -1,1 +1,1 @@
-"""What resuming needs of the insides of Keras and TensorFlow."""
+"""The insides of Keras and TensorFlow that resuming needs."""

@@ -1,4 +1,4 @@
-"""What Keras keeps private of callbacks that go on."""
+"""The private parts of callbacks of Keras that go on."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import keras
 
 
 def set_monitor(callback: Any) -> None:
-    """Makes a callback decide what is better, as at its first epoch's end."""
+    """Makes a callback choose its comparison, as at its first epoch's end."""
     callback._set_monitor_op()
 
 
 def flush_tensorboard(callback: keras.callbacks.TensorBoard) -> None:
-    """Sees to it that what a TensorBoard callback has written is in files."""
+    """Flushes the writers of a TensorBoard callback."""
     for writer in callback._writers.values():
         writer.flush()
 
 
 def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
-    """Waits for what callbacks do in other threads."""
+    """Waits for callbacks that work in other threads."""
     callbacks._flush_futures()

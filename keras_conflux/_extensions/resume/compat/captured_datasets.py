@@ -1,6 +1,6 @@
 """The data sets that a function of a data set draws from.
 
-A function that names a data set made outside of it, as that of `flat_map` may,
+A function that names a data set made outside of it, as a `flat_map`'s may,
 has captured its tensor. The data set itself is found by its name.
 """
 
@@ -60,7 +60,7 @@ def _captured_tensors(dataset: tf.data.Dataset) -> set[int]:
 
 
 def _values_of(function: Any) -> Iterator[Any]:
-    """Yields what a function has by names."""
+    """Yields the values that a function has by names."""
     while isinstance(function, functools.partial):
         yield from (*function.args, *function.keywords.values())
         function = function.func

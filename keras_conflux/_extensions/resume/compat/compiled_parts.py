@@ -12,7 +12,7 @@ _LARGEST = 2**24
 
 
 def note(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
-    """Notes for what shapes one of them is built."""
+    """Notes the shapes for which one of them is built."""
     original(part, y_true, y_pred)
     given = [y_true, y_pred]
     if all(map(_is_known, keras.tree.flatten(given))):
@@ -32,7 +32,7 @@ def _is_known(tensor: Any) -> bool:
 
 
 def built_for(model: keras.Model) -> dict[str, str]:
-    """Returns for what shapes they were built."""
+    """Returns the shapes for which they were built."""
     return {
         name: part.conflux_built_for
         for name, part in _parts(model).items()
@@ -41,10 +41,10 @@ def built_for(model: keras.Model) -> dict[str, str]:
 
 
 def build(model: keras.Model, saved: dict[str, str]) -> None:
-    """Builds those that are not built, for the shapes of those that were.
+    """Builds unbuilt parts, for the shapes of the saved ones.
 
     Args:
-        model: What has them.
+        model: The model that has them.
         saved: From `built_for`.
     """
     for name, part in _parts(model).items():

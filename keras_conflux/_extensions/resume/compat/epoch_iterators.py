@@ -37,7 +37,7 @@ def draws_on(iterator: Any) -> bool:
 
 
 def set_learned_number(iterator: Any, number: int | None) -> None:
-    """Tells an epoch iterator what it learns at the end of its first epoch."""
+    """Tells an epoch iterator the number it learns in its first epoch."""
     if iterator.num_batches is None:
         iterator._num_batches = number
 
@@ -50,7 +50,7 @@ def add_steps_seen(iterator: Any, steps: int) -> None:
 def calls_python(iterator: Any) -> bool:
     """Whether Python code of the user's runs where batches are drawn.
 
-    Besides what `has_python_source` names, a `tf.data.Dataset` may call it.
+    Besides the sources of `has_python_source`, a `tf.data.Dataset` may call it.
     """
     if has_python_source(iterator):
         return True

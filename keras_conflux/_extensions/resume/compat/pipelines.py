@@ -1,4 +1,4 @@
-"""What a `tf.data.Dataset` is made of."""
+"""The parts of a `tf.data.Dataset`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,11 +27,11 @@ from keras_conflux._extensions.resume.compat.captured_datasets import (
 def datasets_below(
     dataset: tf.data.Dataset, in_files: bool = True
 ) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and those that it is made of.
+    """Yields a data set and its inputs.
 
     Args:
         dataset: The uppermost one.
-        in_files: Whether also what a cache keeps in files.
+        in_files: Whether also the inputs of a cache in files.
     """
     if not in_files and _cache_file(dataset):
         return
@@ -51,7 +51,7 @@ def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int, int] | None:
 
 
 def is_out_of_order(dataset: tf.data.Dataset) -> bool:
-    """Whether a data set yields what is ready first."""
+    """Whether a data set yields the elements that are ready first."""
     return getattr(dataset, "_deterministic", None) == "false"
 
 
@@ -76,8 +76,8 @@ def is_parallel(dataset: tf.data.Dataset) -> bool:
 def operations_of_dataset(dataset: tf.data.Dataset) -> list[tf.Operation]:
     """Returns the operations of the functions that a data set calls.
 
-    Those of functions inside of these are among them, such as of a data set
-    that an `interleave` makes of each element.
+    Operations of functions inside of these are among them, such as of a data
+    set that an `interleave` makes of each element.
     """
     found: list[tf.Operation] = []
     waiting = [each.function.graph for each in dataset._functions()]
@@ -174,4 +174,4 @@ _DRAWS_ALL = (
     map_op._ParallelMapDataset,
     prefetch_op._PrefetchDataset,
 )
-"""What draws all of its input, once."""
+"""The data sets that draw all of their input, once."""

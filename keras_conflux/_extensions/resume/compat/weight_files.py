@@ -13,18 +13,18 @@ from keras.src.saving import saving_lib
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What one layer or optimizer puts into a file of weights."""
+    """The entry of one layer or optimizer in a file of weights."""
 
     path: str
     """Its place in the file."""
     metadata: Any
-    """What Keras notes there."""
+    """The metadata of Keras there."""
     values: dict[str, Any]
     """Variables, or their values, by name."""
 
 
 def entries_of(model: keras.Model) -> list[Entry]:
-    """Returns what Keras would write of a model and its optimizer."""
+    """Returns the entries that Keras would write for a model."""
     recorder = _Recorder()
     saving_lib._save_state(model, recorder, None, "", set())
     return recorder.entries
@@ -63,7 +63,7 @@ def write(entries: list[Entry], path: pathlib.Path) -> None:
 
 
 def assert_fits(path: pathlib.Path, entries: list[Entry]) -> None:
-    """Refuses a file that is larger, once it is unpacked, than what it is for.
+    """Refuses a file that unpacks to more bytes than its entries have.
 
     Nothing is read. Values of other kinds than numbers may be of any size.
 
@@ -105,7 +105,7 @@ _SMALL = 2**22
 
 
 class _Recorder(saving_lib.H5IOStore):
-    """Takes what layers give it, and writes no file."""
+    """Records the entries of layers, and writes no file."""
 
     def __init__(self) -> None:
         # Keras' own would open a file.
