@@ -1,1 +1,1 @@
-"""What makes replicas faster, or lets them go on, and what they do without."""
+"""Features besides the core: faster replicas, and trainings that go on."""

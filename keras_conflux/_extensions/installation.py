@@ -1,4 +1,4 @@
-"""Puts the extensions in place, each behind what the core offers for it."""
+"""Puts the extensions in place, each where the core offers a place."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""What several extensions use."""
+"""The parts that several extensions use."""

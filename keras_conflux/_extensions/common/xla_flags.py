@@ -38,12 +38,12 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
     each product to compare that with, which is most of the time to the first
     step.
 
-    What the user has set stays.
+    The user's own flags stay.
 
     Args:
         environ: The environment variables.
     """
-    import tensorflow as tf  # which commands do not wait for
+    import tensorflow as tf  # commands do not wait for it
 
     if (
         environ.get(SWITCH) != "0"
@@ -61,7 +61,7 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def remove_products(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Removes what `choose_products` has set, also in a parent process.
+    """Removes the flags of `choose_products`, also of a parent process.
 
     Args:
         environ: The environment variables.
@@ -84,7 +84,7 @@ def is_known_to_jax(last: tuple[int, int]) -> bool:
 
 
 def append(environ: MutableMapping[str, str], name: str, addition: str) -> None:
-    """Appends flags to those of an environment variable."""
+    """Appends flags to an environment variable."""
     environ[name] = f"{environ.get(name, '')} {addition}".lstrip()
 
 
@@ -96,7 +96,7 @@ def take_out(
     Args:
         environ: The environment variables.
         name: Of the variable.
-        flags: What they look like, with the space before them.
+        flags: A pattern of the flags, with the space before them.
     """
     given = environ.get(name, "")
     rest = flags.sub("", given)

@@ -1,1 +1,1 @@
-"""What numbers are like, and whether they are finite."""
+"""Statistics of numbers, and whether they are finite."""

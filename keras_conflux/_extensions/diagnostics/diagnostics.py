@@ -1,4 +1,4 @@
-"""What is in a tree or a model, leaf by leaf, and whether it is finite."""
+"""Statistics of a tree or a model, by leaf, and whether it is finite."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from keras_conflux._replication.strategy import replica_index
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the numbers of one leaf are like, as `statistics` finds them.
+    """The statistics of one leaf's numbers, as `statistics` finds them.
 
-    `mean`, `std`, `min` and `max` are those of its finite numbers, computed in
+    `mean`, `std`, `min` and `max` are of its finite numbers, computed in
     float64, and NaN if there are none. As text it is one line.
 
     Example:
@@ -72,8 +72,8 @@ def statistics(target: Any) -> Any:
             of these and of numeric arrays, such as gradients. A replicated
             variable counts with the value that it has outside of replicas:
             replica 0's copy, or of a metric the sum of the copies. `None`
-            leaves have no statistics, and those of sparse tensors are of the
-            values that they store.
+            leaves have no statistics, and sparse tensors count by the values
+            that they store.
 
     Returns:
         A list of `Statistics`, one per leaf; of a `Replicas`, a `Replicas` of
@@ -106,11 +106,11 @@ def assert_finite(target: Any) -> None:
     """Raises an error if a number is NaN or infinite.
 
     Inside a step this puts a check into the step, which raises
-    `tf.errors.InvalidArgumentError` when it runs. Give it there what all
-    replicas have alike, such as gradients after `allreduce`: a NaN of any
-    replica is in them, and all replicas raise together. On GPUs a replica
-    that fails alone leaves others waiting in their next collective. XLA
-    leaves such checks out.
+    `tf.errors.InvalidArgumentError` when it runs. Give it there tensors that
+    all replicas have alike, such as gradients after `allreduce`: a NaN of any
+    replica is in them, and all replicas raise together. On GPUs a replica that
+    fails alone leaves others waiting in their next collective. XLA leaves such
+    checks out.
 
     Args:
         target: A Keras model, layer, optimizer, metric or variable, a tree of

@@ -1,4 +1,4 @@
-"""What `keras.distribution` on TensorFlow needs of the insides of Keras."""
+"""The insides of Keras that `keras.distribution` on TensorFlow needs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,10 @@ from keras.src.backend.tensorflow import (
 
 
 def provide_distribution(*functions: Callable[..., Any]) -> None:
-    """Gives Keras what its TensorFlow backend lacks for `keras.distribution`.
+    """Gives Keras' TensorFlow backend functions for `keras.distribution`.
 
     Args:
-        *functions: Found by their names, which are those that other backends
-            have.
+        *functions: Found by their names, which are the names in other backends.
     """
     # keras.src.distribution calls them on this module. In 3.14.0 and 3.15.1
     # it has `list_devices`, which works, and attempts at DTensor.

@@ -1,4 +1,4 @@
-"""What `keras.distribution` means on TensorFlow: devices, and what is split.
+"""The meaning of `keras.distribution` on TensorFlow: devices, and parts.
 
 Its backend functions have the names by which Keras calls them on any backend;
 the TensorFlow backend of Keras lacks these.
@@ -39,7 +39,7 @@ _set_here = _SetHere()
 
 
 def distributed() -> Distributed | None:
-    """Returns what the distribution that is set means, `None` if none is.
+    """Returns the meaning of the distribution that is set, if one is.
 
     Raises:
         DeviceError: If its devices do not exist, repeat or are mixed.
@@ -61,7 +61,7 @@ def distributed() -> Distributed | None:
 
 
 def set_distribution(original: Callable[..., Any], value: Any) -> None:
-    """Refuses what cannot run when it is set, before anything is made."""
+    """Refuses a distribution that cannot run, before anything is made."""
     if value is not None:
         _meaning_of(value)
     if isinstance(value, keras.distribution.ModelParallel):
@@ -147,7 +147,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """Returns `tensor`, where that is what the layout describes.
+    """Returns `tensor`, if the layout describes it.
 
     A program sees global tensors, and a replica's program its own part of the
     batch. So a tensor that is replicated, or split along its first axis, is
@@ -179,7 +179,7 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
             raise NotImplementedError(
                 f"The layout {layout.axes} splits axis {axis} of a tensor over "
                 f"{name!r} of {layout.device_mesh}. Only the first axis of a "
-                "tensor, that of the batch, is split here, and over the axis "
+                "tensor, the batch's, is split here, and over the axis "
                 f"of a mesh that is for batches. {layouts.MEANING}, so give "
                 f"the outputs of layers no layout. {_WHAT_EXISTS}"
             )

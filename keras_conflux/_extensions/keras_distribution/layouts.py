@@ -1,9 +1,9 @@
 """Which weights a `ModelParallel` keeps in parts, and what it means here.
 
 A layout says where the parts of a variable lie, and never changes its value. On
-JAX the computation follows it. Here it is a matter of storage: what a layout
-splits lies in parts over all devices of the mesh, each of which computes its
-samples.
+JAX the computation follows it. Here it is a matter of storage: a variable that
+a layout splits lies in parts over all devices of the mesh, each of which
+computes its samples.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def assert_possible(distribution: keras.distribution.ModelParallel) -> None:
 
 
 def tell_once(distribution: keras.distribution.ModelParallel) -> None:
-    """Says what is not split, when a distribution is set first."""
+    """Names the variables that are not split, when a distribution is set."""
     if distribution not in _told:
         _told.add(distribution)
         notices.tell(

@@ -1,4 +1,4 @@
-"""The methods of Keras that know what `keras.distribution` has set."""
+"""The methods of Keras that know the distribution that is set."""
 
 from collections.abc import Callable
 from typing import Any

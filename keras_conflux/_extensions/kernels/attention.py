@@ -1,4 +1,4 @@
-"""What fused attention computes of rows of samples is rows of samples."""
+"""Fused attention of rows of samples returns rows of samples."""
 
 import functools
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _note_rows(
     outputs: Sequence[tf.Tensor],
     inputs: Sequence[tf.Tensor],
 ) -> None:
-    """Says what outputs are that the graph shows as results of some module."""
+    """Marks the kinds of outputs, which the graph shows as of some module."""
     if step.kinds is None:
         return
     kinds = [step.kinds.of(each) for each in inputs]

@@ -1,10 +1,10 @@
 """cuDNN's attention, as XLA calls it on NVIDIA GPUs.
 
 XLA knows the kernel as a custom call with a configuration of its own, whose
-fields are those of XLA's `CudnnfMHABackendConfig`. The results of the call have
-the shape `(B, N, T, H)` and a layout in which they lie as `(B, T, N, H)`, so
-that no tensor has to be transposed in memory. Layouts can be given in StableHLO
-only, which is why the call is a small module.
+fields are the fields of XLA's `CudnnfMHABackendConfig`. The results of the call
+have the shape `(B, N, T, H)` and a layout in which they lie as `(B, T, N, H)`,
+so that no tensor has to be transposed in memory. Layouts can be given in
+StableHLO only, which is why the call is a small module.
 """
 
 import json

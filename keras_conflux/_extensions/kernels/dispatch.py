@@ -22,7 +22,7 @@ _log = logging.getLogger("keras_conflux")
 _said: set[str] = set()
 
 kernel: Kernel = Cudnn()
-"""What computes fused attention."""
+"""The kernel of fused attention."""
 
 
 def fused(
@@ -36,8 +36,8 @@ def fused(
     Args:
         composed: Keras' own, which takes the fields of a `Request`.
         step: That a replica is tracing.
-        request: What is asked for.
-        note: Called with what is computed, and from what.
+        request: The attention that is asked for.
+        note: Called with the outputs, and their inputs.
     """
     shape_of = compiled_shapes(step)
     obstacle = kernel.obstacle(step) or request.obstacle(shape_of)

@@ -1,7 +1,7 @@
 """Attention by a fused kernel, with its gradients.
 
-A kernel needs known shapes. Only it sees them: what goes back to the program
-has the shape that it is traced for.
+A kernel needs known shapes. Only it sees them: tensors that go back to the
+program have the shapes that it is traced for.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ class Fused:
     kernel: Kernel
     form: Form
     shapes: Sequence[tf.TensorShape]
-    """Those of queries, keys and values where the kernel computes."""
+    """The shapes of queries, keys and values where the kernel computes."""
     mask: Mask | None
     composed: Callable[..., tf.Tensor]
     """Computes the same from queries, keys and values."""
     is_recorded: bool
     """Whether a gradient tape may ask for gradients."""
     note: Callable[[_Tensors, _Tensors], None]
-    """Called with what has been computed, and from what."""
+    """Called with the outputs, and their inputs."""
 
     def __call__(
         self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor
@@ -76,7 +76,7 @@ class Fused:
     ) -> list[tf.Tensor]:
         """Returns the gradients of queries, keys and values.
 
-        The gradients of these gradients are those of the composed form.
+        The gradients of these gradients come from the composed form.
         """
 
         @_custom_gradient
@@ -138,7 +138,7 @@ def _gradients_of(
     inputs: _Tensors,
     upstream: _Tensors,
 ) -> list[tf.Tensor]:
-    """Returns the gradients of what a function computes of inputs."""
+    """Returns the gradients of a function's outputs by its inputs."""
     # `tf.gradients` wants tensors of the graph that is being traced.
     copies = [tf.identity(each) for each in inputs]
     return tf.gradients(function(*copies), copies, [*upstream])

@@ -1,4 +1,4 @@
-"""What computes fused attention, and what it is asked to compute."""
+"""The interface of fused attention's kernels, and of its forms."""
 
 import dataclasses
 from typing import Protocol
@@ -10,10 +10,10 @@ from keras_conflux._replication.steps import Step
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What an attention computes, apart from its tensors."""
+    """The form of an attention, apart from its tensors."""
 
     scale: float
-    """What the products of queries and keys are multiplied by."""
+    """The factor of the products of queries and keys."""
     is_causal: bool
     """Whether query `t` attends to the keys 0 to `t` only."""
 
@@ -21,9 +21,9 @@ class Form:
 class Kernel(Protocol):
     """Computes attention without writing out the scores.
 
-    B is the number of samples, T that of queries, S that of keys, N that of
-    heads, K that of the heads of keys and values, and H the size of a head. N
-    is a multiple of K. All shapes are known while tracing.
+    B is the number of samples, T of queries, S of keys, N of heads, K of heads
+    of keys and values, and H the size of a head. N is a multiple of K. All
+    shapes are known while tracing.
     """
 
     def obstacle(self, step: Step) -> str | None:
@@ -47,8 +47,8 @@ class Kernel(Protocol):
             values: Of shape `(B, S, K, H)`.
             bias: Is added to the scores: `(B or 1, N or 1, T, S)`.
             form: See there.
-            with_statistics: Whether to return what `backward` needs: float32
-                of shape `(B, N, T)`.
+            with_statistics: Whether to return the statistics for `backward`:
+                float32 of shape `(B, N, T)`.
         """
         ...
 
@@ -71,8 +71,8 @@ class Kernel(Protocol):
             values: See there.
             bias: See there. It gets no gradient.
             form: See there.
-            output: What `forward` has returned.
-            statistics: What it has returned beside it.
+            output: The output of `forward`.
+            statistics: The statistics of `forward`.
             upstream: The gradient of the output.
         """
         ...

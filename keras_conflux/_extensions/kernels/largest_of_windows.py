@@ -1,8 +1,8 @@
-"""Gradients of the largest entries of windows, as sums of what windows give.
+"""Gradients of the largest entries of windows, as sums over windows.
 
 XLA keeps the position of the largest entry of each window as four numbers, and
 adds gradients at these positions one by one. Here, the position is one small
-number, and each entry adds up what the windows around it give.
+number, and each entry adds up the gradients of the windows around it.
 """
 
 from itertools import product
@@ -66,7 +66,7 @@ def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
 
 
 def _windows(operation: tf.Operation) -> tuple[_Windows, ...] | None:
-    """Returns those of rows and columns, where this program can replace."""
+    """Returns the windows of rows and columns, where this can replace."""
     shapes: list[Any] = [each.shape for each in operation.inputs]
     inputs, outputs = shapes[:2]
     sizes, strides = (operation.get_attr(name) for name in ("ksize", "strides"))

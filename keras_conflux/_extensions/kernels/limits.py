@@ -12,12 +12,12 @@ from keras_conflux._compat import tensorflow_tracing
 HALVES = (tf.float16, tf.bfloat16)
 MAX_HEAD_SIZE = 128
 MIN_LENGTH = 64
-"""The fewest queries and keys. Below, what is saved is less than a launch."""
+"""The fewest queries and keys. Below, the gain is less than a launch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a layer, or a program, asks Keras' attention for."""
+    """The attention that a layer, or a program, asks Keras for."""
 
     query: Any
     key: Any

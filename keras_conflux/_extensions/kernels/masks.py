@@ -3,9 +3,9 @@
 Where no key is allowed to a query, Keras' scores are all the same, so that its
 output is the mean of the values, and its query and the keys get no gradients
 from it. In bfloat16 a fused kernel computes the mean, too, as no score counts
-next to what is added; in float16 the mean is put in place. The kernel's
-gradients of such a row are zeros where its statistic is huge. What the values
-get through the mean is added to theirs.
+next to the summand; in float16 the mean is put in place. The kernel's gradients
+of such a row are zeros where its statistic is huge. The gradients of the values
+through the mean are added to theirs.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 _LOW = {tf.bfloat16: -(2.0**41), tf.float16: -(2.0**15)}
-"""What is added to scores that are not allowed. cuDNN's kernels subtract two of
+"""The summand of scores that are not allowed. cuDNN's kernels subtract two of
 these, so it is not the lowest number; a power of two makes that exact."""
 _NO_SCORE_COUNTS = -(2.0**40)
 """Next to this, or less, float32 keeps nothing of scores up to 2^15."""
@@ -59,7 +59,7 @@ class Mask:
         return tf.expand_dims(tf.transpose(self.hidden, [0, 2, 1]), -1)
 
     def bias(self, dtype: tf.DType) -> tf.Tensor:
-        """Returns what is added to the scores."""
+        """Returns the summand of the scores."""
         low = tf.constant(_LOW[dtype], dtype)
         return tf.where(self.allowed, tf.zeros([], dtype), low)
 
@@ -81,7 +81,7 @@ class Mask:
     def gradient_of_means(
         self, upstream: tf.Tensor, values: tf.Tensor
     ) -> tf.Tensor:
-        """Returns what the values get through the means of hidden rows."""
+        """Returns the values' gradients through the means of hidden rows."""
         batch, keys, heads, size = _sizes(values)
         theirs = tf.where(self._hidden_rows, tf.cast(upstream, tf.float32), 0.0)
         summed = tf.reduce_sum(theirs, axis=1, keepdims=True) / keys

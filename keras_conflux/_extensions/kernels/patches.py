@@ -1,4 +1,4 @@
-"""What layers of Keras compute by faster kernels."""
+"""The methods of Keras' layers that run faster kernels."""
 
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._extensions.common import private_names

@@ -58,7 +58,7 @@ def separable_conv(
 
 
 def _follow_each_other(depthwise: Any, pointwise: Any) -> bool:
-    """Whether the second kernel is one position of what the first one makes.
+    """Whether the second kernel has one position of the first one's output.
 
     TensorFlow refuses others, which `conv` would take for several groups.
     """

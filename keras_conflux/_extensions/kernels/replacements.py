@@ -1,7 +1,7 @@
 """Operations of a step that XLA compiles to slow programs, replaced by others.
 
-A gradient is asked for by a tensor that the program has, and follows what has
-been traced. So operations are replaced when the whole step has been traced.
+A gradient is asked for by a tensor that the program has, and follows traced
+operations. So operations are replaced when the whole step has been traced.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _REPLACEMENTS: dict[
     "SparseSoftmaxCrossEntropyWithLogits": cross_entropies.replacement,
     "Sum": sums_over_samples.replacement,
 }
-"""By the type of an operation, what returns other outputs, or `None`."""
+"""By the type of an operation, a function of other outputs, or `None`."""
 
 
 def replace(step: Step) -> None:

@@ -1,9 +1,9 @@
-"""Products and what is added to them, as rows of one matrix.
+"""Products and their summands, as rows of one matrix.
 
-cuBLASLt adds another matrix to what a product writes. If that has more axes
+cuBLASLt adds another matrix to a product. If that has more axes
 than the product, XLA adds in place, and copies the matrix before, as a layer
 and the backward pass still read it. Of several products that are added, each
-can add what is known before it, if what is no product comes first.
+can add the sum before it, if summands that are no products come first.
 """
 
 import tensorflow as tf

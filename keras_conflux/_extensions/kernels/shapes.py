@@ -1,7 +1,7 @@
 """The shapes that tensors of a step will have where XLA compiles it.
 
 A step is traced for any number of samples (docs/design/input.md), and XLA
-compiles it for one. TensorFlow's own shape functions tell what that makes of a
+compiles it for one. TensorFlow's own shape functions tell the shape of a
 tensor: the operations between the batch and the tensor are copied to a graph
 beside the step's, in which the batch has the shape that XLA will see. That
 graph never runs.
@@ -32,7 +32,7 @@ ShapeOf: TypeAlias = Callable[[tf.Tensor], Any]
 
 
 def compiled_shapes(step: Step) -> ShapeOf:
-    """Returns what tells the shapes that tensors of a step will have."""
+    """Returns a function of the shapes that tensors of a step will have."""
     if step.compiled is None or step.compiled.shapes is None:
         return lambda tensor: tensor.shape
     leaves = trees.present(step.shard)
@@ -47,7 +47,7 @@ class CompiledShapes:
 
     Args:
         leaves: The replica's part of a batch, as the step is traced for it.
-        shapes: What shapes the leaves will have.
+        shapes: The shapes that the leaves will have.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CompiledShapes:
         return self._copies[id(tensor)].shape.merge_with(tensor.shape)
 
     def _behind(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what the shape of a tensor depends on."""
+        """Returns the tensors on which the shape of one depends."""
         if _has_one_shape(tensor):
             return []
         outside = _captured(tensor)
@@ -124,7 +124,7 @@ class CompiledShapes:
 
 
 def _captured(tensor: tf.Tensor) -> Any:
-    """Returns what a tensor stands for that comes from outside of its graph."""
+    """Returns the tensor outside of a graph that a captured one stands for."""
     if tensor.op.type != "Placeholder":
         return None
     return bodies.captures(tensor.graph).get(id(tensor))
@@ -146,7 +146,7 @@ def _has_one_shape(tensor: tf.Tensor) -> bool:
 
 
 def _is_opaque(operation: tf.Operation) -> bool:
-    """Whether an operation's shapes cannot be told from those of its inputs."""
+    """Whether an operation's shapes cannot be told from its inputs' shapes."""
     return not operation.inputs or any(
         attribute.WhichOneof("value") == "func"
         for attribute in operation.node_def.attr.values()

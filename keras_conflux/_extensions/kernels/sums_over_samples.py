@@ -1,9 +1,9 @@
 """Sums over samples as products with a row of ones, in XLA programs.
 
-What is added to each sample alike, such as a vector for each position, has the
-sum of all samples' gradients for its own. XLA would lay out all activations so
-that this sum is fast, with samples innermost, and turn them around before and
-after each product. A product asks for no other layout.
+The gradient of a tensor that is added to each sample alike, such as a vector
+for each position, is the sum over all samples. XLA would lay out all
+activations so that this sum is fast, with samples innermost, and turn them
+around before and after each product. A product asks for no other layout.
 """
 
 import tensorflow as tf
@@ -29,7 +29,7 @@ def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:
         return None
     samples = tf.reshape(summands, [-1, shape[1:].num_elements()])
     ones = tf.ones([1, tf.shape(samples)[0]], summands.dtype)
-    # Of a sum, XLA may hand on what has not been rounded to 16 bits.
+    # XLA may hand on a sum that has not been rounded to 16 bits.
     wide = tf.raw_ops.BatchMatMulV3(x=ones, y=samples, Tout=tf.float32)
     total = operation.outputs[0]
     return [tf.cast(tf.reshape(wide, tf.shape(total)), total.dtype)]

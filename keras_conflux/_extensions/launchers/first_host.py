@@ -55,10 +55,10 @@ def cluster_of(hosts: list[str], port: int, rank: int, source: str) -> Cluster:
     """Returns processes that listen at consecutive ports of their hosts.
 
     Args:
-        hosts: That of each process.
+        hosts: The host of each process.
         port: The port of the first process of each host.
-        rank: Which process this is.
-        source: Where this was found.
+        rank: The rank of this process.
+        source: The name of the launcher.
     """
     addresses = [
         f"[{host}]:{port + place}" if ":" in host else f"{host}:{port + place}"

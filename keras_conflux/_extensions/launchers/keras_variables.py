@@ -21,7 +21,7 @@ INDEX = "KERAS_DISTRIBUTION_PROCESS_ID"
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns what the variables of `keras.distribution` tell.
+    """Returns the announcement in `keras.distribution`'s variables.
 
     Args:
         environ: The environment variables.

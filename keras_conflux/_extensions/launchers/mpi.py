@@ -31,7 +31,7 @@ _VARIABLES = (
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns what MPI tells its processes.
+    """Returns the announcement of MPI.
 
     Args:
         environ: The environment variables.

@@ -16,11 +16,11 @@ class Launcher:
     """A launcher, or another way to name processes."""
 
     name: str
-    """How a sentence names what it sets."""
+    """The name of its variables in a sentence."""
     announced: launchers.Launcher
-    """Returns what it tells."""
+    """Returns its announcement."""
     variables: tuple[str, ...]
-    """The variables by which it does, or what they begin with, up to a `_`."""
+    """Its variables, or their beginnings, up to a `_`."""
     starts_commands: bool
     """Whether it starts the command itself in each process."""
 
@@ -50,7 +50,7 @@ LAUNCHERS = (
     Launcher(
         "the variables of Slurm",
         slurm.announced,
-        # Not those of the whole job, which scripts read.
+        # Not the variables of the whole job, which scripts read.
         ("SLURM_STEP_", "SLURM_STEPID", "SLURM_PROCID", "SLURM_LOCALID"),
         starts_commands=True,
     ),
@@ -75,7 +75,7 @@ LAUNCHERS = (
 
 
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables without those of all launchers."""
+    """Returns the environment variables without the launchers' variables."""
     others = {name for each in LAUNCHERS for name in each.variables_in(environ)}
     return {k: v for k, v in environ.items() if k not in others}
 

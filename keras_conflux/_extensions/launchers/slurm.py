@@ -30,7 +30,7 @@ _RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns what Slurm tells the tasks of a step.
+    """Returns the announcement of Slurm to the tasks of a step.
 
     Args:
         environ: The environment variables.
@@ -89,7 +89,7 @@ def first_node(nodes: str) -> str:
 
 
 def _is_of_mpirun(environ: Mapping[str, str], count: int) -> bool:
-    """Whether a step of Slurm is that of the daemons of `mpirun`.
+    """Whether a step of Slurm runs the daemons of `mpirun`.
 
     `mpirun` starts one daemon per node as a step of Slurm, and the processes
     inherit the variables of that step. `srun --mpi=pmi2` sets the variables

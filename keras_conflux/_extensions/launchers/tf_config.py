@@ -35,7 +35,7 @@ _REFUSED = {
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns what `TF_CONFIG` tells.
+    """Returns the announcement in `TF_CONFIG`.
 
     Args:
         environ: The environment variables.

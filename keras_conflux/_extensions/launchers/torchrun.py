@@ -1,4 +1,4 @@
-"""Processes that `torchrun` has started, or what sets the same variables.
+"""Processes of `torchrun`, or of programs that set the same variables.
 
 Kubeflow's PyTorchJob, Ray, AzureML and scripts for SkyPilot set them as well.
 
@@ -27,7 +27,7 @@ _RUN = "TORCHELASTIC_RUN_ID"
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns what the variables of `torchrun` tell.
+    """Returns the announcement in the variables of `torchrun`.
 
     Args:
         environ: The environment variables.

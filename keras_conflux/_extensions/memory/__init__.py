@@ -1,1 +1,1 @@
-"""What a model needs on each device, and a note where memory runs out."""
+"""The memory of a model on each device, and a note where it runs out."""

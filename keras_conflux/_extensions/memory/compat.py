@@ -1,4 +1,4 @@
-"""Losses without a trace, and what XLA says of what it has compiled."""
+"""Losses without a trace, and XLA's figures of compiled programs."""
 
 import contextlib
 import re
@@ -15,18 +15,18 @@ from tensorflow.compiler.xla.service import hlo_pb2
 _TEMPORARY = re.compile(
     r"preallocated temp allocation: +([\d.]+)((?:[KMGTP]i)?)B\b"
 )
-"""In what XLA says of a program that gets no memory: what it needs beside its
+"""XLA's words on a program that gets no memory: the bytes it needs besides its
 arguments and results."""
 
 
 def bytes_of_failed_program(error: BaseException) -> int | None:
-    """Returns what XLA says that a program needs, which gets no memory.
+    """Returns the bytes that a program without memory needs, says XLA.
 
     Args:
-        error: What the program has raised.
+        error: The error that the program has raised.
 
     Returns:
-        Bytes, `None` where the error does not say it, as that of a graph.
+        Bytes, `None` where the error does not say it, as with a graph.
     """
     said = _TEMPORARY.search(str(error))
     if said is None:
@@ -38,14 +38,14 @@ def bytes_of_failed_program(error: BaseException) -> int | None:
 def bytes_of_program(
     function: Callable, signature: Sequence[tf.TensorSpec], device: str
 ) -> int | None:
-    """Returns what a program needs beside its arguments, while it runs.
+    """Returns the memory of a running program, besides its arguments.
 
     It is compiled, and does not run.
 
     Args:
         function: Takes and returns tensors.
-        signature: What it takes.
-        device: For which it is compiled.
+        signature: The specs of its arguments.
+        device: The device for which it is compiled.
 
     Returns:
         Bytes, `None` where XLA does not say it.
@@ -73,8 +73,8 @@ def bytes_of_program(
 
 @contextlib.contextmanager
 def with_loss_of_its_own(model: keras.Model) -> Iterator[None]:
-    """Has a model compute its loss without building what `compile` has made."""
-    # What a loss is built with follows from its first call, which is not this.
+    """Has a model compute its loss without building its own loss object."""
+    # A loss is built by its first call, which is not this.
     before: Any = model._compile_loss
     if before is not None:
         model._compile_loss = type(before)(

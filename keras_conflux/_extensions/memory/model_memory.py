@@ -1,4 +1,4 @@
-"""`memory`: what a model needs on each device, and would with `shard=`."""
+"""`memory`: the bytes of a model on each device, also with `shard=`."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ SHARDS: tuple[Shard | None, ...] = (None, "optimizer", "weights")
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a model needs on each device, in bytes, as `memory` finds it.
+    """The memory of a model on each device, in bytes, as `memory` finds it.
 
     As text it is a table with a row for each choice of `shard`.
 
@@ -39,12 +39,12 @@ class Memory:
     """
 
     weights: int
-    """What the layers hold, their statistics and seeds as well."""
+    """The bytes of the layers, with their statistics and seeds."""
     optimizer: int | None
-    """What the optimizers hold, or will hold once they are built. `None` where
+    """The bytes of the optimizers, once they are built. `None` where
     nobody can tell before: of several, or of a class that cannot be copied."""
     step: int | None
-    """What a step of `fit` needs besides: activations, gradients, its part of
+    """The other bytes of a step of `fit`: activations, gradients, its part of
     the batch. `None` without a batch, and where it is not known."""
     peak: int | None = dataclasses.field(compare=False)
     """The most that this process has needed so far on the fullest of the
@@ -52,11 +52,11 @@ class Memory:
     devices: int
     """On how many devices the model is, or would be."""
     shard: Shard | None
-    """What of it lies in parts: nothing, `"optimizer"` or `"weights"`."""
+    """The state that lies in parts: none, `"optimizer"` or `"weights"`."""
     microbatches: int | None = dataclasses.field(default=None, compare=False)
-    """What to give `replicate(microbatches=)`: the least power of two that lets
-    variables and step fit into a GPU. `None` without `step`, on CPU devices,
-    and where no number is enough."""
+    """The number for `replicate(microbatches=)`: the least power of two that
+    lets variables and step fit into a GPU. `None` without `step`, on CPU
+    devices, and where no number is enough."""
     others: "tuple[Memory, ...]" = dataclasses.field(
         default=(), repr=False, compare=False
     )
@@ -117,27 +117,27 @@ class Memory:
 def memory(
     model: keras.Model, batch: Tree = None, *, devices: int | None = None
 ) -> Memory:
-    """Returns what a model needs on each device, and would with `shard=`.
+    """Returns the memory of a model on each device, also with `shard=`.
 
     Weights and optimizer are exact, also before the optimizer is built and
     before the model is replicated. Nothing is allocated for it.
 
     With a batch, XLA compiles the forward and the backward pass of one
-    device's part of it, without running them, and says what they need. That
-    takes as long as the first step of `fit`. It is what a step without `shard`
-    needs, but for three things: the update and the exchange of gradients may
-    need more; attention that `fit` fuses on GPUs needs less; and of a CPU it
-    is XLA's number, though on several CPU devices steps run without XLA. What
-    a step needs with `shard` is not told, as XLA decides what it gathers
-    ahead.
+    device's part of it, without running them, and says how much memory they
+    need. That takes as long as the first step of `fit`. A step without `shard`
+    needs that much, but for three things: the update and the exchange of
+    gradients may need more; attention that `fit` fuses on GPUs needs less; and
+    of a CPU it is XLA's number, though on several CPU devices steps run without
+    XLA. The memory of a step with `shard` is not told, as XLA decides how much
+    it gathers ahead.
 
     Args:
         model: A Keras model that is built, replicated or not.
         batch: A global batch as a dataset yields it, such as `(x, y)`, of
             arrays, tensors or `tf.TensorSpec`s. Only shapes and dtypes
             matter. By default nothing is compiled.
-        devices: How many devices there would be. By default those that the
-            model is on, or that `replicate` would use.
+        devices: How many devices there would be. By default the model's
+            devices, or the ones that `replicate` would use.
 
     Returns:
         A `Memory`, in bytes per device.
@@ -177,7 +177,7 @@ def memory(
 
 
 def limit_of(strategy: ReplicatedStrategy) -> int:
-    """Returns what TensorFlow may take of each GPU, 0 on CPU devices."""
+    """Returns the bytes that TensorFlow may take of each GPU, 0 on CPUs."""
     if not strategy.communicator.on_gpu:
         return 0
     return min(map(tensorflow_internals.memory_of, strategy.devices))
@@ -226,7 +226,7 @@ def _step(
 ) -> int | None:
     if not getattr(model, "compiled", False):
         raise ValueError(
-            f"{model.name}: what a step needs depends on the loss. Received: a "
+            f"{model.name}: a step's memory depends on the loss. Received: a "
             "batch, and a model that is not compiled. Call `model.compile` "
             "first, or leave the batch out."
         )

@@ -1,4 +1,4 @@
-"""What an error says when memory runs out: what takes it, what saves it."""
+"""Notes on errors of memory: its use, and ways to save it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication.strategy import distribution_strategy
 
 _Row = tuple[str, str]
-"""What saves memory, and how much, or how."""
+"""A way to save memory, and how much, or how."""
 
 
 def install() -> None:
@@ -32,8 +32,8 @@ def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
     """Adds a note to an error if it is one of memory.
 
     Args:
-        error: What a step has raised.
-        model: Whose step it is, `None` for a function of the user's own.
+        error: The error that a step has raised.
+        model: The model of the step, `None` for a function of the user's own.
         keeps_activations: Whether it is a step of a graph that may have
             gradients.
     """
@@ -95,7 +95,7 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
 
 
 def _limit(model: Any) -> int:
-    """Returns what TensorFlow may take of a GPU, 0 where it is not on one."""
+    """Returns the bytes that TensorFlow may take of a GPU, 0 if on none."""
     strategy = state.replicated_by(state.variables_of(model))
     return 0 if strategy is None else limit_of(strategy)
 
@@ -112,7 +112,7 @@ def _shards(model: Any, found: Memory) -> Iterator[_Row]:
         saves = f"{table.readable(saved)} of the variables on each device"
         if not is_distributed:
             yield f'replicate(..., shard="{shard}")', f"saves {saves}"
-        elif shard == "weights":  # what is distributed is replicated already
+        elif shard == "weights":  # a distributed model is replicated already
             yield "keras.distribution.ModelParallel", f"saves at most {saves}"
 
 
@@ -147,7 +147,7 @@ def _at_most(saved: int | None) -> str:
 
 
 def _known(model: Any) -> Memory | None:
-    """Returns what a model needs, as far as its variables are there."""
+    """Returns the memory of a model, as far as its variables are there."""
     try:
         return memory(model)
     except ValueError:  # it is not built

@@ -1,4 +1,4 @@
-"""What a step of training needs beside variables, as XLA compiles it.
+"""The memory of a training step besides variables, as XLA compiles it.
 
 The forward and the backward pass of one device's part of a batch are compiled,
 with variables as arguments, so that it does not matter where these are. Nothing
@@ -45,7 +45,7 @@ def turns_that_fit(
 def bytes_of_step(
     model: keras.Model, batch: Tree, devices: int, device: str
 ) -> int | None:
-    """Returns what a step needs on each device, without variables.
+    """Returns the bytes of a step on each device, without variables.
 
     Args:
         model: A compiled model.
@@ -87,7 +87,7 @@ def bytes_of_step(
 
     try:
         found = outside_of_strategies(compiled)
-    except tf.errors.OpError:  # of what XLA cannot compile
+    except tf.errors.OpError:  # XLA cannot compile the step
         return None
     own = sum(x.shape.num_elements() * x.dtype.size for x in leaves)
     return None if found is None else found + own
@@ -99,7 +99,7 @@ def can_be_told(model: keras.Model) -> bool:
 
 
 def _spec(leaf: Any, devices: int) -> tf.TensorSpec:
-    """Returns what a device gets of a leaf: its part of the samples."""
+    """Returns the spec of a device's part of a leaf."""
     shape = tuple(leaf.shape)
     rows = -(-shape[0] // devices)
     dtype = tf.as_dtype(leaf.dtype)

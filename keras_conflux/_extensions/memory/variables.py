@@ -1,7 +1,7 @@
-"""What the variables of a model take on each device.
+"""The memory of a model's variables on each device.
 
-What is not made yet is known as well: a copy of an optimizer is built in a
-graph that never runs, where a variable is no more than its shape.
+Variables that are not made yet are known as well: a copy of an optimizer is
+built in a graph that never runs, where a variable is no more than its shape.
 """
 
 import contextlib
@@ -55,12 +55,12 @@ def size_of(variable: Any) -> int:
 
 
 def weights_of(model: keras.Model) -> list[Held]:
-    """Returns what the layers of a model hold."""
+    """Returns the variables of the layers of a model."""
     return [Held(variable) for variable in model.variables]
 
 
 def optimizers_of(model: keras.Model) -> list[Held] | None:
-    """Returns what the optimizers of a model hold, once they are built.
+    """Returns the variables of a model's optimizers, once they are built.
 
     `None` if nobody can tell yet.
     """
@@ -74,7 +74,7 @@ def optimizers_of(model: keras.Model) -> list[Held] | None:
     for each in optimizers:
         if each.built or any(each is other for other in inner):
             continue
-        # What another one trains is known when it is built.
+        # The variables that another one trains are known when it is built.
         built = _as_built(each, model) if each is model.optimizer else None
         if built is None:
             return None

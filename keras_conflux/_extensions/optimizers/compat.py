@@ -1,4 +1,4 @@
-"""What faster updates need of the insides of Keras."""
+"""The insides of Keras that faster updates need."""
 
 import numbers
 from typing import Any
@@ -10,7 +10,7 @@ from keras_conflux._compat.keras_models import is_of_keras
 
 
 def decays_at_one_rate(optimizer: Any) -> bool:
-    """Whether an optimizer decays all weights by what is known before.
+    """Whether an optimizer decays all weights by rates known before.
 
     A weight decay or a learning rate that depends on a variable which is
     trained changes while variables decay, one after another.
@@ -27,9 +27,9 @@ def decays_at_one_rate(optimizer: Any) -> bool:
 
 
 _PLAIN = (numbers.Real, str, type(None))
-"""What settings of a schedule may be."""
+"""The types of a schedule's settings."""
 
 
 def decays(optimizer: Any, variable: tf.Variable) -> bool:
-    """Whether an optimizer that decays weights decays those of a variable."""
+    """Whether an optimizer that decays weights decays a variable."""
     return optimizer._use_weight_decay(variable)

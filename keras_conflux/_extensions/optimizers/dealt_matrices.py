@@ -1,6 +1,6 @@
 """Muon's iterations are dealt: each replica computes those of some matrices.
 
-They are most of what Muon costs, and the gradients are the same on all
+They are most of Muon's cost, and the gradients are the same on all
 replicas, which would all compute the same. Of so many matrices of one shape as
 there are replicas, each replica takes one, and the results are gathered.
 """
@@ -46,7 +46,7 @@ def _answering(iterated: _Iterated) -> Iterator[None]:
 def iterate(
     original: Callable, optimizer: Any, x: tf.Tensor, steps: int
 ) -> tf.Tensor:
-    """Returns what the iterations make of a matrix, or what is given for it."""
+    """Returns the iterations' result for a matrix, or the one set for it."""
     if _answers.iterated is None:
         return original(optimizer, x, steps)
     return _answers.iterated(x)
@@ -99,9 +99,9 @@ class _Matrix(given_tensors.SharedUpdate):
 
     Args:
         optimizer: Muon.
-        learning_rate: What it takes.
-        gradient: That of all samples.
-        variables: The matrix, and what is kept for it.
+        learning_rate: The learning rate that it takes.
+        gradient: The gradient of all samples.
+        variables: The matrix, and its optimizer state.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class _Matrix(given_tensors.SharedUpdate):
         ]
 
     def input(self) -> tf.Tensor:
-        """Returns what the iterations begin with."""
+        """Returns the input of the iterations."""
         found: list[tf.Tensor] = []
 
         def noted(x: tf.Tensor) -> tf.Tensor:
@@ -133,7 +133,7 @@ class _Matrix(given_tensors.SharedUpdate):
         return x
 
     def update(self, iterated: tf.Tensor) -> None:
-        """Writes the matrix, and what is kept for it."""
+        """Writes the matrix, and its optimizer state."""
         with _answering(lambda _: iterated):
             new = self._updated(self._gradient, self._values)
         for variable, value in zip(self._variables, new, strict=True):
@@ -150,7 +150,7 @@ def _write(variable: keras.Variable, value: tf.Tensor) -> None:
 
 
 def _dealt(optimizer: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns what the iterations make of matrices, each on one replica."""
+    """Returns the iterations' results for matrices, each on one replica."""
     found = list(inputs)
     for where in _rounds(inputs):
         if len(where) == 1:

@@ -1,4 +1,4 @@
-"""What optimizers of Keras do in fewer operations, or once for all replicas."""
+"""Optimizers' methods in fewer operations, or once for all replicas."""
 
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._extensions.common import private_names

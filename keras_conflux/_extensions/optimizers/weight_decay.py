@@ -34,7 +34,7 @@ def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
         variable = keras_variables.backing(each) if is_keras else each
         if compat.decays(optimizer, variable):
             weight_decay, rate = factors(variable.dtype)
-            # What a variable does besides takes longer to trace. The copy of
+            # A variable's own method takes longer to trace. The copy of
             # a variable that lies in parts is the replica's part.
             own = tensorflow_internals.copy_that_is_read(variable)
             tf.raw_ops.AssignSubVariableOp(

@@ -31,7 +31,7 @@ class SkippingFunction(PerDeviceCall[P, R_co], Protocol[P, R_co]):
 
 
 class SkippingDecorator(Protocol):
-    """What `skip_out_of_memory` returns if it is given options only."""
+    """The result of `skip_out_of_memory` if it is given options only."""
 
     def __call__(
         self, fn: Callable[P, R], /
@@ -72,17 +72,17 @@ def skip_out_of_memory(
     gives up the overlap of the reduction with the backward pass.
 
     TensorFlow 2.21 waits ten seconds for memory before it gives up, at each
-    skip. What a library reports as another error is raised.
+    skip. Another error of a library is raised.
 
-    What the layers of some replicas have written by then stays written: the
-    seeds of a Dropout, the moving averages of a BatchNormalization. After a
-    skip, `synchronize(model)` makes the copies equal again.
+    Writes of some replicas' layers until then stay: the seeds of a Dropout, the
+    moving averages of a BatchNormalization. After a skip, `synchronize(model)`
+    makes the copies equal again.
 
     Args:
-        fn: What to run. `None` makes a decorator with options.
+        fn: The function to run. `None` makes a decorator with options.
         devices: See `keras_conflux.devices`. Default: the devices of the
             `Replicas` among the arguments, as with `withdevices`.
-        jit_compile: Whether XLA compiles what each device runs, as with
+        jit_compile: Whether XLA compiles the program of each device, as with
             `withdevices`.
 
     Returns:
@@ -183,7 +183,7 @@ def _describe(arguments: Tree) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what TensorFlow says of the tensor, and which replica it was."""
+    """Returns TensorFlow's words on the tensor, and the replica."""
     said = re.search(r"(OOM|Out of memory)[^\n]*", str(error))
     reason = said[0].rstrip(".") if said else str(error).splitlines()[-1]
     notes = getattr(error, "__notes__", [])

@@ -1,1 +1,1 @@
-"""Keeps what XLA has compiled on disk, for the next start of a program."""
+"""Keeps XLA's programs on disk, for the next start of a program."""

@@ -1,4 +1,4 @@
-"""Stores what XLA compiles, and gives TensorFlow what is stored."""
+"""Stores XLA's executables, and gives TensorFlow the stored ones."""
 
 import contextlib
 import hashlib
@@ -17,14 +17,14 @@ from keras_conflux._extensions.program_cache.exchange_folder import (
 from keras_conflux._extensions.program_cache.store import Store
 
 _FILES_OF_A_PROGRAM = 32
-"""How many files of one program are kept: those of all replicas, and those of
-what the program was before its code was changed."""
+"""How many files of one program are kept: of all replicas, and of the versions
+of the program before its code was changed."""
 
 _log = logging.getLogger("keras_conflux")
 
 
 class ProgramCache:
-    """What XLA has compiled, in this process and in earlier ones.
+    """The executables of XLA, of this process and of earlier ones.
 
     Args:
         kind: The kind of the devices that programs are kept for.
@@ -54,16 +54,16 @@ class ProgramCache:
 
     @contextlib.contextmanager
     def serving(self, program: str, name: str) -> Iterator[bool]:
-        """Makes TensorFlow find what is stored, and stores what it compiles.
+        """Makes TensorFlow find stored files, and stores new executables.
 
         Yields whether any executable of the program is stored.
 
         Args:
-            program: What is the same whenever the same program is run.
-            name: What the log calls it.
+            program: A text that is the same whenever the same program is run.
+            name: Its name in the log.
 
         Raises:
-            CacheUnavailable: If TensorFlow could not write what it compiles.
+            CacheUnavailable: If TensorFlow could not write its executables.
                 It would make that an error of the step.
         """
         self._exchange.assert_usable()
@@ -73,7 +73,7 @@ class ProgramCache:
             autotuning: self._exchange.autotuning,
         }
         stored = {kind: self._store.files(kind) for kind in folders}
-        # What lies there now was compiled without this package.
+        # Files that lie there now were compiled without this package.
         others = {
             kind: set(self._exchange.written(folder))
             for kind, folder in folders.items()
@@ -155,7 +155,7 @@ def _shortened(path: pathlib.Path) -> str:
 
 
 def _kinds(program: str) -> tuple[str, str]:
-    """Returns what a program and results of autotuning are stored under.
+    """Returns the kinds of a program's files and of autotuning's.
 
     Neither may be used by a program that has to be deterministic unless it was
     compiled so, and XLA's keys do not tell.

@@ -1,4 +1,4 @@
-"""A program whose first call loads from disk what XLA has compiled before."""
+"""A program whose first call loads its executables from disk."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ class CachedProgram:
 
     Args:
         trace: Traces it.
-        purpose: What it is for.
+        purpose: Its purpose.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CachedProgram:
         xla_flags.remove_products()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Returns what the program returns, or raises what it raises."""
+        """Returns the result of the program, or raises its error."""
         if self._cache is None:
             return self._program(*arguments)
         try:
@@ -63,7 +63,7 @@ class CachedProgram:
             return self._trace()
 
     def _first_call(self, cache: ProgramCache, arguments: Any) -> Any:
-        """Calls the program, and again if what is stored cannot be loaded.
+        """Calls the program, and again if stored files cannot be loaded.
 
         Whatever fails while something is loaded may be due to that; to XLA a
         damaged program is an error of the step. A program of XLA's that fails

@@ -1,8 +1,8 @@
-"""What the cache of programs needs of the insides of TensorFlow.
+"""The insides of TensorFlow that the cache of programs needs.
 
 Names of traced functions have to be the same in each process.
-TensorFlow ends the name of each function with a number that counts all that was
-traced before. XLA's cache on disk looks programs up by these names, so another
+TensorFlow ends the name of each function with the number of functions traced
+before. XLA's cache on disk looks programs up by these names, so another
 function that is traced first would make it miss.
 """
 
@@ -37,14 +37,14 @@ _running = 0
 
 @contextlib.contextmanager
 def repeatable_names(program: str) -> Iterator[None]:
-    """Makes names depend on the program and not on what was traced before.
+    """Makes names depend on the program and not on traces before.
 
     The n-th trace of a program in a process has the names of the n-th trace in
-    another one. No name occurs twice in a process. What other threads trace
-    meanwhile is named by TensorFlow.
+    another one. No name occurs twice in a process. TensorFlow names the traces
+    of other threads meanwhile.
 
     Args:
-        program: What is traced.
+        program: The program that is traced.
     """
     token = _numbers.set(_numbers_of(program))
     _count_running(+1)

@@ -1,4 +1,4 @@
-"""What a compiled program depends on besides what it computes.
+"""The facts that a compiled program depends on besides its source.
 
 XLA's own keys hold the program and the shapes. They do not hold the versions of
 TensorFlow, CUDA and the driver, the model of the GPUs, or flags. A change of
@@ -28,7 +28,7 @@ _SETTINGS = (
     "TF_XLA_",
     "XLA_",
 )
-"""Beginnings of environment variables that change what is compiled."""
+"""Beginnings of environment variables that change executables."""
 
 _LIBRARIES = "libcudnn.so.*", "libcublas.so.*", "libcudart.so.*", "libnccl.so.*"
 _LIBRARY_FOLDERS = (
@@ -43,11 +43,11 @@ _LIBRARY_FOLDERS = (
 def facts(
     environ: Mapping[str, str], version: str, hardware: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns all that is known of it.
+    """Returns all of these facts.
 
     Args:
-        environ: The environment variables, without those of this package's
-            making.
+        environ: The environment variables, without the ones that this package
+            has set.
         version: The version of this package.
         hardware: The GPUs and their driver.
 

@@ -1,7 +1,7 @@
 """The folder in which TensorFlow looks for files and leaves its own.
 
-It belongs to one process and is empty but for the first call of a program. What
-is stored is then linked into it, and what TensorFlow has written is taken out
+It belongs to one process and is empty but for the first call of a program.
+Stored files are then linked into it, and TensorFlow's new files are taken out
 of it. So TensorFlow meets neither damaged files nor a full disk of the store,
 and functions that this package has not traced find nothing.
 """
@@ -65,7 +65,7 @@ class ExchangeFolder:
 
     @staticmethod
     def unlink(folder: pathlib.Path, names: Iterable[str]) -> None:
-        """Takes back what was linked, unless it was replaced."""
+        """Takes links back, unless they were replaced."""
         for name in names:
             with contextlib.suppress(OSError):
                 if (folder / name).is_symlink():
@@ -73,7 +73,7 @@ class ExchangeFolder:
 
     @staticmethod
     def written(folder: pathlib.Path) -> list[pathlib.Path]:
-        """Returns what TensorFlow has written."""
+        """Returns the files that TensorFlow has written."""
         return [
             path
             for path in folder.glob("*")

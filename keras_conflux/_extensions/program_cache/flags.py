@@ -26,7 +26,7 @@ _OURS = re.compile(
 
 
 def assert_free(environ: MutableMapping[str, str]) -> None:
-    """Raises if a flag cannot be added because of what the user has set.
+    """Raises if a flag cannot be added because of the user's own.
 
     Args:
         environ: The environment variables, without flags of this package.
@@ -72,12 +72,12 @@ def set_autotuning(
     """Makes XLA keep which variant of a kernel was the fastest.
 
     XLA reads this when it first compiles, or on GPUs before, once a process.
-    What the user has set stays. Nothing is set where a JAX might read it that
+    The user's own flags stay. Nothing is set where a JAX might read it that
     is not known to have the flag.
 
     Args:
         environ: The environment variables.
-        folder: Where.
+        folder: The folder.
     """
     given = environ.get(xla_flags.VARIABLE, "")
     if "autotune" not in given and xla_flags.is_known_to_jax(LAST_JAX):

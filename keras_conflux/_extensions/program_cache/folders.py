@@ -11,7 +11,7 @@ VARIABLE = "KERAS_CONFLUX_CACHE"
 """The environment variable that names where the folder of programs is made;
 `0` keeps nothing."""
 _OWN = "keras_conflux"
-"""What the folder of programs is called. Nothing outside of it is touched."""
+"""The name of the folder of programs. Nothing outside of it is touched."""
 MINIMUM_FREE = 2**30
 """How many bytes must be free. A program takes tens of megabytes."""
 
@@ -55,11 +55,11 @@ def chosen(environ: Mapping[str, str]) -> pathlib.Path:
 def make_private(folder: pathlib.Path, may_be_link: bool = False) -> None:
     """Makes a folder that only this user can write to, unless it is there.
 
-    What lies there is run as code, so whoever can write there can do what this
-    user can.
+    Files there are run as code, so whoever can write there has the rights of
+    this user.
 
     Args:
-        folder: Where.
+        folder: The folder.
         may_be_link: Whether a link to such a folder will do, as where the user
             has named it.
 

@@ -45,14 +45,14 @@ def enable(
     environ: MutableMapping[str, str] = os.environ,
     hardware: Mapping[str, str] | None = None,
 ) -> None:
-    """Keeps what XLA compiles, unless something speaks against it.
+    """Keeps XLA's executables, unless something speaks against it.
 
     TensorFlow must not have been asked for devices, and is not asked here.
 
     Args:
-        version: That of this package.
+        version: The version of this package.
         environ: The environment variables.
-        hardware: What programs are compiled for, with the key `"GPU"` or
+        hardware: The devices of the programs, with the key `"GPU"` or
             `"CPU"`; by default the GPUs of this machine. TensorFlow logs pages
             for each program that is loaded on a CPU, so CPUs are for tests.
     """

@@ -1,9 +1,9 @@
-"""The files on disk, known by their names and by what they hold.
+"""The files on disk, known by their names and their contents.
 
 The name of a file has a digest of its beginning and a checksum of all of it.
 Only a file that begins as its name says was written here, so no other is read,
-counted or deleted, and links are not followed: whatever else lies in the folder
-stays. A file that begins so and has another checksum is damaged.
+counted or deleted, and links are not followed: other files in the folder stay.
+A file that begins so and has another checksum is damaged.
 
 A file is written under another name, and renamed when it is whole. So a process
 that is killed leaves nothing behind that looks whole, and several processes
@@ -53,7 +53,7 @@ class Store:
     def files(self, kind: str) -> dict[str, pathlib.Path]:
         """Returns the whole files of a kind, by the names they were added by.
 
-        What is damaged is deleted.
+        Damaged files are deleted.
         """
         found = {}
         for each in self._kept(kind):
@@ -87,7 +87,7 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             os.utime(target)  # it is as old as its name, not as its content
         same = [e.path for e in self._kept(kind) if e.name == file.name]
-        # What follows, or has taken its place, is of another process.
+        # Files that follow, or have taken its place, are of another process.
         for path in same[: same.index(target)] if target in same else []:
             path.unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ class Store:
         return [each for each in found if not each.is_unfinished]
 
     def _folders(self, kind: str) -> list[pathlib.Path]:
-        """Returns the folders down to that of a kind."""
+        """Returns the folders down to the folder of a kind."""
         folder = self.folder / kind
         below = [p for p in folder.parents if p.is_relative_to(self.folder)]
         return [*reversed(below), folder]
@@ -156,11 +156,11 @@ def size(folder: pathlib.Path) -> int:
 
 
 def stored_name(name: str, content: bytes) -> str:
-    """Returns by which name a file is stored.
+    """Returns the name by which a file is stored.
 
     Args:
         name: By which it was added.
-        content: What it holds.
+        content: Its content.
     """
     beginning = _digest(name, content[:_BEGINNING])
     return f"{name}.{beginning}{_checksum(content)}"
@@ -180,7 +180,7 @@ class _Kept:
 
 
 def _kept(path: pathlib.Path) -> _Kept | None:
-    """Returns what is known of a file; nothing if it was not written here."""
+    """Returns the facts about a file; `None` if it was not written here."""
     matched = _NAME.fullmatch(path.name)
     if matched is None:
         return None
@@ -205,14 +205,14 @@ def _kept(path: pathlib.Path) -> _Kept | None:
 
 
 def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields what is in a folder and in those below, through no link."""
+    """Yields the files in a folder and in those below, through no link."""
     if not folder.is_symlink():
         for found, _, names in os.walk(folder, followlinks=False):
             yield from (pathlib.Path(found, name) for name in names)
 
 
 def _by_age(paths: Iterable[pathlib.Path]) -> list[_Kept]:
-    """Returns those of some files that were written here, the oldest first."""
+    """Returns the files that were written here, the oldest first."""
     found = (_kept(path) for path in paths)
     kept = (each for each in found if each is not None)
     return sorted(kept, key=lambda each: each.changed)

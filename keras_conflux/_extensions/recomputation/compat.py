@@ -1,4 +1,4 @@
-"""What recomputation needs of the insides of Keras and TensorFlow."""
+"""The insides of Keras and TensorFlow that recomputation needs."""
 
 import contextlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _OF_LOOP_GRADIENTS: Any = getattr(while_v2, "_WhileBodyGradFuncGraph")  # noqa: 
 
 
 def asks_for_shapes() -> bool:
-    """Whether Keras calls a layer for the shapes of what it returns."""
+    """Whether Keras calls a layer for the shapes of its outputs."""
     return symbolic_scope.in_symbolic_scope()
 
 
@@ -32,7 +32,7 @@ def mode_of(operation: Any) -> str | None:
 
 
 def value_of(variable: keras.Variable) -> tf.Tensor | None:
-    """Returns what a variable holds, in a `keras.StatelessScope` as well."""
+    """Returns the value of a variable, in a `keras.StatelessScope` as well."""
     value: Any = None
     if backend.in_stateless_scope():
         scope: Any = backend.get_stateless_scope()
@@ -49,7 +49,7 @@ def put_value(variable: keras.Variable, value: tf.Tensor) -> None:
 
 
 def as_written(variable: keras.Variable, value: Any) -> Any:
-    """Returns what `variable.assign(value)` returns."""
+    """Returns the result of `variable.assign(value)`."""
     return variable._convert_to_tensor(value, dtype=variable._dtype)
 
 
@@ -75,7 +75,7 @@ def differentiates_a_loop() -> bool:
 
 
 class PythonState:
-    """What Python holds of a call: scopes of Keras, attributes of layers.
+    """The Python state of a call: scopes of Keras, attributes of layers.
 
     Cells of recurrent layers keep masks of their dropout as attributes.
 
@@ -92,7 +92,7 @@ class PythonState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Holds the same inside of it, and what is held now afterwards."""
+        """Holds the same state inside of it, and the present one afterwards."""
         now = [(each, vars(each).copy()) for each, _ in self._attributes]
         context = _call_context()
         _set_attributes(self._attributes)

@@ -1,4 +1,4 @@
-"""Finds what cannot be done twice with the result of doing it once."""
+"""Finds operations that cannot run twice with the result of one run."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ def refuse(operations: Iterable[tf.Operation], name: str) -> None:
 
     Args:
         operations: All that it has made.
-        name: What the message calls what they are of.
+        name: The name of their layer in the message.
     """
     for operation in _with_effect(operations):
         raise NotImplementedError(
             f"{name} cannot be computed again for the backward pass, as the "
             f"operation {operation.type!r} in it ({operation.name}) writes "
-            "something or draws other numbers each time. Keep what is written "
+            "something or draws other numbers each time. Keep such values "
             "in a `keras.Variable`, draw by `keras.random` with a "
             "`keras.random.SeedGenerator`, or leave the layer out of "
             "`keras.RematScope`."

@@ -52,12 +52,12 @@ def remat(original: Callable, f: Callable) -> Callable:
 def choose(
     original: Callable, layer: Any, call: Callable, *args: Any, **kwargs: Any
 ) -> Callable:
-    """Returns what is called in place of a layer, as its mode says.
+    """Returns the function to call in place of a layer, by its mode.
 
     Args:
         original: Keras' method, which asks for shapes with tensors.
         layer: A layer.
-        call: What computes it.
+        call: The function that computes it.
         *args: Of the call.
         **kwargs: Of the call.
     """
@@ -66,7 +66,7 @@ def choose(
     if mode == "activations" and isinstance(
         getattr(kind, "activation", None), property
     ):
-        return call  # the activations of LSTM and GRU are those of their cells
+        return call  # the activations of LSTM and GRU belong to their cells
     if mode == "larger_than" and isinstance(layer, keras.Model):
         return call
     symbolic: Any = keras.tree.map_structure(_symbolic, (args, kwargs))
@@ -108,7 +108,7 @@ class _Call:
         self._first = runs.FirstRun(self._name, owner)
 
     def result(self) -> Any:
-        """Returns what the function returns, with the other gradient."""
+        """Returns the function's result, with the other gradient."""
         args, kwargs = self._given
         start = len(self._first.graph.get_operations())
         # It stays known to tapes: losses that it adds, and tensors that it
@@ -137,8 +137,8 @@ class _Call:
     def _captured_since(self, start: int) -> list[tf.Tensor]:
         """Returns tensors of which the call is differentiated besides inputs.
 
-        These are what it takes from outside of it, other than as an argument,
-        and what variables that are trained held.
+        These are its captures, other than arguments, and the values of
+        variables that are trained.
         """
         new = self._first.graph.get_operations()[start:]
         ids = set(map(id, new))
@@ -156,7 +156,7 @@ class _Call:
         return [*filter(_is_float, found.values())]
 
     def _attach(self, results: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the results, whose gradient is that of a second run."""
+        """Returns the results, whose gradient comes from a second run."""
 
         @_custom_gradient
         def attach(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable]:

@@ -1,7 +1,7 @@
-"""What the step of a replica is told of a call that is run a second time.
+"""The effects on a replica's step of a call that is run a second time.
 
-The rows that a replica draws, and where replicas meet, follow from what tensors
-are to the batch. In the second run they are what they were in the first.
+The rows that a replica draws, and where replicas meet, follow from the kinds of
+tensors. In the second run the kinds are the same as in the first.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class CallInStep:
         )
 
     def mark_alike(self, source: tf.Tensor, target: tf.Tensor) -> None:
-        """Says that a tensor is to the batch what another one is."""
+        """Gives a tensor the kind of another one."""
         if self._step is not None:
             self._step.kinds.mark(target, self._step.kinds.of(source))
 

@@ -1,9 +1,9 @@
 """The state of which a call is run a second time with the same result.
 
-The first run is the one that counts. It notes what each variable held before
-the call, and after each write. In the second run variables hold just this, so
-that it draws the same numbers and normalizes by the same statistics. What the
-second run would write is dropped.
+The first run is the one that counts. It notes the value of each variable before
+the call, and after each write. In the second run variables hold just these, so
+that it draws the same numbers and normalizes by the same statistics. Writes of
+the second run are dropped.
 """
 
 import contextlib
@@ -58,10 +58,10 @@ def _entered(run: "FirstRun | SecondRun") -> Iterator[None]:
 
 
 class FirstRun:
-    """The call that counts, which notes what a second one has to begin with.
+    """The call that counts, which notes the state for a second one.
 
     Args:
-        name: What a message calls the layer.
+        name: The name of the layer in messages.
         owner: The layer that is called, if it is one.
     """
 
@@ -80,17 +80,17 @@ class FirstRun:
         return _entered(self)
 
     def before_read(self, variable: keras.Variable) -> None:
-        """Notes what a variable holds, so that nobody reads it again.
+        """Notes the value of a variable, so that nobody reads it again.
 
         Weights as well, which an optimizer may update before all gradients
-        are taken, as that of a GAN's other model does.
+        are taken, as a GAN's other model's does.
         """
         self._note(variable)
 
     def read_whole(self, original: Callable, variable: keras.Variable) -> Any:
         """Reads a weight that lies in parts, as the second run will.
 
-        What reads it in the backward pass is pointed at a second gathering, so
+        Its readers in the backward pass are pointed at a second gathering, so
         that it is not kept until then.
         """
         key = id(variable), variable.dtype
@@ -104,7 +104,7 @@ class FirstRun:
     def _here(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor, which may be one of a graph around this one.
 
-        Else its gradient would count twice: for it, and for what captures it.
+        Else its gradient would count twice: for it, and for its capture.
         """
         is_outside = tensor.graph is not self.graph
         return self.graph.capture(tensor) if is_outside else tensor
@@ -112,11 +112,11 @@ class FirstRun:
     def write(
         self, original: Callable, variable: keras.Variable, value: Any
     ) -> Any:
-        """Writes to a variable. Notes what it held before, and holds now."""
+        """Writes to a variable. Notes its value before, and now."""
         if tf.compat.v1.get_default_graph() is not self.graph:
             raise NotImplementedError(
                 f"{self.name} writes the variable {variable.path!r} in a loop, "
-                "a branch or a function of TensorFlow, where what it held "
+                "a branch or a function of TensorFlow, where its former value "
                 "cannot be kept for the recomputation. Write it outside of "
                 "these, or leave the layer out of `keras.RematScope`."
             )
@@ -157,7 +157,7 @@ class SecondRun:
     """The same call for the backward pass.
 
     Args:
-        first: What it repeats.
+        first: The run that it repeats.
     """
 
     def __init__(self, first: FirstRun) -> None:
@@ -165,7 +165,7 @@ class SecondRun:
         self._after = {key: iter(held) for key, held in first.after.items()}
 
     def before_read(self, variable: keras.Variable) -> None:
-        """Refuses to read what may have been written since the first run."""
+        """Refuses to read a variable that may have been written since."""
         if id(variable) not in self._first.before:
             raise NotImplementedError(
                 f"{self._first.name} reads the variable {variable.path!r} only "
@@ -175,7 +175,7 @@ class SecondRun:
             )
 
     def read_whole(self, original: Callable, variable: keras.Variable) -> Any:
-        """Returns what the first run has read of a weight in parts."""
+        """Returns the first run's value of a weight that lies in parts."""
         del original
         found = self._first.whole.get((id(variable), variable.dtype))
         if found is None:
@@ -185,7 +185,7 @@ class SecondRun:
     def write(
         self, original: Callable, variable: keras.Variable, value: Any
     ) -> Any:
-        """Puts what the first run has written, which is dropped at the end."""
+        """Puts the value of the first run, which is dropped at the end."""
         del original
         held = next(self._after.get(id(variable), iter(())), None)
         if held is None:

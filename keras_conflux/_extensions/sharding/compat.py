@@ -27,10 +27,10 @@ class ShardedVariable(InParts, values.DistributedVariable):
     """A variable that is flat, filled up and cut: a part on each device.
 
     It is read and written whole, inside of replicas and outside, so nothing
-    that uses variables has to know. What works on parts asks for `part`.
+    that uses variables has to know. Code that works on parts asks for `part`.
 
     Args:
-        strategy: What the variable belongs to.
+        strategy: The strategy of the variable.
         parts: A variable for each replica, of one axis.
         layout: How the parts make the whole.
         gathered: Returns, in a replica, the whole value of this variable.
@@ -52,11 +52,11 @@ class ShardedVariable(InParts, values.DistributedVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """That of the whole."""
+        """The shape of the whole."""
         return tf.TensorShape(self.layout.shape)
 
     def get_shape(self) -> tf.TensorShape:
-        """Returns that of the whole."""
+        """Returns the shape of the whole."""
         return self.shape
 
     @property
@@ -98,7 +98,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Adds to each part that of a whole value."""
+        """Adds to each part its part of a whole value."""
         return self._write("assign_add", value, read_value)
 
     def assign_sub(
@@ -108,7 +108,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Subtracts from each part that of a whole value."""
+        """Subtracts from each part its part of a whole value."""
         return self._write("assign_sub", value, read_value)
 
     def scatter_add(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which variables lie in parts, and how they come to it.
+"""The variables that lie in parts, and their cutting.
 
 A strategy with `shard="optimizer"` keeps the state of optimizers in parts, one
 with `shard="weights"` also the weights. Few entries are not worth an exchange.
@@ -104,8 +104,8 @@ def waiting(
         and strategy.cuts(variable)
     ]
     cut_here = {id(variable) for variable in weights}
-    # What is not cut has a sum of gradients of which each replica adds up those
-    # of its samples, until they are summed when the optimizer updates.
+    # A variable that is not cut has a sum of gradients to which each replica
+    # adds its samples', until they are summed when the optimizer updates.
     summed = {
         id(accumulator)
         for each in optimizers
@@ -159,7 +159,7 @@ def add_optimizer_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Cuts what an optimizer keeps for a variable of several devices."""
+    """Cuts an optimizer's state of a variable of several devices."""
     token = _is_of_optimizer.set(True)
     try:
         made = original(optimizer, reference_variable, *args, **kwargs)

@@ -3,11 +3,11 @@
 A weight is gathered when a layer first reads it, together with its neighbours,
 in the dtype in which the layer computes. The gradient of a gathering sums the
 gradients of all replicas and leaves each its part of the sum, so a tape returns
-parts. What reads a weight in the backward pass is pointed at a second
+parts. Readers of a weight in the backward pass are pointed at a second
 gathering, so that no weight lives from the forward pass until then.
 
-When a gathering may begin is told by data: one entry of what the step computes
-at that time travels along, because XLA drops all other orders.
+When a gathering may begin is told by data: one entry of a tensor that the step
+computes at that time travels along, because XLA drops all other orders.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ AHEAD = 1
 """How many units earlier than they are read weights may be gathered."""
 
 WORTH_A_WARNING = 1 / 32
-"""What fraction of a device's memory whole weights take that are warned of."""
+"""The fraction of a device's memory above which whole weights warn."""
 
 UNITS_AT_LEAST = 8
 """About how many units the weights of a small model make."""
@@ -53,7 +53,7 @@ UNITS_AT_LEAST = 8
 def value(original: Callable, variable: keras.Variable) -> Any:
     """Returns the value of a variable, gathered in the step of a replica.
 
-    An optimizer that applies gradients gets what it accumulates in parts.
+    An optimizer that applies gradients gets its accumulators in parts.
     """
     backing = keras_variables.backing(variable)
     if (
@@ -103,7 +103,7 @@ def _forget_all() -> None:
 def differentiating(
     step: Step, sources: list[Any], found: list[Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Gathers weights again for what is traced here, the backward pass."""
+    """Gathers weights again for the backward pass, which is traced here."""
     return GatheredWeights.of(step).differentiating(sources, found)
 
 
@@ -155,7 +155,7 @@ class _Unit:
         """Gathers them a second time, once some tensors are known."""
         parts = self.parts
         if after and steps.in_xla():
-            # XLA would keep what it has cast for the first gathering.
+            # XLA would keep the cast of the first gathering.
             parts = [
                 part
                 if part.dtype == self.dtype
@@ -253,7 +253,7 @@ class GatheredWeights(Part):
         if unit is None or unit.dtype != dtype or unit in self._units:
             unit = _Unit([variable], dtype)
         self._units.append(unit)
-        # Branches and functions capture what the step has gathered.
+        # Branches and functions capture the step's gathered weights.
         with self.step.graph.as_default():
             unit.gather(self.step, self._earlier())
         self._timeline.skip()
@@ -261,7 +261,7 @@ class GatheredWeights(Part):
             self._whole[id(each), dtype] = whole
 
     def _earlier(self) -> list[tf.Tensor]:
-        """Returns what has to be known before the next gathering begins."""
+        """Returns the tensors to wait for before the next gathering."""
         self._begins.append(self._timeline.latest())
         begin = self._begins[max(0, len(self._begins) - 1 - AHEAD)]
         return [] if begin is None else [begin]
@@ -287,10 +287,10 @@ class GatheredWeights(Part):
     def differentiating(
         self, sources: list[Any], found: list[Any]
     ) -> Iterator[None]:
-        """Gathers weights again for what is traced here, the backward pass.
+        """Gathers weights again for the backward pass, traced here.
 
         Args:
-            sources: What a tape is asked for gradients by.
+            sources: The variables by which a tape differentiates.
             found: The gradients, when all is traced.
         """
         graph = self.step.graph
@@ -360,7 +360,7 @@ class GatheredWeights(Part):
         )
 
     def _gather_again(self, begin: int, grads: list[Any]) -> None:
-        """Lets what was traced since read weights that are gathered there."""
+        """Lets operations traced since read weights that are gathered there."""
         order = order_of_tracing.positions(self.step.graph)
         telling = [
             g
@@ -391,7 +391,7 @@ class GatheredWeights(Part):
             latest = begins[max(0, n - AHEAD)]
             known = [] if latest is None else [latest]
             # Gradients that wait to be summed are as large as weights, and
-            # those of small weights keep what they are the sums of.
+            # gradients of small weights keep their summands.
             if n > AHEAD:
                 since = places[n - AHEAD - 3] if n > AHEAD + 2 else begin
                 until = places[n - AHEAD - 1]

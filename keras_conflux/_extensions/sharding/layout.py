@@ -14,7 +14,7 @@ class Layout:
     """A tensor that lies flat, filled up and cut into equal parts."""
 
     shape: tuple[int, ...]
-    """That of the whole."""
+    """The shape of the whole."""
     count: int
     """The number of parts."""
 
@@ -50,7 +50,7 @@ class Layout:
         begin = rank * self.part_size
         if not isinstance(rank, int):
             return tf.slice(self.flat(tensor), [begin], [self.part_size])
-        # No copy of the whole: only what is missing in this part is filled up.
+        # No copy of the whole: only this part is filled up.
         flat = tf.reshape(tensor, [self.size])
         part = flat[begin : begin + self.part_size]
         missing = self.part_size - length(part)

@@ -17,14 +17,14 @@ _PRODUCTS = frozenset(
         "MatMul",
     )
 )
-"""Operations that write what they add up in the dtype of their result."""
+"""Operations that write sums in the dtype of their result."""
 
 
 def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a gradient as a product has written it, or else in a dtype.
 
     Of all but products, XLA may leave out that a gradient had fewer bits in
-    between: it adds up what a sum is made of in float32, and rows of one index
+    between: it adds summands in float32, and rows of one index
     are added up after the cast.
 
     Args:

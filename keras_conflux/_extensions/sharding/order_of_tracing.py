@@ -1,4 +1,4 @@
-"""In which order what is traced runs, and who reads a tensor there."""
+"""The order in which a trace runs, and the readers of a tensor there."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -42,20 +42,20 @@ class Timeline:
         self._count = 0
 
     def latest(self) -> tf.Tensor | None:
-        """Returns what was traced last that `may_tell`."""
+        """Returns the last traced tensor that `may_tell`."""
         self._read_on()
         return self._latest
 
     def skip(self) -> None:
-        """Counts what was traced since as independent: it was made to wait."""
+        """Counts later tensors as independent: they were made to wait."""
         self._count = len(self._graph.get_operations())
 
     def before(
         self, operation: tf.Operation, order: dict[tf.Operation, int]
     ) -> tf.Tensor | None:
-        """Returns what is computed shortly before an operation is needed.
+        """Returns a tensor computed shortly before an operation is needed.
 
-        It is an input of the operation, or else of what reads its outcome
+        It is an input of the operation, or else of the reader of its outcome
         first: LoRA adds a product of weights to a weight.
 
         Args:
@@ -132,9 +132,9 @@ class Reader:
     index: int
     """Which of its inputs it is."""
     position: int
-    """What the caller knows the tensor by."""
+    """The key by which the caller knows the tensor."""
     moves: tuple[tf.Operation, ...]
-    """What has changed the shape or the dtype before."""
+    """The operations that have changed the shape or the dtype before."""
 
     def read(self, tensor: tf.Tensor) -> None:
         """Lets it read another tensor of the same value."""
@@ -152,7 +152,7 @@ def readers_since(
     position: int,
     moves: tuple[tf.Operation, ...] = (),
 ) -> Iterator[Reader]:
-    """Yields what reads a tensor among the operations from one on.
+    """Yields the readers of a tensor among the operations from one on.
 
     Args:
         tensor: It, or another shape of it, is read.
@@ -177,7 +177,7 @@ def readers_since(
 
 
 def _moved(operation: tf.Operation, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what a change of shape or dtype makes of another tensor."""
+    """Returns another tensor after the same change of shape or dtype."""
     if operation.type == "Transpose":
         order: Any = operation.inputs[1]
         return tf.transpose(tensor, order)

@@ -18,7 +18,7 @@ PATCHES = (
     (private_names.UPDATE_AVERAGES, sharded_updates.average),
     (private_names.UPDATE_STEP, sharded_updates.update_step),
     (private_names.VARIABLE_VALUE, gathered_weights.value),
-    # In front of what the core does with copies.
+    # In front of the core's work on copies.
     (Patched.OPTIMIZER_SCALE_LOSS, sharded_updates.scale_loss),
     (Patched.LOSS_SCALE_SCALE_LOSS, sharded_updates.scale_loss),
     (Patched.CLIP_GRADIENTS, sharded_updates.clip),

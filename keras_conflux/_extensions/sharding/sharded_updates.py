@@ -1,9 +1,9 @@
 """Optimizers update parts of variables, one on each device.
 
-Keras' optimizers run unchanged. What one does to each entry by itself, it does
-to a replica's part of a gradient, of a weight and of its state. What one does
-to a whole tensor, such as Muon, it does to the gathered whole on every replica,
-which keeps its part of the result.
+Keras' optimizers run unchanged. One that updates each entry by itself updates a
+replica's part of a weight, by its part of the gradient and of the state. One
+that updates whole tensors, such as Muon, updates the gathered whole on every
+replica, which keeps its part of the result.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from keras_conflux._replication.strategy import replica_collectives
 
 
 class ShardedUpdates(Part):
-    """What an optimizer updates in a step, part by part."""
+    """The updates of an optimizer in a step, part by part."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -44,7 +44,7 @@ class ShardedUpdates(Part):
 
     @classmethod
     def running(cls) -> "ShardedUpdates | None":
-        """Returns those of the step, while an optimizer applies gradients."""
+        """Returns the step's updates, while an optimizer applies gradients."""
         step = steps.current()
         if step is None or not in_replica():
             return None
@@ -72,7 +72,7 @@ class ShardedUpdates(Part):
         return cutting.updates_parts(self._optimizer)
 
     def to_parts(self, grads: list[Any]) -> list[Any]:
-        """Cuts gradients that are whole, and those of all samples."""
+        """Cuts gradients that are whole, and of all samples."""
         rank = rank_as_tensor()
         return [
             layout.own_part(g, rank) if layout else g
@@ -80,7 +80,7 @@ class ShardedUpdates(Part):
         ]
 
     def summed(self, grads: list[Any]) -> list[Any]:
-        """Sums what has been accumulated, and leaves parts where it can."""
+        """Sums accumulated gradients, and leaves parts where it can."""
         collectives = replica_collectives()
         if not self.by_parts:
             return self._summed_whole(grads)
@@ -91,7 +91,7 @@ class ShardedUpdates(Part):
         )
 
     def _summed_whole(self, grads: list[Any]) -> list[Any]:
-        """Sums what replicas have summands of, and joins what they have cut."""
+        """Sums the replicas' summands, and joins cut gradients."""
         collectives = replica_collectives()
         cut = [
             i
@@ -111,7 +111,7 @@ class ShardedUpdates(Part):
         return found
 
     def accumulated(self, variable: keras.Variable) -> tf.Variable | None:
-        """Returns what a replica has of an accumulator that lies in parts."""
+        """Returns a replica's part of an accumulator that lies in parts."""
         backing = keras_variables.backing(variable)
         known = keras_models.accumulators(self._optimizer)
         if any(variable is each for each in known):
@@ -218,7 +218,7 @@ def _assert_known(optimizer: Any) -> None:
 
 
 def layouts_of(variables: Sequence[Any]) -> list[Layout | None]:
-    """Returns how replicas cut variables, `None` of what they update whole."""
+    """Returns the layouts of variables, `None` for ones updated whole."""
     strategy = tf.distribute.get_strategy()
     return [
         cutting.layout_for(variable, strategy)
@@ -244,9 +244,9 @@ def scattered(
     """Sums the gradients of all replicas, which have their weights already.
 
     Args:
-        variables: What they are for.
-        step: What the replica runs.
-        grads: This replica's.
+        variables: The variables of the gradients.
+        step: The step of the replica.
+        grads: The gradients of this replica.
 
     Returns:
         The sums: of variables that are cut, this replica's part.
@@ -268,10 +268,10 @@ def _in_parts(
     """Sums some gradients whole, and of others a part.
 
     Args:
-        grads: This replica's. What is a part already is a sum, too.
+        grads: The gradients of this replica. A part is a sum already.
         layouts: How each is cut, or `None`.
-        of_wholes: Sums those that are not, given their positions.
-        weight: Of what is cut.
+        of_wholes: Sums the whole ones, given their positions.
+        weight: The weight of gradients that are cut.
     """
     collectives = replica_collectives()
     found = list(grads)
@@ -319,7 +319,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 
 def clip(original: Callable, optimizer: Any, grads: list[Any]) -> list[Any]:
-    """Sums what has been accumulated, and clips gradients of parts."""
+    """Sums accumulated gradients, and clips gradients of parts."""
     updates = ShardedUpdates.running()
     if updates is None:
         return original(optimizer, grads)
@@ -386,7 +386,7 @@ def _own(variable: keras.Variable) -> tf.Variable:
 
 
 def _write_whole(cut: list[tuple[tf.Variable, Layout, tf.Tensor]]) -> None:
-    """Gathers what all replicas hold whole, and each has updated a part of."""
+    """Gathers whole variables of which each replica has updated a part."""
     parts = [part for _, _, part in cut]
     flats = replica_collectives().gathered(parts)
     for (variable, layout, _), flat in zip(cut, flats, strict=True):

@@ -1,4 +1,4 @@
-"""What is done with a model outside of replicas, where weights are whole."""
+"""Methods of a model outside of replicas, where weights are whole."""
 
 import contextlib
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def export(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _whole(model: keras.Model) -> Iterator[None]:
     """Puts a model whose weights lie in parts on one device meanwhile.
 
-    What is exported reads variables that are whole.
+    An exported program reads whole variables.
     """
     is_cut = any(map(state.is_in_parts, model.variables))
     strategy = keras_models.strategy_of(model)

@@ -39,7 +39,7 @@ class WholeValues(Part):
         self._parts.add(id(variable.part))
 
     def has_part(self, sources: list[Any]) -> bool:
-        """Whether a part itself is among what a tape differentiates by."""
+        """Whether a part itself is among the sources of a tape."""
         return any(id(source) in self._parts for source in sources)
 
     @contextlib.contextmanager
@@ -52,7 +52,7 @@ class WholeValues(Part):
             self.are_asked = before
 
     def read(self, variable: Any) -> list[tf.Tensor]:
-        """Returns those of a variable, which a tape here knows.
+        """Returns the values of a variable, which a tape here knows.
 
         Raises:
             NotImplementedError: If some were read in another graph.

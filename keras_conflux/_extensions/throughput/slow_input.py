@@ -24,8 +24,8 @@ def tell(name: str, measured: Measurements) -> None:
     """Logs a warning if the data of a call of `fit` has limited its speed.
 
     Args:
-        name: That of the model.
-        measured: What the call has waited for and done. The time in which
+        name: The name of the model.
+        measured: The waits and the work of the call. The time in which
             programs are compiled does not count.
     """
     global _has_told

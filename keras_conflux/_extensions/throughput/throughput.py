@@ -1,4 +1,4 @@
-"""`Throughput`: how fast `fit` is, and what it waits for, in the logs."""
+"""`Throughput`: the speed of `fit`, and its waits, in the logs."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ KEYS = (
     "peak_gib",
 )
 _FAST = ("samples_per_second",)
-"""Keys of what is large where a process is fast."""
+"""Keys of values that are large where a process is fast."""
 
 
 class Throughput(LogSource):
@@ -59,11 +59,11 @@ class Throughput(LogSource):
     the first step of `fit`. `kc.replicate(model, devices=1)` measures both.
 
     Where several processes train together, all of them need the callback, and
-    each value is that of the slowest process, or of the one with the largest.
+    each value is the slowest process', or the largest one.
 
     Args:
         keys: Which of the values to add; by default all.
-        prefix: What the names in the logs begin with, such as `"speed/"`.
+        prefix: The beginning of the names in the logs, such as `"speed/"`.
 
     Raises:
         ValueError: If there is no such key.
@@ -97,7 +97,7 @@ class Throughput(LogSource):
         self._values: dict[str, float | None] | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds what measures this call of `fit`.
+        """Finds the measurements of this call of `fit`.
 
         Args:
             logs: Not used.
@@ -180,7 +180,7 @@ class Throughput(LogSource):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `keras_conflux.Resume` saves of it.
+        """Returns the state that `keras_conflux.Resume` saves.
 
         Returns:
             An empty dict, as the clock of another process means nothing here.
@@ -195,7 +195,7 @@ class Throughput(LogSource):
         """
 
     def _stop(self) -> dict[str, float | None]:
-        """Returns what the epoch has taken, without what comes after."""
+        """Returns the duration of the epoch, without all that follows."""
         # Steps of validation would be added.
         if self._values is None:
             seconds = measurements.clock() - self._began
@@ -208,7 +208,7 @@ class Throughput(LogSource):
         """Returns the values by their keys, `None` where one is not known.
 
         Args:
-            seconds: What the epoch has taken.
+            seconds: The duration of the epoch.
         """
         measured, work = self._measured, self._measured.other
         if work.steps:
@@ -231,7 +231,7 @@ class _KerasLoop:
     """Measures the loop of Keras, which runs the steps without replicas.
 
     Args:
-        model: What it trains.
+        model: The model that it trains.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -267,7 +267,7 @@ class _KerasLoop:
             self.measured.first.add(seconds, steps, samples)
 
     def stop(self) -> None:
-        """Counts what the epoch has done."""
+        """Counts the work of the epoch."""
         first = self.measured.first
         self.measured.other = Work(
             steps=self._steps - first.steps,
@@ -302,7 +302,7 @@ def _of_all_processes(
     """Returns the values of the slowest process, the same in all."""
     rows = np.zeros([process_count(), len(KEYS)])
     rows[process_index()] = [values[key] or 0.0 for key in KEYS]
-    # A sum with zeros is bitwise what one process has measured.
+    # A sum with zeros is bitwise the measurement of one process.
     rows = sum_over_processes(rows)
     least, most = rows.min(0).tolist(), rows.max(0).tolist()
     return {
