@@ -189,8 +189,8 @@ class KindInference:
             graph: One that is being traced.
 
         Returns:
-            By the ids of handles, kinds that differ from those of unwritten
-            variables.
+            By the ids of handles, kinds that differ from unwritten variables'
+            kinds.
         """
         if self.is_blind or graph is self.graph:
             return {}

@@ -46,7 +46,7 @@ def counted_rows(
 
     Args:
         size: A COUNT.
-        axis: Along which the rows are to lie.
+        axis: The axis along which the rows are to lie.
         kinds: The kinds of the step's tensors.
     """
     blocks = _blocks(size, kinds)

@@ -22,7 +22,7 @@ from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._graphs import bodies
 
 KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
-"""Returns the kinds of the outputs of an operation, by those of its inputs."""
+"""Returns the kinds of an operation's outputs, by its inputs' kinds."""
 Marked = Callable[[tf.Tensor], Kind | None]
 """Returns the kind that was set for a tensor."""
 

@@ -100,7 +100,7 @@ def derivation_of(
     """Follows a result back to tensors whose global values can be had.
 
     Args:
-        result: Traced.
+        result: A traced tensor.
         kinds: The kinds of the step's tensors.
         known: The ids of others whose global values are known.
         made: The ids of tensors that are computed once more in any case.

@@ -159,7 +159,7 @@ def _of_floats(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows the choice of one condition for all replicas."""
+    """Follows what one condition chooses for all replicas."""
     del operation
     _, one, other = inputs
     if one == other:
@@ -226,7 +226,7 @@ _OF_OTHERS = (
     "StringToHashBucketStrong StringToNumber StringUpper UnicodeScript "
     "UnicodeTranscode"
 )
-"""Of one input each, which is never a quotient."""
+"""Operations of one input, which is never a quotient."""
 _UNCHANGED = (
     "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity "
     "PreventGradient Snapshot StopGradient"

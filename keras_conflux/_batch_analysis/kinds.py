@@ -178,7 +178,7 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
     """Returns the kind of DERIVED values of the shape of rows.
 
     Args:
-        kinds: Of rows that are as many along their axes, if one knows.
+        kinds: Kinds of rows that are as many along their axes, if known.
         axis: The axis of the samples in the result.
     """
     entries = _entries_of(kinds)
@@ -191,8 +191,8 @@ def one_of_rows(one: Kind, other: Kind) -> Kind:
     """Returns the kind of one value or the other, alike on all replicas.
 
     Args:
-        one: Of the role ROWS.
-        other: Of the role ROWS, with the samples along the same axis.
+        one: A kind of the role ROWS.
+        other: A kind of the role ROWS, with the samples along the same axis.
     """
     order = list(Entries)
     entries = max(one.entries, other.entries, key=order.index)
@@ -206,7 +206,7 @@ def combined(kinds: list[Kind], axis: int) -> Kind:
     """Returns the kind of rows each of which is made of one row of several.
 
     Args:
-        kinds: Of the role ROWS.
+        kinds: Kinds of the role ROWS.
         axis: The axis of the samples in the result.
     """
     first = kinds[0]

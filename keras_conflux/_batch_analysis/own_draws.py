@@ -52,7 +52,7 @@ class _Reader:
     """Follows numbers of the replicas' own to the tensors that they meet.
 
     Args:
-        kinds: Of the tensors of a step.
+        kinds: The kinds of the tensors of a step.
     """
 
     def __init__(self, kinds: KindInference) -> None:

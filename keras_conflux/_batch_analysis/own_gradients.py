@@ -107,7 +107,7 @@ class OwnGradients:
         tensor that all replicas share have to be sums.
 
         Args:
-            operation: Has a gradient that a program defines.
+            operation: An operation with a gradient that a program defines.
             given: Tensors of which its inputs are computed, such as the inputs
                 of a layer.
 
@@ -179,12 +179,12 @@ class _Trials:
         self._kinds = kinds
         self._given = given
         self.are_of_guesses = False
-        """Whether rows may be of another kind, as in a turn of a loop."""
+        """Whether rows may be something else, as what a turn of a loop has."""
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         """Returns ROWS or EQUAL, if a tensor is one of these.
 
-        An unknown tensor in a loop or a function is taken for rows. If no
+        What is not known in a loop or a function is taken for rows. If no
         entry touches another one, no sample does.
 
         Raises:

@@ -22,8 +22,8 @@ def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
     """Returns the kind of samples that are filled up alike on all replicas.
 
     Args:
-        values: Of the values of a ragged tensor.
-        beginnings: Of where rows begin in them, for each ragged axis.
+        values: The kind of the values of a ragged tensor.
+        beginnings: The kinds of row beginnings in them, for each ragged axis.
 
     Returns:
         `None` if it is no ragged tensor of samples.

@@ -101,7 +101,7 @@ def along_axes(position: int, is_linear: bool = False) -> tuple[Rule, ...]:
     """Makes the rules of an operation that mixes the entries of some axes.
 
     Args:
-        position: Of the input that lists them.
+        position: The position of the input that lists them.
         is_linear: Whether it makes of each entry a sum of others, or takes one.
     """
 

@@ -123,8 +123,8 @@ def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
 
     Args:
         tensor: The tensor that is broadcast to the output.
-        output: Whose rank is known.
-        axis: Of the output.
+        output: The output, whose rank is known.
+        axis: The axis of the output.
     """
     if tensor.shape.rank is None:
         return False

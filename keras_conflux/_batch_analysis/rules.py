@@ -57,7 +57,7 @@ def kinds_of_outputs(
     """Returns the kinds of an operation's outputs.
 
     Args:
-        operation: Traced, of any type.
+        operation: A traced operation, of any type.
         inputs: The kinds of its inputs.
         marked: Tells the kinds that were set for tensors inside of it.
         inside: Called instead of this for the operations that it runs.

@@ -47,8 +47,8 @@ _OF_LARGE = (((2, 3), 1),)
 """The same for programs that compute more than `_LARGE` entries of a sample."""
 _LARGE = 1 << 22
 _SMALLEST_INTEGERS = (0, 1)
-"""Of which integers one is drawn, or the next. They may be places, or numbers
-of steps, of which there is at least one."""
+"""The integers of which one is drawn, or the next. They may be places, or
+numbers of steps, of which there is at least one."""
 _MAX_TRIALS = 12
 """The most tensors to try out, for the kind of a tensor made of them."""
 
@@ -108,7 +108,7 @@ def rows_by_trial(
     """Returns the kind of rows that a tensor is found to be.
 
     Args:
-        output: Traced, with the samples along its first axis.
+        output: A traced tensor, with the samples along its first axis.
         kinds: The kinds of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
         is_deep: Whether it is computed from there, and not from any rows that
@@ -134,7 +134,7 @@ def statistic_by_trial(
     """Returns MEAN or TOTAL for a scalar that is found to be one.
 
     Args:
-        output: Traced.
+        output: A traced tensor.
         kinds: The kinds of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
 

@@ -36,13 +36,13 @@ class Results:
     """The results of a program for random samples."""
 
     whole: Any
-    """For all samples."""
+    """The result for all samples."""
     nudged: list[Any]
-    """For all samples, which differ by little more than a rounding."""
+    """Results for all samples, nudged by little more than a rounding."""
     parts: list[Any]
-    """For the first ones of them, and for the others."""
+    """The results for the first ones of them, and for the others."""
     sizes: tuple[int, int]
-    """How many samples the parts are."""
+    """The numbers of samples of the parts."""
 
 
 class TrialProgram:
@@ -184,7 +184,7 @@ class TrialProgram:
             id(tensor) in self._given
             or kinds.marked(tensor) is not None
             or tensor.op.type in _READS
-            or tensor.op.op_def.is_stateful  # as what is drawn
+            or tensor.op.op_def.is_stateful  # as draws are
         )
         if kind.role is Role.ROWS and (is_first or not self._is_deep):
             return not kind.is_out_of_order and kind.entries is Entries.ONE

@@ -16,7 +16,7 @@ class RandomValues:
     """Draws values for tensors of any shape.
 
     Args:
-        scale: How large floating numbers are. `None` draws them between 0 and
+        scale: The scale of floating numbers. `None` draws them between 0 and
             1, as probabilities are.
         smallest: The smaller one of the two integers that are drawn.
         seed: The seed of the draws.

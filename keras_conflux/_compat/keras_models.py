@@ -92,7 +92,7 @@ def symbolic_build(
 
     Args:
         model: The model to build.
-        spec: Of a batch.
+        spec: The spec of a batch.
         at_once: Whether metrics and losses are built also where a step of the
             user's own may give them something else than the data.
         layers_alone: Whether nothing but layers is built, as for `predict`.

@@ -9,7 +9,7 @@ from tensorflow.python.framework import type_spec
 
 
 class _Spec(values.PerReplicaSpec):
-    """By which `tf.function` makes a value again inside of it."""
+    """The spec by which `tf.function` makes a value again inside of it."""
 
     __slots__ = ["_devices"]
 
@@ -61,7 +61,7 @@ def transposed(value: PerReplica) -> Any:
 
 
 def by_leaves(value: Any) -> Any:
-    """Returns a `PerReplica` `transposed`, with tensors; else the value."""
+    """Returns `transposed`, with tensors, of what is ours, or the value."""
     if not isinstance(value, PerReplica):
         return value
 

@@ -13,7 +13,7 @@ class PrivateName:
     """Something inside of a library that the package relies on."""
 
     path: str
-    """As in `pkgutil.resolve_name`: `"module:Class.method"`."""
+    """The path for `pkgutil.resolve_name`: `"module:Class.method"`."""
     parameters: str | None = None
     """The names of a function's parameters, separated by commas; `None` where
     they do not matter."""

@@ -70,7 +70,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
 
     @property
     def first_rank(self) -> int:
-        """The position of the first replica here among the replicas of all."""
+        """The position of the first replica here among those of all."""
         return self._conflux_across.first_rank
 
     @property

@@ -116,7 +116,7 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
     variables that a user's step writes leaves them out.
 
     Args:
-        device: Where it lies.
+        device: The device of the variable.
         value: Its initial value.
     """
     with tf.device(device):

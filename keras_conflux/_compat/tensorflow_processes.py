@@ -32,9 +32,9 @@ def connect(
 
     Args:
         addresses: `"host:port"` of each process, the same list in all.
-        index: Which one this is.
+        index: The index of this process.
         heartbeat_seconds: After so long a silence a process counts as dead.
-        connect_seconds: How long the others are waited for.
+        connect_seconds: The time to wait for the others.
 
     Raises:
         tf.errors.OpError: If they do not come, or a port is in use.

@@ -20,7 +20,7 @@ def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
 
     Args:
         tensor: float16, bfloat16, float32 or int32.
-        count: How many devices.
+        count: The number of devices.
         op: `"Add"`, `"Mul"`, `"Min"` or `"Max"`.
     """
     # The mode "CrossReplica" gives each replica back its own tensor, as
@@ -49,7 +49,7 @@ def replaced(whole: tf.Tensor, part: tf.Tensor, begins: Any) -> tf.Tensor:
     Args:
         whole: The tensor.
         part: The new part.
-        begins: Where the part begins along each axis, which XLA need not know.
+        begins: The part's begin along each axis, which XLA need not know.
     """
     return gen_xla_ops.xla_dynamic_update_slice(whole, part, begins)
 
@@ -88,9 +88,9 @@ def module_call(
 
     Args:
         module: Its text. Its function `main` takes the operands.
-        operands: Of the shapes that `main` declares.
-        shapes: Of the results.
-        dtypes: Of the results.
+        operands: Tensors of the shapes that `main` declares.
+        shapes: The shapes of the results.
+        dtypes: The dtypes of the results.
         platform: XLA's name for the devices that the program runs on.
         waits: Whether replicas wait for each other in it.
     """
@@ -130,7 +130,7 @@ def all_gather(
 
     Args:
         parts: This device's, of one axis.
-        count: How many devices there are.
+        count: The number of devices.
         channel: A number that this call has on all devices, and no other.
         after: Floats of which one entry each travels along, so that they have
             to be known before.
@@ -209,7 +209,7 @@ def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
 
     Args:
         flat: This device's summand, of one axis.
-        count: How many devices there are.
+        count: The number of devices.
         channel: A number that this call has on all devices, and no other.
     """
     size, dtype = length(flat), flat.dtype
@@ -237,8 +237,8 @@ def exchanged_sum(
 
     Args:
         flat: This device's summand, of one axis.
-        dtype: Of the sum.
-        rank: Which of the two devices this is, an integer.
+        dtype: The dtype of the sum.
+        rank: The index of this one of two devices, an integer.
         channel: A number that this call has on both devices, and no other.
     """
     size = length(flat)

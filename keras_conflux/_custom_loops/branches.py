@@ -1,4 +1,4 @@
-"""Refuses collectives that some replicas come to and others may not.
+"""Refuses collectives that some replicas reach and others may not.
 
 A branch or a loop may hold a collective if its condition is provably equal on
 all replicas: it is computed from constants, from arguments that all devices are
@@ -60,7 +60,7 @@ def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
     """Whether an operation is a collective, or runs one.
 
     Args:
-        operation: Traced.
+        operation: A traced operation.
         inside: Whether one counts only in a graph that the operation runs.
     """
     runs_others = operation.type in bodies.WITH_BODIES
@@ -91,7 +91,7 @@ class _Walk:
         """Returns, by id, whether tensors are equal on all replicas.
 
         Args:
-            operations: Of one graph, in order.
+            operations: The operations of one graph, in order.
             equal: The tensors that are known before.
         """
         for operation in operations:

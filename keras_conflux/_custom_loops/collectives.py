@@ -100,11 +100,11 @@ def allreduce(
             floating-point copies are then reduced in place.
         *others: Outside, the other replicas' trees, if `values` is the first.
             Leaves have the shapes and dtypes of the leaves of `values`.
-        weight: For `"mean"`, how much a replica counts, for example its
-            number of samples: a scalar inside, a `Replicas` or a list of them
-            outside. The tree of a replica of weight 0 is ignored, NaN included.
-            Without it all count alike, which is not the mean over samples
-            where parts are of different sizes. `withdevices` warns of that.
+        weight: For `"mean"`, the weight of a replica, for example its number of
+            samples: a scalar inside, a `Replicas` or a list of them outside.
+            The tree of a replica of weight 0 is ignored, NaN included. Without
+            it all count alike, which is not the mean over samples where parts
+            are of different sizes. `withdevices` warns of that.
 
     Returns:
         Inside, the reduced tree. Outside, a `Replicas` of equal trees; a tree
@@ -437,7 +437,7 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
             "Build a model before it is reduced."
         )
     if whole_batch_strategy() is not None:
-        return  # a replica alone has what all have
+        return  # a replica alone has the values of all
     strategy = state.strategy_of(found)
     if strategy is None:
         raise StrategyError(

@@ -17,7 +17,7 @@ from keras_conflux._devices.device import devices as find_devices
 V = TypeVar("V")
 
 _JOIN_TIMEOUT = 5
-"""For how many seconds an iterator that is closed waits for its thread."""
+"""The seconds for which a closed iterator waits for its thread."""
 
 
 def prefetch(
@@ -40,8 +40,8 @@ def prefetch(
             see `keras_conflux.to_device`. A generator, or another iterator, has
             one epoch.
         device: An index or a name, see `keras_conflux.devices`.
-        ahead: How many batches may wait on the device, besides the ones that
-            the program holds; at least 1.
+        ahead: The number of batches that may wait on the device, besides the
+            ones that the program holds; at least 1.
 
     Returns:
         An iterable over the batches. Iterate over it once per epoch. `len` is

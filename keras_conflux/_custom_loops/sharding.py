@@ -65,7 +65,7 @@ def shard(
     Args:
         samples: The whole data set, see above.
         index: The worker, from 0. By default `process_index()`.
-        count: How many workers there are. By default `process_count()`.
+        count: The number of workers. By default `process_count()`.
         pad: Whether all parts shall be of one length.
 
     Returns:

@@ -1,7 +1,7 @@
 """The types of a function that runs on every device.
 
 It keeps its parameters, except that each of them also takes a `Replicas`.
-Python cannot say that of a `ParamSpec`. So a call whose first or second
+Python has no such `ParamSpec`. So a call whose first or second
 positional argument is a `Replicas` is accepted with any others, and all other
 calls are checked as calls of the plain function are.
 """

@@ -102,9 +102,9 @@ def distribute(
             generator, or another iterator, has one epoch.
         devices: See `keras_conflux.devices`. Default: the devices of the
             open scope, else of `keras.distribution`, else all.
-        ahead: How many batches may wait on the devices, drawn and split by a
-            thread as in `keras_conflux.prefetch`. With 0 there is no thread,
-            and each batch is drawn when it is asked for.
+        ahead: The number of batches that may wait on the devices, drawn and
+            split by a thread as in `keras_conflux.prefetch`. With 0 there is no
+            thread, and each batch is drawn when it is asked for.
 
     Returns:
         An iterable over the results of `split`, which are tuples of two

@@ -17,7 +17,7 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
 
     Args:
         name: The name of the step.
-        count: How many replicas run.
+        count: The number of replicas.
         arguments: The arguments of the step.
 
     Returns:

@@ -54,7 +54,7 @@ def show_and_write_there(call: KerasCall, leads: bool) -> None:
     """Changes a call so that only the first process shows and writes.
 
     Args:
-        call: Of all processes.
+        call: The call of all processes.
         leads: Whether they are to begin where the first one does.
     """
     if process_index() > 0:

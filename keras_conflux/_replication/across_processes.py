@@ -89,12 +89,12 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
         return cross_device.placed(found, per_replica_value, destinations)
 
     def _on_each(self, name: str, axis: int | None, value: Any) -> list[Any]:
-        """Returns on each device the sum over all replicas, or their values.
+        """Returns on each device the sum over all replicas, or what they have.
 
         Args:
             name: Of the method of the strategy.
             axis: Along which it is joined. `None` for the sum.
-            value: The value of the replicas here.
+            value: That of the replicas here.
         """
         parts = cross_device.as_tensors(value)
         if tf.executing_eagerly():

@@ -1,4 +1,4 @@
-"""Which options of `replicate` work: together, and with what.
+"""The options of `replicate` that work together, and their limits.
 
 Whoever refuses options raises this file's messages, and whoever advises some
 asks it first. So nothing is advised that is refused.

@@ -170,7 +170,7 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     neither are replicas that took turns, as where they merge.
 
     Args:
-        programs: Of the replicas, in one graph.
+        programs: The programs of the replicas, in one graph.
         name: The name of the model.
 
     Raises:
@@ -285,7 +285,7 @@ class _Lines:
         """Returns a line for each operation, after the functions' lines.
 
         Args:
-            operations: Of the graph.
+            operations: Operations of the graph.
         """
         self._bodies: dict[str, list[_Line]] = {}
         named = {each.name for each in operations}
@@ -379,7 +379,7 @@ def _attributes_of(node: Any) -> str:
 
 
 def _variables_in(graph: Any) -> dict[str, str]:
-    """Returns the variables that placeholders stand for.
+    """Returns which variable each placeholder for one stands for.
 
     Variables are numbered in the order of their captures, so that they may have
     other names in other processes.

@@ -31,11 +31,11 @@ from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import outside_of_strategies
 
 _TOLERANCE = 1e-4
-"""By what part of its norm a variable of floats may differ. XLA sums in other
-orders on each GPU, and hosts may round otherwise."""
+"""The part of its norm by which a variable of floats may differ. XLA sums in
+other orders on each GPU, and hosts may round otherwise."""
 _STEPS_BETWEEN = 1000
-"""From how many steps on the end of an epoch compares all variables, which
-takes some 20 to 40 ms on a GPU."""
+"""The number of steps from which on the end of an epoch compares all variables,
+which takes some 20 to 40 ms on a GPU."""
 _SCALARS = bool | int | float | None
 _compared_too: Any = weakref.WeakKeyDictionary()
 """Of models: the variables given to `compare_too`, by the names of steps."""
@@ -109,14 +109,14 @@ class CommonState:
     def agree_after(self, what: str, steps: int) -> None:
         """Raises unless all have the same settings and, if need be, variables.
 
-        All variables are compared after many steps, and if other variables were
-        assigned. Else only variables that were assigned outside of steps are,
-        and variables that the model does not know, as nobody counts their
+        All variables are compared after many steps, and if what has been
+        assigned differs. Else they are those that were assigned, outside of
+        steps, and those that the model does not know, as nobody counts their
         assignments.
 
         Args:
             what: The next action of this process.
-            steps: How many it has run since it called this last.
+            steps: The number of steps run since the last call.
 
         Raises:
             ReplicaMismatchError: As in `agree`.
@@ -167,7 +167,7 @@ class CommonState:
             what: The next action of this process.
 
         Raises:
-            ReplicaMismatchError: As in `agree`.
+            ReplicaMismatchError: As that of `agree`.
         """
         count = replicated_extended.assignments_of_all()
         if gather_if_different(what, Comparable(count)) is None:
@@ -215,7 +215,7 @@ class CommonState:
         return _comparable([*variables, *self._others()])
 
     def _assigned_since(self) -> list[Any]:
-        """Returns the variables assigned since all variables were compared."""
+        """Returns what was assigned since all variables were compared."""
         variables = self._variables()
         now = _assignments(variables)
         before = self._assigned

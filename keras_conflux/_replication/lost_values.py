@@ -20,7 +20,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication import traced_functions
 
 KIND = "GPU"
-"""Of the devices whose memory may be full."""
+"""The kind of the devices whose memory may be full."""
 _WHY = "lost when a device ran out of memory"
 
 
@@ -29,7 +29,7 @@ def after(error: BaseException, program: Any) -> None:
 
     Args:
         error: The error that the program has raised.
-        program: Traced. Only the variables on GPUs that it writes count.
+        program: A traced program. Only variables on GPUs count.
     """
     if not error_texts.is_of_a_full_device(error):
         return

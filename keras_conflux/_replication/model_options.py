@@ -142,7 +142,7 @@ def reshuffles(model: keras.Model) -> bool:
 
 
 def microbatches_of(model: keras.Model) -> int:
-    """In how many parts each replica runs its part of a batch."""
+    """The number of parts in which each replica runs its part of a batch."""
     strategy = keras_models.strategy_of(model)
     of_scope = getattr(strategy, "microbatches", 1)
     return _microbatches.get(model, of_scope)

@@ -103,7 +103,7 @@ def build(
 
     Args:
         model: A model that `strategy` replicates.
-        spec: Of a batch.
+        spec: The spec of a batch.
         strategy: The strategy that replicates it.
         layers_alone: Whether nothing but layers is built.
     """

@@ -88,7 +88,7 @@ def replicate(
     """Puts a model, an optimizer or values on every device.
 
     `fit`, `evaluate` and `predict` of a replicated model use all devices and
-    compute what one device computes. What the call does depends on the target:
+    compute what one device computes. The effect depends on the target:
 
     * nothing: returns the `ReplicatedStrategy` over the devices, for
       `with kc.replicate() as strategy:` or `strategy.scope()`;
@@ -115,11 +115,11 @@ def replicate(
             `"weights"`, also the weights. By default nothing. For a model, its
             parts, or a strategy in whose scope they are made.
         microbatches: For a model, a tree of models, or a strategy in whose
-            scope they are made, in how many parts, one after another, each
-            replica runs its part of a batch in `fit` and `evaluate`. A step
-            then needs the memory for the activations of one part. The result
-            is that of the whole batch. `keras_conflux.memory(model, batch)`
-            says how many a GPU needs. Default: unchanged, initially 1.
+            scope they are made, the number of parts in which, one after
+            another, each replica runs its part of a batch in `fit` and
+            `evaluate`. A step then needs the memory for the activations of one
+            part. The result is the whole batch's. `keras_conflux.memory(model,
+            batch)` says how many a GPU needs. Default: unchanged, initially 1.
         data: For a model, or a tree of models, the data that each of several
             processes reads. `"global"`: all read the same batches, and each
             computes its rows of them. `"local"`: each brings its own part of
@@ -142,8 +142,8 @@ def replicate(
             reduce in any case.
 
     Returns:
-        The strategy, the target itself, a `Replicas`, or what the callable
-        returned, as listed above.
+        The strategy, the target itself, a `Replicas`, or the callable's result,
+        as listed above.
 
     Raises:
         DeviceError: If the devices do not exist, repeat or are mixed.

@@ -136,7 +136,7 @@ def own_copy(variable: Any) -> tf.Variable:
 
 
 def is_mirrored(variable: keras.Variable) -> bool:
-    """Whether copies must be equal. A metric's copies are added when read."""
+    """Whether copies must be equal; those of a metric are added when read."""
     on_read = tf.VariableSynchronization.ON_READ
     return keras_variables.backing(variable).synchronization != on_read
 

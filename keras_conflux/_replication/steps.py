@@ -54,7 +54,7 @@ class Place(NamedTuple):
     """
 
     own: Any
-    """How many there are: 1 for a copy that stands in for none."""
+    """The number of samples: 1 for a copy that stands in for none."""
     before: Any
     """How many come before them."""
     total: Any

@@ -56,7 +56,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         devices: See `keras_conflux.devices`. All GPUs if `None`, or all CPU
             devices where there is no GPU.
         shard: See `keras_conflux.replicate`.
-        microbatches: Of models that are made in the scope. See
+        microbatches: For models that are made in the scope. See
             `keras_conflux.replicate`.
         cross_device_ops: See `keras_conflux.replicate`.
 
@@ -136,7 +136,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
 
     @property
     def microbatches(self) -> int:
-        """In how many parts a replica of models made here runs its part."""
+        """The number of parts in which replicas of models made here run."""
         return self._conflux_microbatches
 
     @functools.cached_property

@@ -71,7 +71,7 @@ def add_up(variables: Sequence[Any], this: ReplicaCollectives) -> None:
     """Gives all processes the sums of the copies of all, in a replica.
 
     Args:
-        variables: Of TensorFlow, of which each process holds the value.
+        variables: TensorFlow variables whose value each process holds.
         this: The collectives of the replica.
     """
     index = tensorflow_internals.replica_index()

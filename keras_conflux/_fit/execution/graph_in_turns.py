@@ -96,7 +96,7 @@ def run(
         count: The number of turns.
         arguments: Takes the number of a turn, a tensor, and returns the values
             of the placeholders in it.
-        everywhere: Reduces tensors of this replica with those of others.
+        everywhere: Reduces tensors of this replica with other replicas'.
         compiled: Whether XLA compiles the traced graph.
 
     Returns:

@@ -26,7 +26,7 @@ class GraphProgram(StepPrograms):
     Args:
         step: The step of each replica.
         strategy: The strategy that replicates the model.
-        turns: In how many turns a replica runs a step.
+        turns: The number of turns in which a replica runs a step.
     """
 
     def __init__(

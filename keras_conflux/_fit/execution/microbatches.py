@@ -1,9 +1,9 @@
 """A replica runs its part of a batch in turns: one for each microbatch.
 
 A turn is a replica more, in time and not in space. So all that makes replicas
-compute what one device computes makes turns do so as well: the step is traced
-for the samples of one turn, and turns exchange the values that replicas would
-exchange. `graph_in_turns.py` runs the trace.
+equal to one device makes turns equal as well: the step is traced for the
+samples of one turn, and turns exchange the values that replicas would exchange.
+`graph_in_turns.py` runs the trace.
 """
 
 import functools
@@ -48,7 +48,7 @@ class TracedTurns:
     """The turns of a replica, while one of them is traced. See `Turns`.
 
     Args:
-        name: Of the step.
+        name: The name of the step.
         count: The number of turns of each replica.
         device_fraction: See `Turns`.
         compiled: Whether XLA compiles them.
@@ -129,7 +129,7 @@ class StepInTurns:
     """Runs a replica's step in turns.
 
     Args:
-        name: Of the step.
+        name: The name of the step.
         count: The number of turns of each replica.
         trace: Traces a step. It takes the arguments of
             `ReplicaStep.on_replica`, and the turns.
@@ -313,7 +313,7 @@ class _Uneven:
         count: The number of turns.
         leaves: The leaves of the replica's part of the batch.
         place: The place of the replica's samples.
-        size: How many there are, which may be 0; `None` if it cannot.
+        size: The number of samples, which may be 0; `None` if it cannot.
     """
 
     compiled = None

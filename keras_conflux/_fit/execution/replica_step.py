@@ -77,7 +77,7 @@ class ReplicaStep(Protocol):
             size: Its number of samples, which may be 0; `None` if it cannot.
             compiled: The facts about the XLA program that the trace becomes
                 part of, if it does.
-            turns: In how many parts the replica runs its shard.
+            turns: The number of parts in which the replica runs its shard.
         """
         ...
 

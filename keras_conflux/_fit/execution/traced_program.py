@@ -165,7 +165,7 @@ class StepPrograms:
     Args:
         step: The step of each replica.
         strategy: The strategy that replicates the model.
-        turns: In how many turns a replica does it.
+        turns: The number of turns in which a replica runs it.
         steps: Keras' `steps_per_execution`, if one call runs as many.
     """
 

@@ -34,7 +34,7 @@ def tell_what_runs(
     Args:
         model: The model that runs.
         plan: The plan of its executions.
-        sizes: Of the first batch, how many samples each replica has.
+        sizes: The number of each replica's samples in the first batch.
     """
     if _told.get(model) is plan.strategy or process_index() > 0:
         return

@@ -41,7 +41,7 @@ class XlaProgram(StepPrograms):
         step: The step of each replica.
         strategy: The strategy of the model: one device, or GPUs. XLA has no
             collectives for several CPU devices in TensorFlow 2.21.
-        turns: In how many turns a replica runs a step.
+        turns: The number of turns in which a replica runs a step.
         steps: Keras' `steps_per_execution`.
     """
 
@@ -61,8 +61,8 @@ class XlaProgram(StepPrograms):
 
         Args:
             stack: At most `limit` batches.
-            limit: How many steps an execution may have. A program is compiled
-                for each limit that is asked for.
+            limit: The number of steps that an execution may have. A program is
+                compiled for each limit that is asked for.
         """
         key = stack.signature, limit, stack.shape, self._turns
         trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
@@ -188,10 +188,10 @@ def _compiled(
     """Returns the XLA program that calls `one_step` for each batch.
 
     Args:
-        one_step: Takes the leaves of a shard.
-        after_steps: Is called after them.
-        shard_spec: Of a replica's shard of a batch.
-        limit: How many batches there are at most.
+        one_step: A function that takes the leaves of a shard.
+        after_steps: A function that is called after them.
+        shard_spec: The spec of a replica's shard of a batch.
+        limit: The largest number of batches.
     """
 
     def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:

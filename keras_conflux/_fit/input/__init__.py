@@ -1,1 +1,1 @@
-"""From the user's data to batches on the devices."""
+"""The way from the user's data to batches on the devices."""

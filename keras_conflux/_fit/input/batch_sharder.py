@@ -33,7 +33,7 @@ class BatchSharder:
         strategy: The strategy that replicates the model.
         stacks: Whether to stack those that divide evenly.
         keep_rows: See `Specs`.
-        turns: In how many parts each replica runs its shard.
+        turns: The number of parts in which each replica runs its shard.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BatchSharder:
                 of a batch instead, it would be traced again for the last one,
                 and code that depends on static shapes would differ from one
                 device.
-            room: For how many batches a stack may have room.
+            room: The number of batches that a stack may have room for.
         """
         sharded: list[Batch | StackedBatch] = []
         batches = [_standardized(batch) for batch in drawn]

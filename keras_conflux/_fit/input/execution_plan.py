@@ -33,11 +33,11 @@ class ExecutionPlan:
     eager: bool = False
     """Whether the steps run without a graph, on whole batches."""
     name: str = "a model"
-    """Whose call it is, as messages between processes say it."""
+    """The name of the call, for messages between processes."""
     is_local: bool = False
     """Whether each process brings its own part of the batches."""
     turns: int = 1
-    """In how many parts each replica runs its part of a batch."""
+    """The number of parts in which each replica runs its part of a batch."""
     reshuffles: bool = False
     """Whether arrays are shuffled in another order in each epoch."""
     chooses_steps: bool = False
@@ -54,7 +54,7 @@ class ExecutionPlan:
     """The generators of the epochs' batches. Keras leaves one half-way when it
     stops early."""
     measurements: Measurements = dataclasses.field(default_factory=Measurements)
-    """Of the executions of this call."""
+    """The measurements of this call's executions."""
 
     @classmethod
     def of(

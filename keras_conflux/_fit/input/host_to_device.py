@@ -52,7 +52,7 @@ def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
 
     Args:
         leaves: The tensors of a global batch, of shape `(batch, ...)`.
-        placement: Where the shards go.
+        placement: The devices of the shards.
 
     Returns:
         Per replica, its shard of each leaf, on its device.
@@ -67,9 +67,9 @@ def move_stacked(
 
     Args:
         batches: The leaves of each, of shape `(batch, ...)`.
-        placement: Where the shards go.
-        room: For how many batches a stack may have room, so that nobody has to
-            make it longer. Behind the batches, its content is arbitrary.
+        placement: The devices of the shards.
+        room: The number of batches that a stack has room for, so that nobody
+            need make it longer. Behind the batches, its content is arbitrary.
 
     Returns:
         Per replica, its shard of each leaf, on its device, of shape
@@ -126,10 +126,10 @@ def _filled(
     """Returns the stacks of a replica in the order of the leaves.
 
     Args:
-        specs: Of the leaves.
+        specs: The specs of the leaves.
         wholes: The stacks that have been written in place.
-        parts: Of the other leaves, the stacks of each group.
-        device: Where they lie.
+        parts: The stacks of each group, of the other leaves.
+        device: The device of the stacks.
     """
     whole, joined = iter(wholes), map(list, zip(*parts, strict=True))
     return [
@@ -154,8 +154,8 @@ def batch_at(
     """Returns one of the tensors that are stacked, where they are.
 
     Args:
-        stack: Of any number of tensors.
-        position: Which one.
+        stack: A stack of any number of tensors.
+        position: The position of the tensor.
         as_stack: Whether to return a stack of one.
     """
     # A tensor made of an array says `localhost` in every process.

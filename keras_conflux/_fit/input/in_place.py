@@ -28,7 +28,7 @@ def can_write(spec: tf.TensorSpec) -> bool:
 
 
 def empty(rows: int, spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns so many rows like those of `spec`, of any content."""
+    """Returns so many rows like `spec`'s, of any content."""
     entries = spec.shape[1:].num_elements()
     if spec.dtype in _BYTES:
         shape, word = [rows, entries // 8], tf.int64
@@ -44,7 +44,7 @@ def written(whole: tf.Tensor, part: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
     Args:
         whole: A tensor with no other readers. It has changed afterwards.
         part: The rows.
-        first: Where the first of them goes.
+        first: The position of the first of them.
     """
     changed = tf.raw_ops.InplaceUpdate(
         x=_words(whole), i=first + tf.range(part.shape[0]), v=_words(part)

@@ -35,7 +35,7 @@ class Measurements:
     """
 
     waited: float = 0.0
-    """How many seconds the loop has waited for batches."""
+    """The seconds that the loop has waited for batches."""
     first: Work = dataclasses.field(default_factory=Work)
     """Executions that have traced or compiled a program."""
     other: Work = dataclasses.field(default_factory=Work)
@@ -75,8 +75,8 @@ class Measurements:
         """Measures an execution.
 
         Args:
-            steps: How many steps it runs.
-            samples: How many samples these have.
+            steps: The number of its steps.
+            samples: The number of their samples.
             programs: Returns how many programs have been traced so far.
         """
         before, began = programs(), clock()

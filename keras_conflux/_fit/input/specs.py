@@ -99,7 +99,7 @@ def specs_of_whole(specs: Tree, count: int) -> Tree:
 
 
 def opened(specs: Tree) -> Tree:
-    """The same specs, of any number of samples."""
+    """The specs, of any number of samples."""
     return trees.map_leaves(_of_any_batch_size, specs)
 
 

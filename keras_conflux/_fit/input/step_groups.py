@@ -168,7 +168,7 @@ class StepGroups:
         Args:
             observed: Keras' own enumeration. It keeps count of the steps, so
                 it is advanced only when their batches are there to be run.
-            number: How many batches the epoch has, if it is known; so many
+            number: The number of batches of the epoch, if it is known; so many
                 are drawn, for a generator may go on without an end.
         """
         epoch = self._epoch = self._begun(observed, number)

@@ -24,8 +24,8 @@ INPUT_MEMORY_FRACTION = 1 / 32
 """The fraction of a device's memory that the batches of an execution take at
 most."""
 EFFICIENT_STEPS = 16
-"""Of how many steps the batches may take as much. More gain little, and take a
-quarter of it at most."""
+"""The number of steps whose batches may take as much. More gain little, and
+take a quarter of it at most."""
 
 _MAX_GROWTH = 4
 """The next execution has at most so many times the steps of the one before."""
@@ -131,7 +131,7 @@ class StepsPerExecution:
         requested: Keras' `steps_per_execution`.
         may_choose: Whether more than one may be run where the user has not
             asked for a number.
-        memory: How many bytes the batches of an execution may take, of all
+        memory: The bytes that the batches of an execution may take, of all
             devices of this process together.
         name: The name of the executed step, for messages between processes.
     """
@@ -151,7 +151,7 @@ class StepsPerExecution:
         """How many steps the next execution has at most, until `agree` is
         called again. A thread that draws its batches reads this at any time."""
         self._own_next = requested
-        """The same, as this process would choose it."""
+        """The number that this process would choose."""
         self._memory = memory
         self._limit = None if self.chosen_here else requested
         self._executions = 0

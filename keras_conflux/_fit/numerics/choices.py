@@ -1,4 +1,4 @@
-"""Makes replicas choose what one device would choose: branches, and lengths.
+"""Makes replicas choose as one device would: branches, and lengths.
 
 A replica knows the condition of a `tf.cond` for its own samples only. Mostly
 this does not matter, as the results of a branch are read like the rest of the
@@ -147,7 +147,7 @@ class Choices(Exit):
         """Whether all replicas run a graph inside of the step's, or none, once.
 
         Args:
-            graph: Of a branch, for example.
+            graph: The graph of a branch, for example.
             repeated: Whether they may run it as often as the others.
         """
         step = self.step
@@ -213,7 +213,7 @@ class _Choice:
     def is_common(self) -> bool:
         """Whether all replicas choose alike; sees to it if it can.
 
-        To be asked where all replicas come to the choice.
+        To be asked where all replicas reach the choice.
         """
         if self._step.kinds.of(self.condition) == EQUAL:
             return True
@@ -243,7 +243,7 @@ class _Call:
         return getattr(graph, "outer_graph", None) is self.graph
 
     def is_common(self) -> bool:
-        """Whether all replicas that come to the caller come into it."""
+        """Whether all replicas that reach the caller reach it."""
         return True
 
 
@@ -313,7 +313,7 @@ def sequence_mask(
         original: TensorFlow's function.
         lengths: Integers, one per sample.
         maxlen: The number of steps; the greatest length if `None`.
-        dtype: Of the mask.
+        dtype: The dtype of the mask.
         name: A name for the operations.
     """
     step = steps.current_fit_step()

@@ -5,7 +5,7 @@ numbers, of 16 bytes in all. So the numbers of some rows are drawn by beginning
 at the count of the first. Where rows do not begin with a group, up to three
 rows before them are drawn as well.
 
-The counts are those of `StatelessRandomGetKeyCounter`, which begin at 0 in the
+The counts come from `StatelessRandomGetKeyCounter`, and begin at 0 in the
 first of two words of 64 bits, so that no sum goes beyond it.
 """
 
@@ -77,8 +77,8 @@ class Sampler:
         """Draws some of the rows that a seed gives.
 
         Args:
-            begins: Where each block of rows begins: uint64.
-            shapes: Of each block: a tensor.
+            begins: The begin of each block of rows: uint64.
+            shapes: The shape of each block: a tensor.
             rest: The sizes of a row, numbers where they are known.
             seed: Two integers of 32 bits.
         """

@@ -50,7 +50,7 @@ def own_share(
         variable: One whose copies add up to its value.
         value: The value that the replica would set.
         step: The step of the replica.
-        comes_together: Whether all replicas come to the write, or none.
+        comes_together: Whether all replicas reach the write, or none.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
     turns = step.turns
@@ -81,7 +81,7 @@ def _share_of_turns(
     """Returns the share of a replica, which it writes once after its turns.
 
     Raises:
-        NotImplementedError: If the graph does not show what each turn adds.
+        NotImplementedError: If the graph does not show each turn's summand.
     """
     try:
         share, without_samples = _share(value, step, comes_together)

@@ -45,11 +45,11 @@ class DrawnRows:
     kind: Kind
     """The kind of the rows."""
     axis: int
-    """Along which they lie."""
+    """The axis along which they lie."""
     shape: tf.Tensor
     """The shape of the replica's draw."""
     sizes: Sequence[Any]
-    """The same: an `int`, or a tensor of int32 each."""
+    """The sizes of that shape: an `int`, or a tensor of int32 each."""
     lengths: Sequence[Any]
     """How many rows there are in each block: uint64."""
     place: Place
@@ -79,7 +79,7 @@ class DrawnRows:
 
         Args:
             sampler: The operation that draws.
-            seed: As the functions of `keras.random` take it.
+            seed: A seed, as the functions of `keras.random` take it.
         """
         seed = keras_internals.drawn_seed(seed)
         if self.axis == 0 and sampler.is_counted:
@@ -158,7 +158,7 @@ class DrawnRows:
 
         Args:
             samples: The number.
-            length: How many the samples of the replica have.
+            length: The number of rows of the replica's samples.
         """
         own = self.place.own
         with on_host():
@@ -170,7 +170,7 @@ class WrittenPlace(Part):
     """The place of a replica's samples, also for functions of a step.
 
     A `tf.function` that a step calls may be called by other steps later, so it
-    may not use what one of them computes. It reads the place from a variable,
+    may not use tensors of one of them. It reads the place from a variable,
     which steps write before.
     """
 

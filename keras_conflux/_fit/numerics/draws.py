@@ -3,7 +3,7 @@
 The state of a seed generator is equal on all replicas, as they draw equally
 often, so it is saved, restored and resumed as on one device. All replicas draw
 by the same seeds, each the rows of its own samples. Numbers that are no rows of
-samples, such as those of a fixed projection, are the same on all.
+samples, such as a fixed projection's, are the same on all.
 
 Where the graph does not show whose numbers are drawn, the seeds of generators
 are moved by the replica's rank, so that replicas do not repeat each other's
@@ -117,7 +117,7 @@ class Draws(Exit):
         Args:
             name: The name of the function of `keras.random`.
             shape: The shape of the replica's draw.
-            seed: As the function takes it.
+            seed: A seed, as the function takes it.
             original: Draws as a replica that is alone.
             of_rows: Draws rows of one device's numbers.
             parameters: Parameters of the draw that may be rows of samples.

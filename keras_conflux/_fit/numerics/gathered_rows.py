@@ -129,7 +129,7 @@ def gathered(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     """Returns the rows of all replicas, gathered once in a graph.
 
     Args:
-        sources: Of the role ROWS, along axes that are known.
+        sources: Tensors of the role ROWS, along axes that are known.
         step: The replica's.
     """
     known = _Gathered.of(step).rows

@@ -120,7 +120,7 @@ class SharedUpdate:
         """Returns the new values of the variables that the update changes.
 
         Args:
-            gradient: For the first variable.
+            gradient: The gradient of the first variable.
             variables: The updated variable, and its own optimizer state.
             values: Their values, in any shape that the optimizer can update.
 

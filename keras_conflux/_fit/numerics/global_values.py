@@ -33,7 +33,7 @@ def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     """Returns one device's values for tensors of a replica.
 
     Args:
-        tensors: Traced, and not OPAQUE.
+        tensors: Traced tensors that are not OPAQUE.
         step: The step of the replica.
 
     Raises:
@@ -122,7 +122,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     Gradients pass to the contributions of all replicas' samples.
 
     Args:
-        tensor: Traced, with the samples along its first axis.
+        tensor: A traced tensor, with the samples along its first axis.
         step: The step of the replica.
 
     Raises:
@@ -174,7 +174,7 @@ def _passing_gradients(
 
     Args:
         result: Computed of the sources' global values, outside of any tape.
-        found: How one replica alone has computed it.
+        found: The derivation of one replica alone.
         known: By the ids of the sources, their global values.
         step: The replica's.
     """

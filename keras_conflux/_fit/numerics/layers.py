@@ -215,7 +215,7 @@ def _is_of_users(layer: Any) -> bool:
 
 
 def _may_mix(layer: Any, found: Kind) -> bool:
-    """Whether a layer of Keras may mix samples, by what its graph shows.
+    """Whether a layer of Keras may mix samples, by its graph.
 
     A functional model has operations besides its layers, as of `keras.ops`.
     """
@@ -354,7 +354,7 @@ def synchronized_moments(
 
     Args:
         original: Keras' function, which makes three.
-        x: Of shape `(batch, ...)`.
+        x: A tensor of shape `(batch, ...)`.
         axes: The axes to reduce.
         keepdims: Whether they stay, with size 1.
     """
@@ -381,8 +381,8 @@ def masked_moments(
     Args:
         original: The layer's method.
         layer: A `BatchNormalization`.
-        inputs: Of shape `(batch, ...)`.
-        mask: Of one dimension less, or `None`.
+        inputs: A tensor of shape `(batch, ...)`.
+        mask: A mask of one dimension less, or `None`.
     """
     if mask is None or not layer.synchronized or not in_replica():
         return original(layer, inputs, mask)

@@ -337,11 +337,11 @@ def _merged(leaves: list, role: str, fractions: list, sizes: list) -> Any:
 
 
 def _joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
-    """Joins the replicas' rows, without those of stand-ins for samples.
+    """Joins the replicas' rows, without stand-ins for samples.
 
     Args:
         leaves: One of each replica.
-        sizes: How many samples each has, or `None` if it surely has some.
+        sizes: The numbers of samples, or `None` if a replica surely has some.
     """
     return rows.joined(
         [

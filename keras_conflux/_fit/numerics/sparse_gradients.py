@@ -34,7 +34,7 @@ class _Part:
     is_equal: bool = False
     """Whether all replicas have looked the same rows up."""
     keys: tf.Tensor | None = None
-    """For each row a number, if one device has each number once."""
+    """A number for each row, if one device has each number once."""
 
     @property
     def share(self) -> Any:

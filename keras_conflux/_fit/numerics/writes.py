@@ -124,7 +124,7 @@ class Writes(Exit):
         self._own_statistics.update(map(id, variables))
 
     def to_write(self, variable: keras.Variable, value: Any) -> Any:
-        """Notes that a variable is written, and returns what to write.
+        """Notes a write of a variable, and returns the value to write.
 
         The summand of a stand-in for samples to a metric is left out.
         """
