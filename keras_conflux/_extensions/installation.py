@@ -25,7 +25,7 @@ def install(version: str) -> None:
     """Puts all of them in place, unless the environment forbids it.
 
     Args:
-        version: Of this package.
+        version: The version of this package.
     """
     if os.environ.get(VARIABLE) == "0":
         return

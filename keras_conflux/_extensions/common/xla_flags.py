@@ -95,7 +95,7 @@ def take_out(
 
     Args:
         environ: The environment variables.
-        name: Of the variable.
+        name: The name of the variable.
         flags: A pattern of the flags, with the space before them.
     """
     given = environ.get(name, "")

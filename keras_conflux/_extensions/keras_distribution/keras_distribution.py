@@ -113,8 +113,8 @@ def initialize(
 
     Args:
         job_addresses: The processes' addresses, separated by commas.
-        num_processes: How many processes there are.
-        process_id: Which one this is.
+        num_processes: The number of processes.
+        process_id: The index of this process.
 
     Raises:
         ClusterError: If these are wrong or incomplete.

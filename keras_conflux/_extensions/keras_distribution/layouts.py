@@ -1,4 +1,4 @@
-"""Which weights a `ModelParallel` keeps in parts, and what it means here.
+"""The weights that a `ModelParallel` keeps in parts, and its meaning here.
 
 A layout says where the parts of a variable lie, and never changes its value. On
 JAX the computation follows it. Here it is a matter of storage: a variable that

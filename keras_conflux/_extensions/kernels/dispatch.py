@@ -35,7 +35,7 @@ def fused(
 
     Args:
         composed: Keras' own, which takes the fields of a `Request`.
-        step: That a replica is tracing.
+        step: The step that a replica is tracing.
         request: The attention that is asked for.
         note: Called with the outputs, and their inputs.
     """

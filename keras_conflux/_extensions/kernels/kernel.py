@@ -42,11 +42,11 @@ class Kernel(Protocol):
         """Returns the output and, if asked for, the statistics.
 
         Args:
-            queries: Of shape `(B, T, N, H)`.
-            keys: Of shape `(B, S, K, H)`.
-            values: Of shape `(B, S, K, H)`.
-            bias: Is added to the scores: `(B or 1, N or 1, T, S)`.
-            form: See there.
+            queries: Queries of shape `(B, T, N, H)`.
+            keys: Keys of shape `(B, S, K, H)`.
+            values: Values of shape `(B, S, K, H)`.
+            bias: The summand of the scores: `(B or 1, N or 1, T, S)`.
+            form: The form of the attention.
             with_statistics: Whether to return the statistics for `backward`:
                 float32 of shape `(B, N, T)`.
         """
@@ -67,10 +67,10 @@ class Kernel(Protocol):
 
         Args:
             queries: As in `forward`, like the next four.
-            keys: See there.
-            values: See there.
-            bias: See there. It gets no gradient.
-            form: See there.
+            keys: As in `forward`.
+            values: As in `forward`.
+            bias: As in `forward`. It gets no gradient.
+            form: As in `forward`.
             output: The output of `forward`.
             statistics: The statistics of `forward`.
             upstream: The gradient of the output.

@@ -33,7 +33,7 @@ class _Windows(NamedTuple):
 
     @property
     def shifts(self) -> int:
-        """In how many windows an entry is at most."""
+        """The most windows that an entry is in."""
         return -(-self.size // self.stride)
 
     @property
@@ -123,8 +123,8 @@ def _by_strides(
     Args:
         tensor: Numbers of windows, of the shape
             `[samples, rows, columns, channels]`.
-        windows: Along rows and columns.
-        shift: How many strides before this one the window starts.
+        windows: The windows along rows and columns.
+        shift: The number of strides by which the window starts earlier.
 
     Returns:
         A tensor of the shape
@@ -141,8 +141,8 @@ def _places(windows: tuple[_Windows, ...], shift: tuple[int, ...]) -> tf.Tensor:
     """Returns which entry of a window each entry of a stride is.
 
     Args:
-        windows: Along rows and columns.
-        shift: How many strides before this one the window starts.
+        windows: The windows along rows and columns.
+        shift: The number of strides by which the window starts earlier.
 
     Returns:
         A tensor of the shape `[stride of rows, 1, stride of columns, 1]`.

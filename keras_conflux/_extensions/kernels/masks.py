@@ -36,7 +36,7 @@ class Mask:
         """Returns a mask that may be given in fewer axes, as broadcasting has.
 
         Args:
-            mask: Of known shape.
+            mask: The mask, of known shape.
             is_causal: Whether query `t` is allowed the keys 0 to `t` only.
             length: The number of queries.
             keys: The number of keys.
@@ -55,7 +55,7 @@ class Mask:
 
     @property
     def _hidden_rows(self) -> tf.Tensor:
-        """The same, `(B or 1, T, N or 1, 1)`."""
+        """The same in the shape `(B or 1, T, N or 1, 1)`."""
         return tf.expand_dims(tf.transpose(self.hidden, [0, 2, 1]), -1)
 
     def bias(self, dtype: tf.DType) -> tf.Tensor:

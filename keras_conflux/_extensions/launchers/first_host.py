@@ -31,9 +31,9 @@ def hosts_of_all(
     Args:
         first: The host of the first process.
         port: A port there that is free.
-        rank: Which process this is.
-        count: How many there are.
-        seconds: How long they wait for each other.
+        rank: The rank of this process.
+        count: The number of processes.
+        seconds: The time that they wait for each other.
 
     Raises:
         ClusterError: If they do not come, or the port is in use.

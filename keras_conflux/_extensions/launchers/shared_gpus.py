@@ -12,8 +12,8 @@ def take_part(local_rank: int, count: int) -> None:
     out already, and it takes all.
 
     Args:
-        local_rank: Which of the processes of the host this is.
-        count: How many there are.
+        local_rank: The position of this process among the host's.
+        count: The number of processes of the host.
     """
     if count == 1:
         return

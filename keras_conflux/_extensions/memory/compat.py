@@ -43,7 +43,7 @@ def bytes_of_program(
     It is compiled, and does not run.
 
     Args:
-        function: Takes and returns tensors.
+        function: A function that takes and returns tensors.
         signature: The specs of its arguments.
         device: The device for which it is compiled.
 

@@ -60,7 +60,7 @@ class Memory:
     others: "tuple[Memory, ...]" = dataclasses.field(
         default=(), repr=False, compare=False
     )
-    """The same for the other choices of `shard`."""
+    """The memory for the other choices of `shard`."""
 
     @property
     def variables(self) -> int:
@@ -136,7 +136,7 @@ def memory(
         batch: A global batch as a dataset yields it, such as `(x, y)`, of
             arrays, tensors or `tf.TensorSpec`s. Only shapes and dtypes
             matter. By default nothing is compiled.
-        devices: How many devices there would be. By default the model's
+        devices: The number of devices. By default the model's
             devices, or the ones that `replicate` would use.
 
     Returns:

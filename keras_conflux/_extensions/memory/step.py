@@ -49,8 +49,8 @@ def bytes_of_step(
 
     Args:
         model: A compiled model.
-        batch: As a dataset yields it, or specs of it.
-        devices: How many divide it.
+        batch: A batch of a dataset, or specs of it.
+        devices: The number of devices that divide it.
         device: One of them.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Muon's iterations are dealt: each replica computes those of some matrices.
+"""Muon's iterations are dealt: each replica iterates on some matrices.
 
 They are most of Muon's cost, and the gradients are the same on all
 replicas, which would all compute the same. Of so many matrices of one shape as

@@ -121,7 +121,7 @@ class _Skipping:
         self, fn: Callable[..., Any], devices: DevicesLike, jit_compile: bool
     ) -> None:
         self.skipped = 0
-        """For how many batches there was no memory."""
+        """The number of batches for which there was no memory."""
         self._name = fn.__qualname__
         self._run = withdevices(
             _without_collectives(fn), devices=devices, jit_compile=jit_compile

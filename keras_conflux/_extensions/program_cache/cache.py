@@ -30,7 +30,7 @@ class ProgramCache:
         kind: The kind of the devices that programs are kept for.
         root: The folder of all stores.
         here: The store for all that programs depend on here.
-        exchange: Where TensorFlow looks.
+        exchange: The folder where TensorFlow looks.
         environ: The environment variables, which have flags for TensorFlow.
     """
 

@@ -57,7 +57,7 @@ class ExchangeFolder:
 
         Args:
             folder: One of the two.
-            files: By the names that TensorFlow looks for.
+            files: The files, by the names that TensorFlow looks for.
         """
         for name, path in files.items():
             with contextlib.suppress(OSError):  # then XLA compiles it again

@@ -55,7 +55,7 @@ def set_programs(
 
     Args:
         environ: The environment variables.
-        folder: Where.
+        folder: The folder.
         device_type: `"GPU"` or `"CPU"`.
     """
     xla_flags.append(
@@ -89,7 +89,7 @@ def set_autotuning(
 
 
 def remove(environ: MutableMapping[str, str]) -> None:
-    """Removes this package's flags, also those of a parent process.
+    """Removes this package's flags, also a parent process' flags.
 
     Args:
         environ: The environment variables.

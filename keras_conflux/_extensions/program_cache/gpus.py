@@ -21,8 +21,8 @@ def describe(
     """Returns the model of the GPUs and the version of their driver.
 
     Args:
-        files: Where the driver describes itself.
-        devices: Where the GPUs are.
+        files: The files in which the driver describes itself.
+        devices: The folder of the GPUs.
 
     Raises:
         CacheUnavailable: If there is no NVIDIA GPU, or if there are several

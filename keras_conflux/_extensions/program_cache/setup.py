@@ -57,7 +57,7 @@ def enable(
             for each program that is loaded on a CPU, so CPUs are for tests.
     """
     global _cache, _why_off
-    flags.remove(environ)  # those of a parent process
+    flags.remove(environ)  # a parent process may have set some
     try:
         _cache = _made(version, environ, hardware)
     except CacheUnavailable as unavailable:

@@ -44,7 +44,7 @@ class Store:
     """Files of several kinds in one folder.
 
     Args:
-        folder: Where they lie.
+        folder: The folder of the files.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -139,8 +139,8 @@ def prune(folder: pathlib.Path, limit: int = SIZE_LIMIT) -> None:
     """Deletes the oldest files until the others fit.
 
     Args:
-        folder: Has all stores.
-        limit: How many bytes they may have.
+        folder: The folder of all stores.
+        limit: The number of bytes that they may have.
     """
     abandoned = time.time_ns() - _ABANDONED_SECONDS * 10**9
     total = 0
@@ -159,7 +159,7 @@ def stored_name(name: str, content: bytes) -> str:
     """Returns the name by which a file is stored.
 
     Args:
-        name: By which it was added.
+        name: The name by which it was added.
         content: Its content.
     """
     beginning = _digest(name, content[:_BEGINNING])
@@ -172,7 +172,7 @@ class _Kept:
 
     path: pathlib.Path
     name: str
-    """By which it was added."""
+    """The name by which it was added."""
     checksum: str
     is_unfinished: bool
     size: int

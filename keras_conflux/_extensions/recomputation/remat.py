@@ -58,8 +58,8 @@ def choose(
         original: Keras' method, which asks for shapes with tensors.
         layer: A layer.
         call: The function that computes it.
-        *args: Of the call.
-        **kwargs: Of the call.
+        *args: Positional arguments of the call.
+        **kwargs: Keyword arguments of the call.
     """
     mode = compat.mode_of(layer)
     kind = type(layer)
@@ -92,8 +92,8 @@ class _Call:
 
     Args:
         f: The function.
-        args: Of the call.
-        kwargs: Of the call.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
     """
 
     def __init__(self, f: Callable, args: Any, kwargs: Any) -> None:
@@ -194,7 +194,7 @@ class _Call:
         """Runs the call a second time, on the same numbers.
 
         Args:
-            inputs: Those that are differentiated.
+            inputs: The inputs that are differentiated.
             one: A factor that is known in the backward pass, and not before.
                 Without it XLA would find that all is computed already.
         """

@@ -31,7 +31,7 @@ from keras_conflux._extensions.resume.storage import storage_of
 _COMPARED = 4096
 """How many bytes, up to where a file is cut, have to be the same as before."""
 _EVENTS = "tfevents"
-"""By which TensorBoard knows its files."""
+"""The part of file names by which TensorBoard knows its files."""
 _FOLDERS_OF_EVENTS = ("train", "validation")
 _UNDONE = "undone"
 
@@ -54,8 +54,8 @@ class CallbackFiles:
 
     Args:
         callbacks: The callbacks of this process that write, among others.
-        directory: Of the checkpoints. Gets a file that tells of writes before
-            the first of them, and since the last.
+        directory: The directory of the checkpoints. Gets a file that tells of
+            writes before the first of them, and since the last.
     """
 
     def __init__(self, callbacks: list[Any], directory: pathlib.Path) -> None:
@@ -68,7 +68,7 @@ class CallbackFiles:
         """The event files that this training has made, in all attempts."""
         self._why_no_journal = ""
         self._others: set[tuple[int, str]] = set()
-        """Those that there were before this attempt."""
+        """The files that there were before this attempt."""
 
     def begin_anew(self) -> None:
         """Takes back writes of an attempt that left no checkpoint."""
@@ -81,7 +81,7 @@ class CallbackFiles:
         """Takes back writes since a checkpoint.
 
         Args:
-            saved: From `written`.
+            saved: The result of `written`.
             over: Whether the training has ended. Others may have written to
                 the same files since.
         """

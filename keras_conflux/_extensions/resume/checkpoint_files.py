@@ -57,7 +57,7 @@ class Checkpoint:
     epoch: int
     """The epoch that the training was in, from 0."""
     size: int
-    """In bytes."""
+    """The size in bytes."""
     time: float
     """When it was written, in seconds since 1970."""
     damage: str | None
@@ -163,7 +163,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
     when they were written.
 
     Args:
-        directory: Of `keras_conflux.Resume` or `keras_conflux.save`.
+        directory: The one of `keras_conflux.Resume` or `keras_conflux.save`.
 
     Returns:
         A list of `Checkpoint`s; empty if there is no such directory.

@@ -33,11 +33,11 @@ def write(
 
     Args:
         storage: The storage. Its directory is made if it is not there.
-        position: How many steps are done, and the epoch.
+        position: The number of steps done, and the epoch.
         weights: The contents of Keras' file of weights.
         state: Anything that JSON can hold.
         arrays: The arrays that `state` refers to.
-        keep: How many checkpoints stay.
+        keep: The number of checkpoints that stay.
 
     Returns:
         Its path.

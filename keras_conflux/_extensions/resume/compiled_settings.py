@@ -15,8 +15,8 @@ def of_model(model: keras.Model) -> dict[str, Any]:
     """Returns the settings of the optimizer and the names of the losses.
 
     Args:
-        model: As the script has compiled it, before it is restored. Later, its
-            learning rate may have been changed.
+        model: The model as the script has compiled it, before it is restored.
+            Later, its learning rate may have been changed.
     """
     optimizer = getattr(model, "optimizer", None)
     settings = {
@@ -37,7 +37,7 @@ def name_changed(saved: Saved, here: dict[str, Any]) -> None:
 
     Args:
         saved: The checkpoint.
-        here: From `of_model`.
+        here: The result of `of_model`.
     """
     there = saved.state.get("compiled", here)  # former versions wrote none
     changed = [

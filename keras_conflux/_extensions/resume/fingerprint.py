@@ -73,8 +73,8 @@ def assert_as_many_parts(saved: Saved, count: int) -> None:
 
     Args:
         saved: The checkpoint.
-        count: How many processes draw a part of their own; 1 if all draw the
-            same batches.
+        count: The number of processes that draw a part of their own; 1 if all
+            draw the same batches.
 
     Raises:
         ValueError: If there were others.
@@ -107,7 +107,7 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
 
     Args:
         saved: The checkpoint.
-        here: From `of_data`.
+        here: The result of `of_data`.
 
     Raises:
         ValueError: If it was.
@@ -203,8 +203,8 @@ def name_what_varies(what: str, causes: list[str], strict: bool) -> bool:
     """Warns of data that cannot be drawn a second time.
 
     Args:
-        what: Which data it is.
-        causes: From `varying_data`.
+        what: The name of the data.
+        causes: The causes from `varying_data`.
         strict: Whether that is an error.
 
     Returns:

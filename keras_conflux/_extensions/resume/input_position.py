@@ -43,22 +43,22 @@ class Place:
     """A place in the data, which can be found again.
 
     Attributes:
-        step: Of the epoch: so many batches of it have been trained.
-        iterators: How many iterators had been made of the data, with the
+        step: The step of the epoch: so many batches of it have been trained.
+        iterators: The number of iterators made of the data, with the
             current one.
         made: All that had been made at this place, from `iterator_history`;
             `None` if there is no data set.
         begun: Whether that one had been drawn from, and is to be again.
-        drawn: How many batches of it have been trained, in all epochs.
+        drawn: The number of its trained batches, in all epochs.
         drawn_before: The batches of former epochs, which share it where
             `steps_per_epoch` cuts a source into epochs.
-        generators_at_begin: Where random generators stood when it was made.
-        generators: Where they stood at this place.
-        number: How many batches an epoch has, if it is known by now.
+        generators_at_begin: The states of random generators when it was made.
+        generators: Their states at this place.
+        number: The number of batches of an epoch, if it is known by now.
         attributes: The attributes of a `PyDataset`, or its `state_dict`, when
             it was made, or now if it has not begun.
         validation: The state of the validation data.
-        validation_iterators: How many iterators had been made of it when the
+        validation_iterators: The number of iterators made of it when the
             current one was.
         last: The sketch of the last batch that has been trained, if it is
             known. The batch that is drawn again in its place must have it.
@@ -93,7 +93,7 @@ class InputPosition:
     """Follows the data of one call of `fit`.
 
     Args:
-        start: Where to begin, if not at the beginning.
+        start: The place to begin, if not the beginning.
         validation: The validation data of that call.
         is_part: Whether other processes draw other parts of the batches. This
             one may then end before the last step of an epoch.
@@ -131,7 +131,7 @@ class InputPosition:
         """Returns the place before a step of the current epoch.
 
         Args:
-            step: Of the epoch, from 0. With 0, the former epoch has ended.
+            step: The epoch's step, from 0. With 0, the former epoch has ended.
         """
         here = self._here
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes

@@ -13,7 +13,7 @@ from keras_conflux._extensions.resume.compat import epoch_iterators
 from keras_conflux._extensions.resume.compat import pipelines
 
 _made: Any = weakref.WeakKeyDictionary()
-"""By data sets: of each iterator, whether it has been drawn from."""
+"""By data set, whether each iterator has been drawn from."""
 
 
 class IteratorTracker:
@@ -61,8 +61,8 @@ def make_again(dataset: Any, made: list[bool]) -> bool:
     """Makes those iterators that another process has made, and drops them.
 
     Args:
-        dataset: Of which they are to be made.
-        made: From `of`, of the other process.
+        dataset: The data set to iterate over.
+        made: The result of `of` in the other process.
 
     Returns:
         Whether the data set is where it was. If there are more iterators here,

@@ -48,12 +48,12 @@ def save(
     Args:
         model: A compiled model, or one that has its optimizer as an attribute.
             Models that are trained together are attributes of one.
-        directory: Where the checkpoints are, of this training alone: a path,
-            or a URL such as `"gs://bucket/run"`.
-        step: How many steps are done. The checkpoint with most is the newest.
+        directory: The directory of the checkpoints, of this training alone: a
+            path, or a URL such as `"gs://bucket/run"`.
+        step: The number of steps done. The checkpoint with most is the newest.
         state: Other values that the loop needs to go on: numbers, strings,
             arrays, and lists, tuples and dicts of them.
-        keep: How many checkpoints stay, at least 1.
+        keep: The number of checkpoints that stay, at least 1.
 
     Raises:
         OSError: If it cannot be written.
@@ -124,7 +124,7 @@ class Loaded(NamedTuple):
     """The step and the state of the checkpoint that `load` has read."""
 
     step: int
-    """How many steps had been done."""
+    """The number of steps done."""
     state: Any
     """The `state` that was saved, `None` if none was."""
 
@@ -139,7 +139,7 @@ def load(
     Args:
         model: Like the one that was saved: built, with its optimizer built, and
             on any devices.
-        directory: Where the checkpoints are.
+        directory: The directory of the checkpoints.
 
     Returns:
         The `step` and the `state` that were saved, by these names; `None` if

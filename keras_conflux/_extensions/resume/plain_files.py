@@ -30,7 +30,7 @@ def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
     """Opens a file for reading.
 
     Args:
-        folder: Where it lies.
+        folder: The folder of the file.
         name: Its name there, which a file of others may tell.
 
     Raises:

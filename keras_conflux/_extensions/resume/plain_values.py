@@ -31,8 +31,8 @@ def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
     """Returns a value in a form that JSON can hold.
 
     Args:
-        value: Of Python's and NumPy's numbers, strings, bytes, arrays, tensors,
-            and Python's containers of them, such as lists, dicts and deques.
+        value: Numbers of Python and NumPy, strings, bytes, arrays, tensors, and
+            Python's containers of them, such as lists, dicts and deques.
         arrays: Gets the arrays, under names that the result refers to.
         copies: Whether it gets copies of them.
 

@@ -10,7 +10,7 @@ from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
 _LARGE = 8 * 2**20
-"""Of arrays of more bytes, most of which are the samples, some is compared."""
+"""Arrays of more bytes, mostly samples, are compared in a part."""
 _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
 _STATE = "state_dict()"  # no attribute has such a name

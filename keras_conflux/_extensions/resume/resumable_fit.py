@@ -54,11 +54,11 @@ class ResumableFit:
         resume: The options of the user.
         callbacks: The callbacks whose state belongs to the training.
         files: The files that callbacks write.
-        saved: Where to go on; `None` to begin.
-        parts: How many processes draw a part of the data of their own; 1 if all
-            draw the same.
+        saved: The checkpoint to go on from; `None` to begin.
+        parts: The number of processes that draw their own part of the data; 1
+            if all draw the same.
         writer: Writes the checkpoints.
-        epochs: How many there are to be in all.
+        epochs: The number of epochs in all.
         validation: The validation data.
     """
 
@@ -335,7 +335,7 @@ class _Taken:
     write: Callable[[], None] | None
     """Writes it; `None` where another process does."""
     signal: int
-    """By which training is to end; 0 if it is not."""
+    """The signal by which training is to end; 0 without."""
 
 
 def _place(saved: Saved) -> Place:

@@ -29,11 +29,11 @@ class Resume(keras.callbacks.Callback):
     138 or 129. `SIGHUP` is not heard under `nohup`.
 
     Args:
-        directory: Where the checkpoints are, of this training alone: a path,
-            or a URL such as `"gs://bucket/run"`.
+        directory: The directory of the checkpoints, of this training alone: a
+            path, or a URL such as `"gs://bucket/run"`.
         every: When to write one: a time such as `"10m"`, or a number of steps.
             One more is written when the training has ended.
-        keep: How many checkpoints stay, at least 1.
+        keep: The number of checkpoints that stay, at least 1.
         signals: Names of signals that end the training with a checkpoint.
         strict: Whether data that is another each time, such as a shuffle
             without a seed, is an error instead of a warning, and so are
@@ -75,6 +75,6 @@ class Resume(keras.callbacks.Callback):
         self.resumed_at: tuple[int, int] | None = None
         """`(epoch, step)`, from 0, where the last `fit` went on, if it did."""
         self.pauses: list[float] = []
-        """For how many seconds each checkpoint has held up training."""
+        """The seconds for which each checkpoint has held up training."""
         SavingInterval(every)
         Preemption(signals)

@@ -35,7 +35,7 @@ class SavingInterval:
         """Counts from here.
 
         Args:
-            step: How many steps are done, in all epochs.
+            step: The number of steps done, in all epochs.
         """
         self._since = step
         self._began = time.monotonic()

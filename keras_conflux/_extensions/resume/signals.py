@@ -20,7 +20,7 @@ class Preemption:
     """Notes a signal, to be obeyed when a step has ended.
 
     Args:
-        names: Of signals, such as `"SIGTERM"`.
+        names: Names of signals, such as `"SIGTERM"`.
 
     Raises:
         TypeError: If these are no names.

@@ -51,7 +51,7 @@ class Storage:
     """A directory of this machine, which only one training writes to.
 
     Args:
-        root: Where the checkpoints are.
+        root: The directory of the checkpoints.
     """
 
     def __init__(self, root: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ class TrainableLayers:
     """Tells which layers have changed since the begin, and sets them again.
 
     Args:
-        model: As the script has made it. It may not be built.
+        model: The model as the script has made it. It may not be built.
     """
 
     def __init__(self, model: keras.Model) -> None:

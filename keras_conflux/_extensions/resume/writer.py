@@ -20,8 +20,8 @@ class CheckpointWriter:
     """Writes into a directory that no other training writes into.
 
     Args:
-        directory: Where the checkpoints are.
-        keep: How many stay.
+        directory: The directory of the checkpoints.
+        keep: The number of checkpoints that stay.
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
@@ -30,7 +30,7 @@ class CheckpointWriter:
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[pathlib.Path] | None = None
         self.pauses: list[float] = []
-        """For how many seconds each checkpoint has held up training."""
+        """The seconds for which each checkpoint has held up training."""
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ class ShardedVariable(InParts, values.DistributedVariable):
     Args:
         strategy: The strategy of the variable.
         parts: A variable for each replica, of one axis.
-        layout: How the parts make the whole.
+        layout: The layout of the parts in the whole.
         gathered: Returns, in a replica, the whole value of this variable.
         rank: Returns, in a replica, the position of the replica.
     """

@@ -112,7 +112,7 @@ class _Unit:
 
     Args:
         variables: The weights.
-        dtype: In which they travel.
+        dtype: The dtype in which they travel.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class _Unit:
 
         Args:
             upstream: This replica's, by each whole weight.
-            parts: Of the weights.
+            parts: The parts of the weights.
             step: The replica's.
             where: The positions of those that are asked for.
         """

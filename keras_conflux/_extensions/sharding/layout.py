@@ -45,7 +45,7 @@ class Layout:
 
         Args:
             tensor: The whole.
-            rank: Which part: a number, or a scalar tensor.
+            rank: The index of the part: a number, or a scalar tensor.
         """
         begin = rank * self.part_size
         if not isinstance(rank, int):

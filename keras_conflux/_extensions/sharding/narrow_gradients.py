@@ -28,7 +28,7 @@ def as_written(gradient: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     are added up after the cast.
 
     Args:
-        gradient: Of a weight, perhaps as a layer read it.
+        gradient: The gradient of a weight, perhaps as a layer read it.
         dtype: The dtype of the weight.
     """
     source = gradient

@@ -31,7 +31,7 @@ class Timeline:
     All others may run at any time, such as reading a variable.
 
     Args:
-        graph: That is being traced.
+        graph: The graph that is being traced.
         samples: Tensors of the graph.
     """
 
@@ -59,7 +59,7 @@ class Timeline:
         first: LoRA adds a product of weights to a weight.
 
         Args:
-            operation: Of the order.
+            operation: An operation of the order.
             order: See `positions`.
         """
         self._read_on()
@@ -99,7 +99,7 @@ def once_known(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
     Args:
         tensor: Numbers.
-        other: Of floats, which may be of any value.
+        other: A tensor of floats, which may be of any value.
     """
     entry = tf.reshape(other, [-1])[0]
     always = tf.equal(entry, entry) | tf.not_equal(entry, entry)
@@ -115,7 +115,7 @@ def run_independently(graph: Any, begin: int) -> None:
     """Takes operations out of the order of tracing.
 
     Args:
-        graph: That is being traced.
+        graph: The graph that is being traced.
         begin: The number of those that keep their order.
     """
     manager = getattr(graph, "experimental_acd_manager", None)

@@ -269,7 +269,7 @@ def _in_parts(
 
     Args:
         grads: The gradients of this replica. A part is a sum already.
-        layouts: How each is cut, or `None`.
+        layouts: The layouts of the gradients, or `None`.
         of_wholes: Sums the whole ones, given their positions.
         weight: The weight of gradients that are cut.
     """

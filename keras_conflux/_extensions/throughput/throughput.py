@@ -62,7 +62,7 @@ class Throughput(LogSource):
     each value is the slowest process', or the largest one.
 
     Args:
-        keys: Which of the values to add; by default all.
+        keys: The values to add; by default all.
         prefix: The beginning of the names in the logs, such as `"speed/"`.
 
     Raises:
@@ -166,7 +166,7 @@ class Throughput(LogSource):
 
         Args:
             epoch: The number of the epoch, from 0.
-            logs: Where the values are added.
+            logs: The logs to which the values are added.
         """
         values = self._stop()
         if self._spans_processes:
@@ -257,7 +257,7 @@ class _KerasLoop:
         """Counts the steps of the epoch, and stops the clock of the first call.
 
         Args:
-            steps: How many of the epoch have been run.
+            steps: The number of the epoch's steps that have been run.
         """
         self._steps = steps
         if self._is_first:

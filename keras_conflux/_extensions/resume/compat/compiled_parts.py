@@ -45,7 +45,7 @@ def build(model: keras.Model, saved: dict[str, str]) -> None:
 
     Args:
         model: The model that has them.
-        saved: From `built_for`.
+        saved: The result of `built_for`.
     """
     for name, part in _parts(model).items():
         if not part.built and name in saved:

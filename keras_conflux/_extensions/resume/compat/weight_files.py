@@ -69,7 +69,7 @@ def assert_fits(path: pathlib.Path, entries: list[Entry]) -> None:
 
     Args:
         path: The file.
-        entries: From `entries_of`.
+        entries: The result of `entries_of`.
 
     Raises:
         ValueError: If it is so.
