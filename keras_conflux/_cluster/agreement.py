@@ -29,7 +29,7 @@ from keras_conflux._common.waiting import step_timeout
 _LENGTH = 256
 """How many bytes of a text the first message has room for."""
 _GROUP = (1 << 20) - 1
-"""The group key of the processes, below those of devices."""
+"""The group key of the processes, below the devices' keys."""
 
 
 def assert_same_place(
@@ -43,8 +43,8 @@ def assert_same_place(
         what: The next action of this process.
         of: The object of the action. It is turned into text only if there are
             other processes.
-        seconds: How long this process waits for the others, if not as long as
-            for a step.
+        seconds: The time that this process waits for the others, if not as long
+            as for a step.
 
     Raises:
         ProcessError: If another process lives and does not come in time.
@@ -65,7 +65,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
     All processes call it equally often. Alone, it returns at once.
 
     Args:
-        timeout: How many seconds to wait for the other processes.
+        timeout: The seconds to wait for the other processes.
 
     Raises:
         ProcessError: If one does not come in time, has ended or has failed.
@@ -201,7 +201,7 @@ def _mismatch(texts: list[bytes]) -> str:
         "All have to run the same program on the same data. If only checksums "
         "differ, the processes have drawn different batches: give shuffles a "
         "seed, or say that each process brings its own part with "
-        '`replicate(model, data="local")`. What only one process shall do, '
+        '`replicate(model, data="local")`. A task for one process alone, '
         "such as writing a file, must not train, evaluate or reduce anything."
     )
 
@@ -220,9 +220,9 @@ def sum_over_processes(
     """Returns the sum of an array of all processes, which share its shape.
 
     Args:
-        numbers: Of int32, int64, float32 or float64.
-        seconds: How long this process waits for the others, if not as long as
-            for a step.
+        numbers: Numbers of int32, int64, float32 or float64.
+        seconds: The time that this process waits for the others, if not as long
+            as for a step.
 
     Raises:
         ProcessError: If another process lives and does not come in time.

@@ -31,9 +31,9 @@ def find_cluster(
     Args:
         addresses: `"host:port"` of every process, equal in all of them; as a
             text, separated by commas.
-        index: Which of the addresses is this process'.
+        index: The position of this process' address.
         environ: The environment variables.
-        seconds: How long processes wait for each other.
+        seconds: The time that processes wait for each other.
 
     Returns:
         The processes, or `None` if this process trains alone.

@@ -88,7 +88,7 @@ def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:
 
     Args:
         call: The call that waits for other processes.
-        seconds: How long this waits at most.
+        seconds: The longest wait.
 
     Returns:
         Whether it has ended.

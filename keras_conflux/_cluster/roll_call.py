@@ -174,10 +174,10 @@ def _wait(
 
 
 class _Callers:
-    """Those who call process 0.
+    """The callers of process 0.
 
     Args:
-        server: Where they call.
+        server: The socket on which they call.
     """
 
     def __init__(self, server: socket.socket) -> None:

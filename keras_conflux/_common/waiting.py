@@ -63,7 +63,7 @@ def run_in_daemon(work: Callable[[], None]) -> threading.Event:
     given = [work]
 
     def then_be_idle() -> None:
-        given.pop()()  # what it holds is dropped before another call comes
+        given.pop()()  # its references are dropped before another call comes
         _idle.append(daemon)
         ended.set()
 

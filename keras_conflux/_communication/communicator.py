@@ -243,8 +243,8 @@ class Communicator:
         """Returns the replica's part of the sum of every replica's tensor.
 
         Args:
-            flat: Of one axis, which the number of replicas divides.
-            dtype: In which they are added up.
+            flat: A tensor of one axis, which the number of replicas divides.
+            dtype: The dtype of the sums.
             index: The calling replica.
             rank: Returns its position among all, which may be a tensor, where
                 somebody needs it.
@@ -269,7 +269,7 @@ class Communicator:
         """Returns the parts of all replicas, joined in the order of ranks.
 
         Args:
-            parts: Of one axis, whose sizes all replicas share.
+            parts: Tensors of one axis, whose sizes all replicas share.
             index: The calling replica.
             rank: Returns its position among all, which may be a tensor, where
                 somebody needs it.

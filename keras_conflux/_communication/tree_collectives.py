@@ -148,7 +148,7 @@ class ReplicaCollectives:
         They can be differentiated.
 
         Args:
-            flats: Of one axis, which the number of replicas divides.
+            flats: Tensors of one axis, which the number of replicas divides.
             sums_in: The dtype in which each is added up, by default its own.
         """
         dtypes_of_sums = sums_in or [flat.dtype for flat in flats]
@@ -203,7 +203,7 @@ class ReplicaCollectives:
         """Returns the parts of all replicas, joined.
 
         Args:
-            parts: Of one axis, whose sizes all replicas share.
+            parts: Tensors of one axis, whose sizes all replicas share.
             after: Floats that have to be known before, where XLA orders.
             again: Whether it runs earlier than it is traced.
         """

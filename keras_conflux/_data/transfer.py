@@ -183,9 +183,9 @@ def place(
         targets: One tree per device.
         devices: As many devices; may repeat.
         at_once: Whether all tensors travel in one graph, for training loops.
-            Copies to a GPU that are made one after another wait each for what
-            the GPU is computing (docs/performance.md); a graph is traced for
-            each structure of `targets`.
+            Copies to a GPU that are made one after another wait each for the
+            GPU's computation (docs/performance.md); a graph is traced for each
+            structure of `targets`.
     """
     values = [_once_each(_value, tree) for tree in targets]
     leaving = [

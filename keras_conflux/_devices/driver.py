@@ -57,8 +57,8 @@ def unseen(listed: int, seen: int) -> str:
     """Describes the GPUs that TensorFlow does not see; `""` if it sees all.
 
     Args:
-        listed: How many GPUs the driver lists.
-        seen: How many of them TensorFlow sees.
+        listed: The number of GPUs that the driver lists.
+        seen: The number of them that TensorFlow sees.
     """
     if listed <= seen:
         return ""

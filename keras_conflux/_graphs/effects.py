@@ -63,7 +63,7 @@ def note_module(serialized: bytes, waits: bool) -> None:
     """Says of a StableHLO module that it does no more than, perhaps, wait.
 
     Args:
-        serialized: As an operation holds it that calls the module.
+        serialized: The module, as an operation that calls it holds it.
         waits: Whether replicas wait for each other in it.
     """
     _modules[serialized] = Effect.WAITS if waits else Effect.NOTHING
@@ -130,9 +130,9 @@ def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
     A branch, a loop or a function may if anything in it does.
 
     Args:
-        operation: Of `graph`.
+        operation: An operation of `graph`.
         handle: The resource, as known outside of all graphs.
-        graph: Where the operation is.
+        graph: The graph of the operation.
     """
     return any(
         bodies.outermost(tensor, graph) is handle
@@ -144,7 +144,7 @@ def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:
     """Whether anything that has an effect, or a result, follows from one.
 
     Args:
-        operation: Of the graph that is being traced.
+        operation: An operation of the current graph.
         results: Tensors of the graph that somebody will read.
     """
     read = {id(each) for each in results}

@@ -28,7 +28,7 @@ def variable_behind(
     """Returns the shape and dtype of a variable, if its handle tells them.
 
     Args:
-        handle: Of a variable, or a placeholder for it.
+        handle: The handle of a variable, or a placeholder for it.
     """
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:

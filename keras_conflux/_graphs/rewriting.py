@@ -40,7 +40,7 @@ def own_gradient(
     """Returns the derivatives that a program defines for an operation.
 
     Args:
-        operation: Of the graph that is being traced, or of one around it.
+        operation: An operation of the current graph, or of one around it.
         upstream: The derivatives by its outputs.
 
     Returns:
@@ -113,8 +113,8 @@ def copied(
     are traced once more, as TensorFlow could not differentiate their copies.
 
     Args:
-        operation: Traced.
-        inputs: Of the copy.
+        operation: A traced operation.
+        inputs: The inputs of the copy.
         gradient: Returns the derivatives by the inputs of a copy of an
             operation that has its own gradient, which computes with the tensors
             of the operation itself. Takes the operation and the derivatives by

@@ -60,7 +60,7 @@ def _refuse_busy_gpus(count: int, running: list[list[str]]) -> None:
     """Refuses GPUs that another process computes on.
 
     Args:
-        count: How many GPUs are used, the first of the visible ones.
+        count: The number of GPUs to use, the first of the visible ones.
         running: UUID of the GPU, id and name of each process on a GPU.
     """
     uuids = _used(count)

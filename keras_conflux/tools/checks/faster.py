@@ -13,7 +13,7 @@ _BATCH = 16384
 """Per GPU; so many that the sum of the gradients is a tenth of a step at most
 where NVLink connects the GPUs."""
 _STEPS = 64
-"""Of an epoch. All are one execution, so that one program is compiled."""
+"""An epoch's steps. All are one execution, with one compiled program."""
 _LEAST = 0.8
 """The least fraction of linear scaling that is no cause of concern."""
 

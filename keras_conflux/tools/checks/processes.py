@@ -20,7 +20,7 @@ def check(options: argparse.Namespace) -> Passed:
     try:
         kc.initialize(timeout=_SECONDS)
     except (kc.ClusterError, kc.ProcessError) as error:
-        raise Wrong(str(error), "look for what the message names") from None
+        raise Wrong(str(error), "look for the cause in the message") from None
     count = kc.process_count()
     doing(f"an all-reduce over {count} processes")
     devices = len(kc.replicate().devices)

@@ -50,7 +50,7 @@ class Passed:
     """The result of a check that has passed."""
 
     text: str
-    """In one line."""
+    """The result in one line."""
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     """Numbers that were measured."""
     slow: str | None = None

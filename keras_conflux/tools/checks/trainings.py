@@ -16,7 +16,7 @@ def trained(devices: Any, jit_compile: bool) -> list[np.ndarray]:
     """Trains a small model on uneven batches.
 
     Args:
-        devices: Where; `None` for one device, without replicas.
+        devices: The devices; `None` for one device, without replicas.
         jit_compile: Whether XLA compiles its steps.
 
     Returns:

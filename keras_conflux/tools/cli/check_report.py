@@ -31,8 +31,8 @@ def sentence(results: list[Result], devices: int, gpus: int) -> str:
 
     Args:
         results: The results of all checks.
-        devices: How many devices they were for.
-        gpus: How many GPUs there are; 0 if the devices are of the CPU.
+        devices: The number of devices that they were for.
+        gpus: The number of GPUs; 0 if the devices are of the CPU.
     """
     what = f"{devices} {'GPU' if gpus else 'logical CPU device'}"
     what += "s" if devices > 1 else ""
@@ -56,7 +56,7 @@ def sentence(results: list[Result], devices: int, gpus: int) -> str:
 
 @contextlib.contextmanager
 def saying(console: Console, name: str) -> Iterator[None]:
-    """Shows on a terminal what is being checked."""
+    """Shows the running check on a terminal."""
     if console.is_terminal and not console.quiet:
         with console.status(name):
             yield

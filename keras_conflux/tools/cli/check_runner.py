@@ -42,9 +42,9 @@ class CheckRunner:
     """Runs checks, in their order.
 
     Args:
-        devices: How many devices they are for.
-        gpus: How many GPUs there are.
-        processes: How many processes one of them starts.
+        devices: The number of devices that they are for.
+        gpus: The number of GPUs.
+        processes: The number of processes that one of them starts.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CheckRunner:
         """Yields how each check ends; several run at once.
 
         Args:
-            checks: Those that are timed run alone.
+            checks: The checks. Timed ones run alone.
         """
         # Most of a check is TensorFlow's import, which keeps one core busy.
         at_once = max(2, (os.cpu_count() or 1) // 4)

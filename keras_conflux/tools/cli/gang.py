@@ -85,9 +85,9 @@ class Gang:
     Args:
         command: The command of each process.
         environments: The environment variables of each.
-        grace_seconds: How long the others may run after a failure or a
-            signal, and how long again after SIGTERM. Then SIGKILL ends them.
-        events: Where signals arrive.
+        grace_seconds: The time that the others may run after a failure or a
+            signal, and again after SIGTERM. Then SIGKILL ends them.
+        events: The queue of signals.
         screen: The output of the processes goes there.
     """
 

@@ -11,7 +11,7 @@ def deal(
     Args:
         gpus: The names of the GPUs.
         processes: The number of processes.
-        per_process: How many each gets; `None` for as many as possible.
+        per_process: The number for each; `None` for as many as possible.
 
     Returns:
         The CUDA_VISIBLE_DEVICES of each process, or `None` to leave it

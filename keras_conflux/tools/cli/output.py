@@ -17,7 +17,7 @@ from keras_conflux.tools.cli.sink import Sink
 _REDRAWN_SECONDS = 10.0
 """How often a line that is drawn again and again is written to a file."""
 _LONG = 1 << 16
-"""From how many bytes on a line is written in parts, before it has an end."""
+"""The bytes from which on a line is written in parts, before its end."""
 
 _NAMES = {1: "standard output", 2: "standard error"}
 _CLEAR = b"\r\x1b[K"
@@ -67,7 +67,7 @@ class Screen:
         """Writes a line, or a part of a long one.
 
         Args:
-            output: Whose line it is.
+            output: The output whose line it is.
             text: The line, or the rest after a part that was written before.
             is_end: Whether the line ends with this.
         """
@@ -156,7 +156,7 @@ class Output:
     """One stream of one process.
 
     Args:
-        screen: Where to write.
+        screen: The screen to write to.
         descriptor: 1 for standard output, 2 for standard error.
         prefix: The text before each line.
         hear: Called with each line that has ended, if it is not long.

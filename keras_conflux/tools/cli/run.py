@@ -165,9 +165,9 @@ def _wait_for_reader(
     """Waits until all is read, or the user does not want to wait any more.
 
     Args:
-        screen: Where the output goes.
-        events: Where signals arrive.
-        heard: How many signals of the user's have come before.
+        screen: The screen for the output.
+        events: The queue of signals.
+        heard: The number of the user's signals that have come before.
     """
     screen.close()
     while not screen.join(0.05 if heard < 2 else 1.0) and heard < 2:
@@ -196,7 +196,7 @@ def _without_launchers(options: argparse.Namespace) -> dict[str, str]:
     for launcher in LAUNCHERS:
         try:
             outer = launcher.announced(os.environ)
-        except ClusterError:  # what is left of one
+        except ClusterError:  # some of its variables are left
             continue
         if outer is None or outer.count == 1:
             continue
@@ -224,7 +224,7 @@ def _environments(
     Args:
         inherited: The variables that all get.
         shares: The CUDA_VISIBLE_DEVICES of each; `None` sets nothing.
-        attempt: How often all have been started before.
+        attempt: The number of starts before.
     """
     # Ports are new in each attempt: the system may still hold the old ones,
     # and nothing of an earlier attempt can connect.

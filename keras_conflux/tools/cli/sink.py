@@ -22,7 +22,7 @@ class Sink:
     """Writes to a file in a thread.
 
     Args:
-        descriptor: Of the file.
+        descriptor: The descriptor of the file.
         on_gone: Called once nobody reads any more.
         on_failure: Called with a message when the file begins to refuse output,
             as on a full disk.
@@ -106,7 +106,7 @@ class Sink:
             return data
 
     def _tells_of_loss(self) -> bool:
-        """Says in the file itself what is missing, and whether it could."""
+        """Notes the loss in the file itself, and tells whether it could."""
         told = (
             f"\nkeras-conflux run: {self._lost} bytes are missing here, as "
             f"they could not be written: {self._failure}\n"
