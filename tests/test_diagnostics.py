@@ -85,7 +85,7 @@ def test_what_statistics_refuse():
         kc.statistics({"name": np.array(["a"])})
     with pytest.raises(TypeError, match=r"\[1\] is a object"):
         kc.statistics([1.0, object()])
-    with pytest.raises(ValueError, match="Return what you want"):
+    with pytest.raises(ValueError, match="Return the tensors of interest"):
         kc.withdevices(lambda: kc.statistics(tf.ones(2)), devices=MANY)()
 
 

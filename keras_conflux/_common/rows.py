@@ -68,8 +68,8 @@ def sample_count(batch: Tree, shards: int | None = None) -> int:
         or_even = f", or numbers that {shards} divides" if shards else ""
         raise ValueError(
             f"All leaves of a batch need the same number of samples{or_even}, "
-            f"as each device gets its part of them: {listed}. Keep what is not "
-            "one row a sample in the model, or repeat it for each sample."
+            f"as each device gets its part of them: {listed}. Keep other "
+            "arrays in the model, or repeat them for each sample."
         )
     return next(iter(lengths.values()))
 
@@ -134,7 +134,7 @@ def assert_has_samples(batch: Tree) -> None:
         if leaf is not None and len(getattr(leaf, "shape", ())) == 0:
             raise ValueError(
                 "Every leaf of a batch is an array of shape (batch, ...). "
-                f"Received at {path}: {leaf!r}. Pass what belongs to the "
+                f"Received at {path}: {leaf!r}. Pass values for the "
                 "whole batch as an argument of its own."
             )
     sample_count(batch)

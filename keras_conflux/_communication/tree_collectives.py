@@ -501,7 +501,7 @@ def _check_sizes(first: list[Any], other: list[Any], index: int) -> None:
 
 def _uneven(received: str) -> tf.errors.UnimplementedError:
     return error_texts.cannot_compile(
-        "allgather in what XLA compiles joins tensors whose sizes are equal "
+        "allgather in an XLA program joins tensors whose sizes are equal "
         f"and known. {received} Use `jit_compile=False`."
     )
 

@@ -78,6 +78,6 @@ def cure(for_cuda: bool) -> str:
         return "pip install 'tensorflow[and-cuda]'; cuDNN is not installed"
     return (
         "`python -c 'import tensorflow as tf; "
-        'tf.config.list_logical_devices("GPU")\'`, which prints what could not '
-        "be loaded; often the driver is older than TensorFlow's CUDA"
+        'tf.config.list_logical_devices("GPU")\'`, which prints the missing '
+        "libraries; often the driver is older than TensorFlow's CUDA"
     )

@@ -495,7 +495,7 @@ def test_an_unknown_one_is_refused_in_a_scope_and_behind_ones_back():
     assert keras.distribution.distribution() is None
     # As a `set_distribution` does that was imported before this package.
     keras.distribution.set_distribution.__wrapped__(unknown)
-    with pytest.raises(NotImplementedError, match="What exists"):
+    with pytest.raises(NotImplementedError, match="Supported is"):
         dense()
 
 

@@ -93,8 +93,8 @@ def statistics(target: Any) -> Any:
     if not tf.executing_eagerly():
         raise ValueError(
             "`statistics` needs numbers, which a step that is being traced "
-            "does not have yet. Return what you want to look at from the "
-            "step, and call it on that."
+            "does not have yet. Return the tensors of interest from the "
+            "step, and call it on these."
         )
     if isinstance(target, Replicas):
         return Replicas([statistics(each) for each in target], target.devices)

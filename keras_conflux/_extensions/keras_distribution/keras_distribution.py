@@ -21,8 +21,8 @@ from keras_conflux._extensions.keras_distribution import compat
 from keras_conflux._extensions.keras_distribution import layouts
 from keras_conflux._replication.strategy import Distributed
 
-_WHAT_EXISTS = (
-    "What exists is a copy of the model on each device of a mesh of one axis: "
+_SUPPORTED = (
+    "Supported is a copy of the model on each device of a mesh of one axis: "
     "`keras.distribution.DataParallel()` for all devices, or "
     "`DataParallel(devices=[...])`; and weights in parts: "
     "`ModelParallel(layout_map=...)`."
@@ -52,8 +52,8 @@ def distributed() -> Distributed | None:
     if _set_here.value is not None:
         ended, _set_here.value = _set_here.value, None
         warn(
-            f"`clear_session()` has ended {ended}: what is made from here on "
-            "lies on one device. After it, set the distribution again with "
+            f"`clear_session()` has ended {ended}: models made from here on "
+            "lie on one device. After it, set the distribution again with "
             "`keras.distribution.set_distribution`, or give the model to "
             "`keras_conflux.replicate`."
         )
@@ -181,7 +181,7 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
                 f"{name!r} of {layout.device_mesh}. Only the first axis of a "
                 "tensor, the batch's, is split here, and over the axis "
                 f"of a mesh that is for batches. {layouts.MEANING}, so give "
-                f"the outputs of layers no layout. {_WHAT_EXISTS}"
+                f"the outputs of layers no layout. {_SUPPORTED}"
             )
     return tensor
 
@@ -200,7 +200,7 @@ def _meaning_of(distribution: Any) -> Distributed:
     elif not isinstance(distribution, keras.distribution.DataParallel):
         raise NotImplementedError(
             "keras-conflux does not know this distribution. Received: "
-            f"{distribution!r}. {_WHAT_EXISTS}"
+            f"{distribution!r}. {_SUPPORTED}"
         )
     mesh = distribution.device_mesh
     return Distributed(find_devices(mesh.devices.flatten().tolist()), splits)
@@ -214,7 +214,7 @@ def _one_axis(
     if math.prod(mesh.shape[1:]) > 1:
         raise NotImplementedError(
             "Data parallelism takes the first axis of a mesh; others must be "
-            f"of size 1. Received: {mesh}. {_WHAT_EXISTS}"
+            f"of size 1. Received: {mesh}. {_SUPPORTED}"
         )
     return keras.distribution.DeviceMesh(
         mesh.shape[:1], mesh.axis_names[:1], mesh.devices.flatten()

@@ -17,7 +17,7 @@ from keras_conflux._common import notices
 from keras_conflux._replication import state
 
 MEANING = (
-    "`ModelParallel` stores what its layouts split in parts, on all devices of "
+    "`ModelParallel` stores split variables in parts, on all devices of "
     "the mesh. Each device gathers weights when it runs a layer, and computes "
     "its samples as a whole"
 )

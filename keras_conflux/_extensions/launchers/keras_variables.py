@@ -70,7 +70,7 @@ def _all_addresses(
         f"{ADDRESSES}: expected the addresses of all {count} processes, "
         "separated by commas, or one address if all run on one host. Got "
         f"{len(addresses)}: {', '.join(addresses)}. The processes of "
-        "TensorFlow connect each to each, unlike those of JAX, so each "
+        "TensorFlow connect each to each, unlike JAX's, so each "
         "must know all addresses."
     )
 

@@ -76,21 +76,21 @@ def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
 def _taken(model: Any, found: Memory | None, step: int | None) -> str:
     if found is None:
         return (
-            "A device had no memory for what runs on it. "
-            "`keras_conflux.memory(model, batch)` tells what a model takes "
-            "there, before it runs. What needs less:"
+            "A device had no memory for its program. "
+            "`keras_conflux.memory(model, batch)` tells the memory of a model "
+            "there, before it runs. Less memory is needed with:"
         )
     limit = _limit(model)
     there = f" of {table.readable(limit)}" if limit else ""
-    besides = "the rest is what a step needs"
+    besides = "the rest is for a step"
     if step is not None:
         besides = f"a step needs {table.readable(step)} besides, says XLA"
     return (
-        f"{model.name}: a device had no memory for what runs on it. Variables "
+        f"{model.name}: a device had no memory for its program. Variables "
         f"take {table.readable(found.variables)}{there} on each of "
         f"{found.devices}, {besides}. `keras_conflux.memory(model, batch)` "
-        "tells both before training. What needs less, where `...` is what "
-        "`replicate` is given now:"
+        "tells both before training. Less is needed with one of these, where "
+        "`...` stands for the present options of `replicate`:"
     )
 
 

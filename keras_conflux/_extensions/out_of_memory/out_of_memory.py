@@ -167,8 +167,8 @@ def _calls() -> int:
 def _refuse(name: str) -> None:
     raise ValueError(
         f"{name} makes a collective call, such as `allreduce`. If a replica "
-        "had no memory, the others would wait there forever. Return what is "
-        "to be reduced, and reduce it in a `withdevices` function."
+        "had no memory, the others would wait there forever. Return the "
+        "values, and reduce them in a `withdevices` function."
     )
 
 

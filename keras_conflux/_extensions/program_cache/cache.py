@@ -121,7 +121,7 @@ class ProgramCache:
                 file.unlink()
             except OSError as error:
                 _log.warning(
-                    "What XLA has compiled could not be kept for the next "
+                    "XLA's programs could not be kept for the next "
                     "start in %s: %s",
                     self._store.folder,
                     error.strerror or error,
@@ -135,9 +135,9 @@ class ProgramCache:
             several = "s" if compiled > 1 else ""
             what = f"XLA has compiled {compiled} program{several}, kept in"
         elif found:
-            what = "what XLA compiled in an earlier start was loaded from"
+            what = "a program compiled in an earlier start was loaded from"
         else:
-            what = "TensorFlow has kept nothing that XLA has compiled in"
+            what = "TensorFlow has kept no program of XLA in"
         _log.info(
             "%s: %s %s; its first execution took %.1f s",
             name,

@@ -90,12 +90,12 @@ class CachedProgram:
                 raise tf.errors.InternalError(
                     None,
                     None,
-                    f"{name}: what XLA compiled in an earlier start cannot be "
+                    f"{name}: XLA's program of an earlier start cannot be "
                     "loaded, and was deleted. Start the program again. "
                     f"{reason}",
                 ) from error
         warn(
-            f"{name}: what XLA compiled in an earlier start cannot be loaded, "
+            f"{name}: XLA's program of an earlier start cannot be loaded, "
             f"and was deleted. It is compiled again. {reason}"
         )
         # A function that has failed once fails for good, so it is another one.
@@ -117,7 +117,7 @@ def _nowhere_to_write(reason: str) -> tf.errors.OpError:
     return tf.errors.UnimplementedError(
         None,
         None,
-        f"XLA has to write what it compiles to a file, and cannot: {reason}. "
+        f"XLA has to write its programs to a file, and cannot: {reason}. "
         "Make room there, set TMPDIR to another folder, or set "
         "KERAS_CONFLUX_CACHE=0 to write nothing",
     )

@@ -65,7 +65,7 @@ def enable(
         level = logging.DEBUG if unavailable.is_expected else logging.WARNING
         _log.log(
             level,
-            "What XLA compiles is not kept for the next start: %s. To choose "
+            "XLA's programs are not kept for the next start: %s. To choose "
             "another folder, set %s; 0 keeps nothing and does not warn.",
             unavailable,
             folders.VARIABLE,

@@ -93,8 +93,8 @@ class HeldAttributes:
         if wrong:
             raise ValueError(
                 f"The checkpoint has values for {wrong} of "
-                f"{type(self._owner).__name__} that differ in type from what "
-                "it holds here, or texts that it does not hold, which could "
+                f"{type(self._owner).__name__} of types that it does not have "
+                "here, or texts that it does not hold, which could "
                 "be paths. Train with the program that was saved, or use "
                 "another directory."
             )
@@ -125,7 +125,7 @@ class HeldAttributes:
                 owner = type(self._owner).__name__
                 warn(
                     f"The attribute {name!r} of {owner} is too large to be put "
-                    "back to what it was in the middle of the epoch. Give "
+                    "back to its value in the middle of the epoch. Give "
                     f"{owner} `state_dict` and `load_state_dict`."
                 )
         return found

@@ -202,7 +202,7 @@ def _own(generators: Any) -> dict[str, Any]:
     warn(
         f"The checkpoint was saved by {len(generators)} processes, and here "
         f"are {process_count()}. The random generators of Python, NumPy and "
-        "TensorFlow go on as those of its first process in all of them. Where "
+        "TensorFlow go on as in its first process in all of them. Where "
         "processes are to draw different numbers, seed them after `load`."
     )
     return generators[0]

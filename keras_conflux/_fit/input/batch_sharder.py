@@ -181,7 +181,7 @@ class BatchSharder:
         warn(
             "The leaves of a batch have different numbers of rows: "
             f"{listed}. Each replica gets its part of each leaf, as is right "
-            "where the rows of one leaf meet those of another in no more than "
+            "where the rows of one leaf meet another's in no more than "
             "sums and means. Where every sample is to meet all rows of a leaf, "
             "as candidates, or the nodes of a graph by their numbers, keep "
             "that leaf in the model, repeat it for each sample, or make it a "
