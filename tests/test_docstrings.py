@@ -106,6 +106,12 @@ def test_attributes_are_described(name):
         assert is_text or field.startswith("_"), field
 
 
+def test_no_docstring_begins_with_what():
+    begins = re.compile(r'^\s*r?"""What\b', re.MULTILINE)
+    files = pathlib.Path(kc.__file__).parent.rglob("*.py")
+    assert not [file for file in files if begins.search(file.read_text())]
+
+
 RUN_ALL = """
 import pathlib, runpy, sys, traceback, warnings
 import docs_setup, keras, tensorflow as tf
