@@ -73,7 +73,7 @@ def connect(
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Lets SIGTERM have its effect of before.
+    """Keeps the former effect of SIGTERM.
 
     TensorFlow's service catches it, as a note for whoever asks, so that it
     would no longer end the process.

@@ -114,7 +114,7 @@ def reshuffling(wanted: bool) -> Iterator[None]:
     """Has arrays shuffled in another order in each epoch.
 
     Args:
-        wanted: Whether arrays of which data sets are made here are.
+        wanted: Whether this holds for data sets that are made here.
     """
     token = _reshuffles.set(wanted)
     try:

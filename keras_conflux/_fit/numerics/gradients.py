@@ -267,7 +267,7 @@ def _summed(grads: list[Any], step: Step) -> list[Any]:
 
 
 def _maxima(values: list[Any], step: Step) -> list[Any]:
-    """Returns the largest of the values that Keras writes to variables.
+    """Returns the largest of the values with which Keras overwrites variables.
 
     These are scales of layers in float8, which follow from the values before
     and are equal, and histories of largest magnitudes.
