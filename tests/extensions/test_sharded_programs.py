@@ -209,12 +209,12 @@ def test_a_weight_that_a_layer_writes_is_equal_after_an_update(traces, shard):
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 def test_nothing_but_data_orders_gatherings(traces, monkeypatch):
     """Without what travels along, all weights may be whole at once."""
-    joined = gathered_weights._Unit._joined
+    joined = gathered_weights._Unit._whole_weights
 
     def unordered(unit, parts, after, again=False):
         return joined(unit, parts, [], again)
 
-    monkeypatch.setattr(gathered_weights._Unit, "_joined", unordered)
+    monkeypatch.setattr(gathered_weights._Unit, "_whole_weights", unordered)
     known = known_before_gatherings(traced(traces, "weights"))
     assert known == [(0, 0)] * (2 * LAYERS - 1)
 

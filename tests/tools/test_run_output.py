@@ -336,7 +336,7 @@ class Parts:
     def write(self, stream, text, is_end):
         self.written.append(text + b"\n" * is_end)
 
-    def end(self, stream):
+    def end_line(self, stream):
         pass
 
     def is_terminal(self, descriptor):

@@ -55,7 +55,7 @@ def product(
     subscripts: str, batch: Any, weights: Any, *bias: Any
 ) -> tf.Tensor | None:
     """Returns the product, or `None` where it is Keras' to compute."""
-    form = _Form.of(subscripts)
+    form = _Form.from_subscripts(subscripts)
     if form is None or not isinstance(batch, tf.Tensor):
         return None
     if not isinstance(weights, (tf.Tensor, tf.Variable, keras.Variable)):
@@ -94,7 +94,7 @@ class _Form:
     weights: str
 
     @classmethod
-    def of(cls, subscripts: str) -> "_Form | None":
+    def from_subscripts(cls, subscripts: str) -> "_Form | None":
         """Returns the form of an equation, if it is such a product."""
         left, _, product = subscripts.replace(" ", "").partition("->")
         batch, _, weights = left.partition(",")

@@ -51,7 +51,7 @@ def fused(
     if request.mask is not None:
         given = tf.ensure_shape(request.mask, shape_of(request.mask))
         lengths = shapes[0][1], shapes[1][1]
-        mask = masks.Mask.of(given, request.is_causal, *lengths)
+        mask = masks.Mask.broadcast(given, request.is_causal, *lengths)
     is_causal = request.is_causal and mask is None
     scale = request.scale
     if scale is None:

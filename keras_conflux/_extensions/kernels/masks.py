@@ -30,7 +30,7 @@ class Mask:
     allowed: tf.Tensor
 
     @classmethod
-    def of(
+    def broadcast(
         cls, mask: tf.Tensor, is_causal: bool, length: int, keys: int
     ) -> "Mask":
         """Returns a mask that may be given in fewer axes, as broadcasting has.

@@ -39,7 +39,7 @@ def compiled_shapes(step: Step) -> ShapeOf:
     graph = leaves[0].graph
     if graph not in _known:
         _known[graph] = CompiledShapes(leaves, step.compiled.shapes)
-    return _known[graph].of
+    return _known[graph].shape_of
 
 
 class CompiledShapes:
@@ -59,7 +59,7 @@ class CompiledShapes:
         for leaf, shape in zip(leaves, shapes, strict=True):
             self._keep(leaf, self._placeholder(leaf, shape))
 
-    def of(self, tensor: tf.Tensor) -> tf.TensorShape:
+    def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape:
         """Returns a shape, as far as it can be told."""
         if tensor.shape.is_fully_defined():
             return tensor.shape

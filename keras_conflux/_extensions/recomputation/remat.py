@@ -183,14 +183,14 @@ class _Call:
             sources = [*inputs, *self._captured, *variables]
             for source in sources:
                 tape.watch(source)
-            results = self._again(inputs, _one_that_depends_on(upstream))
+            results = self._second_run(inputs, _one_that_depends_on(upstream))
         with self._first.in_step.differentiating():
             found = tape.gradient(
                 results, sources, output_gradients=list(upstream)
             )
         return _together(found)
 
-    def _again(self, inputs: list[tf.Tensor], one: tf.Tensor) -> list:
+    def _second_run(self, inputs: list[tf.Tensor], one: tf.Tensor) -> list:
         """Runs the call a second time, on the same numbers.
 
         Args:
@@ -211,7 +211,7 @@ class _Call:
         args, kwargs = given
         graph: Any = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
-        with self._first.again():
+        with self._first.second_run():
             flat = keras.tree.flatten(self._f(*args, **kwargs))
         effects.refuse(graph.get_operations()[start:], self._name)
         return [flat[place] for place in self._places]

@@ -27,7 +27,7 @@ class CallInStep:
         self._draws = 0 if step is None else Draws.of(step).count
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
+    def second_run(self) -> Iterator[None]:
         """Says that the call runs a second time.
 
         Its draws do not count once more, and its layers are inside of one.

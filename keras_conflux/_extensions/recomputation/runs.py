@@ -85,7 +85,7 @@ class FirstRun:
         Weights as well, which an optimizer may update before all gradients
         are taken, as a GAN's other model's does.
         """
-        self._note(variable)
+        self._note_value(variable)
 
     def read_whole(self, original: Callable, variable: keras.Variable) -> Any:
         """Reads a weight that lies in parts, as the second run will.
@@ -120,14 +120,14 @@ class FirstRun:
                 "cannot be kept for the recomputation. Write it outside of "
                 "these, or leave the layer out of `keras.RematScope`."
             )
-        self._note(variable)
+        self._note_value(variable)
         written = original(variable, value)
         held = self._held(variable)
         if held is not None:
             self.after.setdefault(id(variable), []).append(held)
         return written
 
-    def _note(self, variable: keras.Variable) -> None:
+    def _note_value(self, variable: keras.Variable) -> None:
         if id(variable) in self.before:
             return
         with self.graph.as_default():
@@ -142,12 +142,12 @@ class FirstRun:
         return held
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
+    def second_run(self) -> Iterator[None]:
         """Everything is as when the call began, and nothing is written."""
         with (
             keras.StatelessScope([*self.before.values()]),
             self.python.restored(),
-            self.in_step.again(),
+            self.in_step.second_run(),
             _entered(SecondRun(self)),
         ):
             yield

@@ -75,7 +75,7 @@ class CallbackFiles:
         self._read_journal()
         self._take_back(self._began)
         self._began = self._now(self._logs())
-        self._begin()
+        self._begin_journal()
 
     def go_on(self, saved: Any, over: bool) -> None:
         """Takes back writes since a checkpoint.
@@ -91,9 +91,9 @@ class CallbackFiles:
                 callback.append = True
         if not over:
             self._take_back([Written(**each) for each in saved])
-        self._begin()
+        self._begin_journal()
 
-    def note(self) -> None:
+    def note_event_files(self) -> None:
         """Notes which event files this process has made. Soon after it has."""
         made_here = f".{socket.gethostname()}.{os.getpid()}."
         found = {each for each in self._event_files() if made_here in each[1]}
@@ -104,12 +104,12 @@ class CallbackFiles:
 
     def written(self) -> list[dict[str, Any]]:
         """Returns the present state of each file."""
-        self.note()
+        self.note_event_files()
         self._flush()
         known = self._now([*self._logs(), *sorted(self._events)])
         return [dataclasses.asdict(each) for each in known]
 
-    def _begin(self) -> None:
+    def _begin_journal(self) -> None:
         self._others = self._event_files()
         self._events &= self._others
         self._write_journal()
@@ -137,7 +137,7 @@ class CallbackFiles:
             if length:
                 warn(f"{path}, to which this training has written, is missing.")
             return
-        if path.stat().st_size < length or (written.end != _end(path, length)):
+        if path.stat().st_size < length or written.end != _digest(path, length):
             warn(
                 f"{path} has been changed by others since this training wrote "
                 "it. It is left as it is, so some entries may be missing in it "
@@ -194,7 +194,7 @@ class CallbackFiles:
         for index, name in files:
             path = self._path(index, name)
             length = path.stat().st_size if path.exists() else 0
-            found.append(Written(index, name, length, _end(path, length)))
+            found.append(Written(index, name, length, _digest(path, length)))
         return found
 
     def _read_journal(self) -> None:
@@ -250,7 +250,7 @@ def _aside(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(f"{path.name}.{_UNDONE}")
 
 
-def _end(path: pathlib.Path, length: int) -> str:
+def _digest(path: pathlib.Path, length: int) -> str:
     """Returns a digest of the last bytes of the first `length` of a file."""
     content = b""
     if length:

@@ -40,10 +40,10 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         assert self.training is not None
         self.set_model(self._trained)
         self.set_params({**self._told, "steps": self.training.steps_per_epoch})
-        self._files.note()
+        self._files.note_event_files()
         super().on_train_begin(logs)
-        self._files.note()
-        self.training.begin()
+        self._files.note_event_files()
+        self.training.begin_training()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restores values that callbacks and Keras have set anew."""
@@ -67,7 +67,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
     def on_test_begin(self, logs: Any = None) -> None:
         """Notes the files that callbacks begin."""
         super().on_test_begin(logs)
-        self._files.note()
+        self._files.note_event_files()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
@@ -79,4 +79,4 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         """Ends the program, if that is due."""
         super().on_train_end(logs)
         assert self.training is not None
-        self.training.end()
+        self.training.end_training()

@@ -34,8 +34,8 @@ _log = logging.getLogger("keras_conflux")
 def install() -> None:
     """Puts it in place. Called once, at import."""
     observe(_FitOrResume())
-    patch(private_names.BUILD_METRICS, compiled_parts.note)
-    patch(private_names.BUILD_LOSS, compiled_parts.note)
+    patch(private_names.BUILD_METRICS, compiled_parts.note_specs)
+    patch(private_names.BUILD_LOSS, compiled_parts.note_specs)
 
 
 class _FitOrResume(Follower):

@@ -132,7 +132,7 @@ class HeldAttributes:
 
 
 def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
-    return {k: plain_values.Form.of(value) for k, value in values.items()}
+    return {k: plain_values.Form.from_value(v) for k, v in values.items()}
 
 
 def _of_classes(owner: Any) -> dict[str, Any]:

@@ -127,13 +127,13 @@ class InputPosition:
         """Whether `steps_per_epoch` cuts the data into epochs."""
         return self.iterator.steps_per_epoch is not None
 
-    def at(self, step: int) -> Place:
+    def place_before(self, step: int) -> Place:
         """Returns the place before a step of the current epoch.
 
         Args:
             step: The epoch's step, from 0. With 0, the former epoch has ended.
         """
-        here = self._here
+        here, dataset = self._here, epoch_iterators.dataset_of(self.iterator)
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
         # on; otherwise the next epoch makes one.
         goes_on = here.begun and epoch_iterators.draws_on(self.iterator)
@@ -144,12 +144,10 @@ class InputPosition:
             begun=begun,
             drawn=here.drawn_before + step if step else here.drawn,
             drawn_before=here.drawn_before if step else here.drawn,
-            generators=random_generators.states(
-                epoch_iterators.dataset_of(self.iterator)
-            ),
+            generators=random_generators.states(dataset),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.taken(),
-            made=iterator_history.of(epoch_iterators.dataset_of(self.iterator)),
+            made=iterator_history.drawn_iterators(dataset),
             validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
         )
@@ -239,7 +237,7 @@ class InputPosition:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = epoch_iterators.dataset_of(self.iterator)
-        here.iterators = len(iterator_history.of(dataset)) + 1
+        here.iterators = len(iterator_history.drawn_iterators(dataset)) + 1
         here.validation_iterators = self.validation.iterators
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:

@@ -26,7 +26,7 @@ class IteratorTracker:
     def __init__(self, iterator: Any) -> None:
         self._iterator = weakref.ref(iterator)
         self._latest: int | None = None
-        epoch_iterators.count_iterators(iterator, self._note)
+        epoch_iterators.count_iterators(iterator, self._note_iterator)
 
     def noting_draws(
         self, steps: Generator[tuple, None, None]
@@ -38,7 +38,7 @@ class IteratorTracker:
             yield first
             yield from steps
 
-    def _note(self) -> None:
+    def _note_iterator(self) -> None:
         made = self._made_before()
         self._latest = len(made)
         made.append(False)
@@ -48,7 +48,7 @@ class IteratorTracker:
         return _made.setdefault(dataset, [])
 
 
-def of(dataset: Any) -> list[bool]:
+def drawn_iterators(dataset: Any) -> list[bool]:
     """Returns of each iterator whether it has been drawn from.
 
     Args:
@@ -62,7 +62,7 @@ def make_again(dataset: Any, made: list[bool]) -> bool:
 
     Args:
         dataset: The data set to iterate over.
-        made: The result of `of` in the other process.
+        made: The `drawn_iterators` of the other process.
 
     Returns:
         Whether the data set is where it was. If there are more iterators here,
@@ -71,6 +71,6 @@ def make_again(dataset: Any, made: list[bool]) -> bool:
     here = _made.setdefault(dataset, [])
     further_on = len(here) > len(made)
     for drawn in made[len(here) :]:
-        pipelines.begin(dataset, drawn)
+        pipelines.make_iterator(dataset, drawn)
         here.append(drawn)
     return not (further_on and pipelines.has_shuffles(dataset))

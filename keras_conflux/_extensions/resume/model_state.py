@@ -34,7 +34,7 @@ class ModelState:
     """The path, shape and dtype of all else, in the order of the arrays."""
 
     @classmethod
-    def of(cls, model: keras.Model) -> "ModelState":
+    def copied_from(cls, model: keras.Model) -> "ModelState":
         """Copies the variables. See `gather` for several processes."""
         written = weight_files.entries_of(model)
         others = _beside_weights(model, written)

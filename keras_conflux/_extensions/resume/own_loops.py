@@ -90,7 +90,7 @@ def save(
             _assert_newest(directory, step)
             storage = storage_of(checkpoint_files.directory_of(directory))
             storage.remove_unfinished()
-            copies = ModelState.of(model)
+            copies = ModelState.copied_from(model)
             checkpoint_writing.write(
                 storage,
                 (step, 0),

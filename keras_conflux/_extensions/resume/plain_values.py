@@ -155,7 +155,7 @@ class Form:
     """All that are in it, also as keys."""
 
     @classmethod
-    def of(cls, value: Any) -> "Form":
+    def from_value(cls, value: Any) -> "Form":
         """Returns the form of a value."""
         return cls(_kind(value), frozenset(_texts(value)))
 
@@ -170,7 +170,7 @@ class Form:
             value: The value.
             any_words: Whether containers may get all texts.
         """
-        other = Form.of(value)
+        other = Form.from_value(value)
         kinds, new = {self.kind, other.kind}, other.texts - self.texts
         if len(kinds) > 1 and "None" not in kinds:
             return False

@@ -124,7 +124,7 @@ class ResumableFit:
         """How many steps an epoch has, if it is known."""
         return self._position.iterator.num_batches
 
-    def begin(self) -> None:
+    def begin_training(self) -> None:
         """Called after all callbacks' `on_train_begin`."""
         self._states = CallbackStates(self._callbacks)
         self._layers = TrainableLayers(self._model)
@@ -147,7 +147,7 @@ class ResumableFit:
             fingerprint.say_that_data_is_further_on(self._strict)
         self._done = state["done"]
         self._epoch = state["epoch"]
-        self._interval.begin(self._done + state["step"])
+        self._interval.restart(self._done + state["step"])
         self._restore(self._saved)
         if not self._position.skipped:
             random_generators.set_states(
@@ -226,7 +226,7 @@ class ResumableFit:
         if is_last:
             self._writer.wait()
 
-    def end(self) -> None:
+    def end_training(self) -> None:
         """Called after all callbacks' `on_train_end`. All is saved by then.
 
         Raises:
@@ -261,7 +261,7 @@ class ResumableFit:
 
     def _of_all_parts(self, step: int) -> list[dict[str, Any]]:
         """Returns each process' place in its data, with their description."""
-        place = self._position.at(step)
+        place = self._position.place_before(step)
         own = {"place": dict(vars(place)), "data": self._data}
         if self._parts == 1:
             return [own]
@@ -273,7 +273,7 @@ class ResumableFit:
         """Returns a function that writes a checkpoint of this moment."""
         assert self._states is not None
         assert self._layers is not None
-        model = ModelState.of(self._model)
+        model = ModelState.copied_from(self._model)
         arrays = dict(model.arrays)
         state = {
             "epoch": self._epoch,
@@ -301,7 +301,7 @@ class ResumableFit:
         taken, self._taken = self._taken, None
         if taken is None:
             return
-        self._interval.begin(taken.steps)
+        self._interval.restart(taken.steps)
         if taken.write is not None:
             taken.write()
         if taken.signal:

@@ -29,9 +29,9 @@ class SavingInterval:
                 "`every` is a number of steps of at least 1, or a time such as "
                 f'"30s", "10m" or "2h". Received: every={every!r}'
             )
-        self.begin(0)
+        self.restart(0)
 
-    def begin(self, step: int) -> None:
+    def restart(self, step: int) -> None:
         """Counts from here.
 
         Args:

@@ -66,7 +66,7 @@ class Preemption:
             return
         self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
         before = {
-            number: signal.signal(number, self._note)
+            number: signal.signal(number, self._note_signal)
             for number in self._numbers
             if not _is_of_nohup(number)
         }
@@ -84,7 +84,7 @@ class Preemption:
         if self.received is not None:
             signal.raise_signal(self.received)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         silence_closed(self._terminals)
 

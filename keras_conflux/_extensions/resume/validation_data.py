@@ -35,12 +35,12 @@ class ValidationData:
     @property
     def iterators(self) -> int:
         """How many iterators have been made of a `tf.data.Dataset`."""
-        return len(iterator_history.of(self.dataset))
+        return len(iterator_history.drawn_iterators(self.dataset))
 
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""
         return {
-            "made": iterator_history.of(self.dataset),
+            "made": iterator_history.drawn_iterators(self.dataset),
             "attributes": self._held.taken(),
             "variables": random_generators.variables(self.dataset),
         }

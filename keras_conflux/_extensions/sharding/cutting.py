@@ -209,7 +209,7 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
     state.swap_backing(variable, old, new)
 
 
-def joined(variable: Any, parts: Sequence[tf.Tensor | None]) -> Any:
+def whole_of(variable: Any, parts: Sequence[tf.Tensor | None]) -> Any:
     """Returns a whole tensor for a variable, of one for each of its parts."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):

@@ -136,7 +136,7 @@ class _Unit:
 
         @tf.custom_gradient
         def gathered(*parts: tf.Tensor) -> Any:
-            found = self._joined(self._cast(parts), after)
+            found = self._whole_weights(self._cast(parts), after)
 
             def gradient(*upstream: Any) -> list[tf.Tensor | None]:
                 where = GatheredWeights.of(step).asked_of(self.variables)
@@ -162,12 +162,12 @@ class _Unit:
                 else order_of_tracing.once_known(part, after[0])
                 for part in parts
             ]
-        return self._joined(self._cast(parts), after, again=True)
+        return self._whole_weights(self._cast(parts), after, again=True)
 
     def _cast(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.cast(part, self.dtype) for part in parts]
 
-    def _joined(
+    def _whole_weights(
         self,
         parts: list[tf.Tensor],
         after: Sequence[tf.Tensor],

@@ -31,7 +31,7 @@ def gradient(
     read = [list(state.copies(x)) if state.is_in_parts(x) else x for x in flat]
     found = original(tape, target, read, *options, **named)
     joined = [
-        cutting.joined(source, parts) if state.is_in_parts(source) else parts
+        cutting.whole_of(source, parts) if state.is_in_parts(source) else parts
         for source, parts in zip(flat, found, strict=True)
     ]
     return tf.nest.pack_sequence_as(sources, joined)

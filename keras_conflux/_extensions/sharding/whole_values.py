@@ -33,7 +33,7 @@ class WholeValues(Part):
         self.are_asked = False
         """Whether a tape needs no gradients by parts, which it passes."""
 
-    def note(self, variable: ShardedVariable, value: tf.Tensor) -> None:
+    def note_value(self, variable: ShardedVariable, value: tf.Tensor) -> None:
         """Notes one of them."""
         self._read.setdefault(id(variable), []).append(value)
         self._parts.add(id(variable.part))
@@ -86,7 +86,7 @@ def gathered(variable: ShardedVariable) -> tf.Tensor:
     elif not tf.executing_eagerly():
         own = steps.current()
         if own is not None:
-            WholeValues.of(own).note(variable, value)
+            WholeValues.of(own).note_value(variable, value)
     return value
 
 

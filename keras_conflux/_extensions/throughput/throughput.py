@@ -137,7 +137,7 @@ class Throughput(LogSource):
             logs: Not used.
         """
         if self._loop:
-            self._loop.begin()
+            self._loop.start_clock()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -149,7 +149,7 @@ class Throughput(LogSource):
             logs: Not used.
         """
         if self._loop:
-            self._loop.end(batch + 1)
+            self._loop.count_steps(batch + 1)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock where validation begins.
@@ -200,7 +200,7 @@ class Throughput(LogSource):
         if self._values is None:
             seconds = measurements.clock() - self._began
             if self._loop:
-                self._loop.stop()
+                self._loop.finish_epoch()
             self._values = self._computed(seconds)
         return self._values
 
@@ -248,12 +248,12 @@ class _KerasLoop:
                 "`keras_conflux.replicate(model, devices=1)` counts them."
             )
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Starts the clock of the first call."""
         if self._is_first:
             self._began = measurements.clock()
 
-    def end(self, steps: int) -> None:
+    def count_steps(self, steps: int) -> None:
         """Counts the steps of the epoch, and stops the clock of the first call.
 
         Args:
@@ -266,7 +266,7 @@ class _KerasLoop:
             seconds = measurements.clock() - self._began
             self.measured.first.add(seconds, steps, samples)
 
-    def stop(self) -> None:
+    def finish_epoch(self) -> None:
         """Counts the work of the epoch."""
         first = self.measured.first
         self.measured.other = Work(

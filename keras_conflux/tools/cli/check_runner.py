@@ -71,11 +71,11 @@ class CheckRunner:
         for is_timed, group in itertools.groupby(checks, lambda x: x.is_timed):
             pool = ThreadPoolExecutor(1 if is_timed else at_once)
             try:
-                yield from pool.map(self._run, group)
+                yield from pool.map(self._run_check, group)
             finally:  # also after an interrupt, which comes in this thread
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in self._started:
-                    _end(process)
+                    _kill_group(process)
 
     def command(self, name: str) -> list[str]:
         """Returns the command that runs a check.
@@ -93,7 +93,7 @@ class CheckRunner:
             return [sys.executable, *run, *module]
         return [sys.executable, *module]
 
-    def _run(self, check: Check) -> Result:
+    def _run_check(self, check: Check) -> Result:
         began = time.monotonic()
         # Its own group, so that all end that it starts.
         process = subprocess.Popen(
@@ -112,10 +112,10 @@ class CheckRunner:
             is_late = False
         except subprocess.TimeoutExpired:
             is_late = True
-            _end(process)
+            _kill_group(process)
             out, err = process.communicate()
         finally:
-            _end(process)
+            _kill_group(process)
         seconds = round(time.monotonic() - began, 1)
         said = _documents(out)
         at = next(
@@ -187,7 +187,7 @@ def _environment(environ: Any) -> dict[str, str]:
     }
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _kill_group(process: "subprocess.Popen[str]") -> None:
     if process.returncode is None:
         # Not reaped, so the number still belongs to its group.
         with contextlib.suppress(ProcessLookupError):

@@ -79,7 +79,7 @@ class Screen:
             file.sink.put(text + b"\n" * is_end)
             file.open = None if is_end else output
 
-    def end(self, output: "Output") -> None:
+    def end_line(self, output: "Output") -> None:
         """Ends the line of which parts were written, if there is one."""
         file = self._files[output.descriptor]
         with self._lock:
@@ -195,7 +195,7 @@ class Output:
         if self._rest:
             self._write(self._rest)
         self._rest = b""
-        self._screen.end(self)
+        self._screen.end_line(self)
 
     def _write(self, line: bytes) -> None:
         text = _visible(line)

@@ -46,7 +46,7 @@ class Sink:
         self._is_gone = False
         self._failure: OSError | None = None
         self._lost = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
         self._thread.start()
 
     @property
@@ -85,7 +85,7 @@ class Sink:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _write_all(self) -> None:
         while data := self._next():
             if self._lost == 0 or self._tells_of_loss():
                 self._lost += len(data) - self._written(data)

@@ -11,7 +11,7 @@ _LARGEST = 2**24
 """How long an axis may be, as metrics may have a variable of that size."""
 
 
-def note(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
+def note_specs(original: Callable, part: Any, y_true: Any, y_pred: Any) -> None:
     """Notes the shapes for which one of them is built."""
     original(part, y_true, y_pred)
     given = [y_true, y_pred]

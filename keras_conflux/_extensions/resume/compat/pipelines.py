@@ -137,7 +137,7 @@ def is_endless(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def begin(dataset: Any, drawn: bool) -> None:
+def make_iterator(dataset: Any, drawn: bool) -> None:
     """Makes an iterator and drops it. Variables are left as they were.
 
     Args:
