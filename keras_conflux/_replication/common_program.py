@@ -4,7 +4,7 @@ A replica's trace is listed as lines, one per operation: its type, its
 attributes, the constants that it takes, and the sources of its other inputs.
 Lines leave out all that may differ between replicas that run one program:
 names, devices, shapes, the seeds that TensorFlow draws, and values computed
-from a replica's rank inside of `of_rank`. Neither is the order of lines. Of a
+from a replica's rank inside of `of_rank`. Nor does their order count. Of a
 program that asks for its rank elsewhere, as by `replica()`, collectives alone
 are compared.
 """

@@ -25,7 +25,7 @@ _WHY = "lost when a device ran out of memory"
 
 
 def after(error: BaseException, program: Any) -> None:
-    """Empties the variables that an XLA program has written, if it must.
+    """Empties the variables that an XLA program has written, if lost.
 
     Args:
         error: The error that the program has raised.

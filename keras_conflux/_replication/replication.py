@@ -112,14 +112,14 @@ def replicate(
             `keras.distribution`, else all.
         shard: The state that is too large for a copy on each device, which
             keeps a part of it instead: `"optimizer"`, the optimizer's state, or
-            `"weights"`, also the weights. By default nothing. For a model, its
-            parts, or a strategy in whose scope they are made.
+            `"weights"`, also the weights. By default nothing. For a model, a
+            part of one, or a strategy in whose scope they are made.
         microbatches: For a model, a tree of models, or a strategy in whose
-            scope they are made, the number of parts in which, one after
-            another, each replica runs its part of a batch in `fit` and
-            `evaluate`. A step then needs the memory for the activations of one
-            part. The result is the whole batch's. `keras_conflux.memory(model,
-            batch)` says how many a GPU needs. Default: unchanged, initially 1.
+            scope they are made, the number of parts in which each replica runs
+            its part of a batch in `fit` and `evaluate`, one after another. A
+            step then needs the memory for the activations of one part, and has
+            the result of the whole batch. `keras_conflux.memory(model, batch)`
+            says how many a GPU needs. Default: unchanged, initially 1.
         data: For a model, or a tree of models, the data that each of several
             processes reads. `"global"`: all read the same batches, and each
             computes its rows of them. `"local"`: each brings its own part of

@@ -21,8 +21,8 @@ def describe(
     """Returns the model of the GPUs and the version of their driver.
 
     Args:
-        files: The files in which the driver describes itself.
-        devices: The folder of the GPUs.
+        files: The folder in which the driver describes itself.
+        devices: The folder of the GPUs' devices.
 
     Raises:
         CacheUnavailable: If there is no NVIDIA GPU, or if there are several

@@ -2,7 +2,7 @@
 
 Only known files of this training are touched: a CSV file that
 begins as it left it, and event files whose names were noted when it made them.
-Nothing is deleted: lines taken back are kept beside, where nobody reads it.
+Nothing is deleted: lines taken back are kept beside, where nobody reads them.
 """
 
 import dataclasses

@@ -55,8 +55,8 @@ class Timeline:
     ) -> tf.Tensor | None:
         """Returns a tensor computed shortly before an operation is needed.
 
-        It is an input of the operation, or else of the reader of its outcome
-        first: LoRA adds a product of weights to a weight.
+        It is an input of the operation, or else of the first reader of its
+        outcome: LoRA adds a product of weights to a weight.
 
         Args:
             operation: An operation of the order.

@@ -56,7 +56,7 @@ class DrawnRows:
     """Where the replica's samples are."""
     is_multiple: bool = False
     """Whether there are several blocks, as the shape is a multiple of the
-    number of samples, and no joined tensors'."""
+    number of samples, and not the shape of joined tensors."""
 
     def by_sample(self) -> "DrawnRows":
         """Returns as many rows, of which each sample has several."""

@@ -198,7 +198,7 @@ def own_part(whole: tf.Tensor, like: tf.Tensor, step: Step) -> tf.Tensor:
     own, before, total = (tf.cast(number, tf.int32) for number in place)
     count = tf.shape(whole)[0]
     length = count // total * own
-    # A stand-in for no samples has any rows.
+    # A stand-in for missing samples has any rows.
     begin = tf.minimum(count // total * before, count - length)
     return tf.ensure_shape(_range_of(whole, 0, begin, length), like.shape)
 

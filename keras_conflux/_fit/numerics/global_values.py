@@ -55,7 +55,7 @@ def recomputed(
     """Returns a result of global values, which can be differentiated by them.
 
     Args:
-        found: The operations between.
+        found: The operations between the known tensors and the result.
         known: By the id of a source, its global value. The values of all
             results are added.
         step: The step of the replica.
@@ -215,7 +215,7 @@ def _own_slopes(
         step: The step of the replica.
     """
     fraction = step.batch_fraction
-    # A stand-in for no samples has derivatives of its own.
+    # A stand-in for missing samples has derivatives of its own.
     slopes = [
         None if x is None else tf.where(fraction > 0, x, tf.zeros_like(x))
         for x in slopes
