@@ -109,7 +109,7 @@ class KindInference:
         return self.is_blind or id(tensor) in self._tried
 
     def mark_equal(self, leaves: list[Any]) -> None:
-        """Says that leaves, as of an all-reduce, are equal on all replicas."""
+        """Marks leaves, as of an all-reduce, as equal on all replicas."""
         for leaf in leaves:
             for part in parts_of(leaf):
                 self.mark(part, EQUAL)
@@ -120,7 +120,7 @@ class KindInference:
         return kind.role is Role.ROWS and kind.axis == axis and kind.regular
 
     def mark_own(self, leaves: list[Any]) -> None:
-        """Says that leaves may differ, and that one device has the first's."""
+        """Marks leaves that may differ, of which one device has the first."""
         for leaf in leaves:
             for part in parts_of(leaf):
                 self.mark(part, RANDOM)
@@ -231,7 +231,7 @@ class KindInference:
             graph.begin()
 
     def mark_merged(self, leaves: list[tf.Tensor]) -> None:
-        """Says that leaves are computed from all replicas, by the user."""
+        """Marks leaves that the user has computed from all replicas."""
         for leaf in leaves:
             self.mark(leaf, OPAQUE)
         self.merged.extend(leaves)

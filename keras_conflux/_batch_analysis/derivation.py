@@ -31,7 +31,7 @@ _KNOWN = (*_OF_SHAPES, Role.TOTAL, Role.MEAN, Role.RANDOM)
 
 
 class NotDerivable(Exception):
-    """Says that a graph does not show how a value is made of samples."""
+    """A graph does not show how a value is made of samples."""
 
 
 @dataclasses.dataclass

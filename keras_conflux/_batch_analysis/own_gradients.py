@@ -71,7 +71,7 @@ class OwnGradients:
                     yield from self._new_in(inner)
 
     def trust(self, operation: tf.Operation) -> None:
-        """Says that a gradient, as the package's own, does not mix samples."""
+        """Marks a gradient, as the package's own, that mixes no samples."""
         self._known.add(id(operation))
 
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:

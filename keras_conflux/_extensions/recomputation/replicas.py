@@ -28,7 +28,7 @@ class CallInStep:
 
     @contextlib.contextmanager
     def second_run(self) -> Iterator[None]:
-        """Says that the call runs a second time.
+        """Marks the second run of the call.
 
         Its draws do not count once more, and its layers are inside of one.
         """
@@ -43,7 +43,7 @@ class CallInStep:
 
     @contextlib.contextmanager
     def differentiating(self) -> Iterator[None]:
-        """Says that a tape of the package, not of the program, is asked."""
+        """Marks a call of the package's own tape, not of the program's."""
         if self._step is None:
             yield
             return
@@ -69,6 +69,6 @@ class CallInStep:
             self._step.kinds.mark(target, self._step.kinds.of(source))
 
     def trust(self, operation: tf.Operation) -> None:
-        """Says that an operation has the gradient that its inputs have."""
+        """Marks an operation whose gradient is the one of its inputs."""
         if self._step is not None:
             Layers.of(self._step).own_gradients.trust(operation)

@@ -238,12 +238,12 @@ class GatheredWeights(Part):
         ]
 
     def forget(self, variable: keras.Variable) -> None:
-        """Says that a weight has been written."""
+        """Forgets a weight that has been written."""
         for key in [key for key in self._whole if key[0] == id(variable)]:
             del self._whole[key]
 
     def forget_all(self) -> None:
-        """Says that all are to be gathered anew when they are read again."""
+        """Forgets all, which are gathered anew when they are read again."""
         if self._whole:
             self._whole.clear()
             self._planned = None

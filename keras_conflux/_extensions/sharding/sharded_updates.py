@@ -55,7 +55,7 @@ class ShardedUpdates(Part):
     def of_variables(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> Iterator[None]:
-        """Says which variables an optimizer is applying gradients to."""
+        """Notes the variables to which an optimizer applies gradients."""
         self._optimizer = optimizer
         self._variables = variables
         self._layouts = layouts_of(variables)

@@ -44,7 +44,7 @@ class WholeValues(Part):
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """Says that a tape is asked for gradients by none of the parts."""
+        """Marks a call of a tape for gradients by none of the parts."""
         before, self.are_asked = self.are_asked, True
         try:
             yield

@@ -77,7 +77,7 @@ class TracedTurns:
         return self.rank % self._count == 0
 
     def begin(self, rank: tf.Tensor) -> None:
-        """Says that a turn is traced to the current graph.
+        """Marks the trace of a turn in the current graph.
 
         Args:
             rank: See `Turns`.

@@ -100,7 +100,7 @@ class Choices(Exit):
 
     @contextlib.contextmanager
     def tracing(self, way: "_Choice | _Call") -> Iterator[None]:
-        """Says that a branch, or a function that is called, is being traced."""
+        """Marks the trace of a branch, or of a called function."""
         self._traced.append(way)
         try:
             yield
@@ -108,7 +108,7 @@ class Choices(Exit):
             self._traced.pop()
 
     def calling(self) -> contextlib.AbstractContextManager[None]:
-        """Says that a function, traced for this place alone, is called here."""
+        """Marks the call of a function that is traced for this place."""
         return self.tracing(_Call(tf.compat.v1.get_default_graph()))
 
     def come_together(self) -> bool:

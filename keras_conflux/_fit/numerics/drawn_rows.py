@@ -35,7 +35,7 @@ from keras_conflux._replication.strategy import replica_index
 
 
 class OfConstant(NotDerivable):
-    """Says that a constant may be the number of a replica's samples."""
+    """A constant may be the number of a replica's samples."""
 
 
 @dataclasses.dataclass(frozen=True)

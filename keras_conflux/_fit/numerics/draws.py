@@ -61,7 +61,7 @@ class Draws(Exit):
         self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
 
     def draw_by_sample(self, multiples: frozenset[int]) -> None:
-        """Says which multiples of the samples' number are rows of each.
+        """Notes the multiples of the samples' number that are rows of each.
 
         Args:
             multiples: Their numbers, in the order in which a step draws them.

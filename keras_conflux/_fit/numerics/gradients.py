@@ -53,7 +53,7 @@ class Gradients(Exit):
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Says that a gradient tape is computing some."""
+        """Marks the computation of some by a gradient tape."""
         before, self._is_differentiating = self._is_differentiating, True
         try:
             yield
@@ -62,7 +62,7 @@ class Gradients(Exit):
 
     @contextlib.contextmanager
     def in_keras_step(self) -> Iterator[None]:
-        """Says that Keras' own `train_step` is running, and not the user's."""
+        """Marks a run of Keras' own `train_step`, and not of the user's."""
         self._is_keras_step = True
         try:
             yield
@@ -100,7 +100,7 @@ class Gradients(Exit):
 
     @contextlib.contextmanager
     def already_summed(self) -> Iterator[None]:
-        """Says that those that an optimizer has accumulated are sums here."""
+        """Marks the accumulated gradients of an optimizer as sums here."""
         before, self._accumulates = self._accumulates, False
         try:
             yield
@@ -109,7 +109,7 @@ class Gradients(Exit):
 
     @contextlib.contextmanager
     def applying(self, accumulates: bool = False) -> Iterator[None]:
-        """Says that an optimizer is applying some.
+        """Marks their application by an optimizer.
 
         An optimizer may hold others, as `LossScaleOptimizer` does, whose
         `apply` reduces nothing again.

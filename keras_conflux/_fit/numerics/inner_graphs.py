@@ -73,7 +73,7 @@ class Loops(Part):
 
     @contextlib.contextmanager
     def entered(self, may_be_over_samples: bool) -> Iterator[None]:
-        """Says that a turn of a loop is being traced."""
+        """Marks the trace of a turn of a loop."""
         self._over_samples += may_be_over_samples
         try:
             yield

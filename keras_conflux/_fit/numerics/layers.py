@@ -80,12 +80,12 @@ class Layers(Part):
         super().__init__(step)
         self._is_in_one = False
         self.own_gradients = OwnGradients(step.kinds)
-        """Tells which gradients that a program defines mix samples."""
+        """The gradients defined by a program that mix samples."""
         self._mixing: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[bool]:
-        """Says that one is called, and whether no other one calls it."""
+        """Marks a call of one, and yields whether no other one calls it."""
         is_outermost, self._is_in_one = not self._is_in_one, True
         try:
             yield is_outermost

@@ -188,7 +188,7 @@ class Predictions(Exit):
         self._are_first: list[bool] = []
 
     def keep_local(self) -> None:
-        """Says that a process wants the outputs for its own part alone."""
+        """Keeps the outputs of a process' own part alone."""
         self._is_local = True
 
     def _gathers(self) -> bool:

@@ -122,7 +122,7 @@ def _inside(
 
 @contextlib.contextmanager
 def _applying(accumulates: bool = False) -> Iterator[Gradients]:
-    """Says that an optimizer applies gradients in this replica."""
+    """Marks an optimizer's application of gradients in this replica."""
     step = steps.current() or Step("strategy.run")
     with (
         steps.entered(step),
@@ -248,7 +248,7 @@ def scale_loss(original: Callable, optimizer: Any, loss: Any) -> Any:
 
 
 def train_step(original: Callable, model: keras.Model, data: Any) -> Any:
-    """Tells that Keras' own `train_step` is running, and not the user's."""
+    """Marks a run of Keras' own `train_step`, and not of the user's."""
     step = steps.current_fit_step()
     if step is None:
         return original(model, data)

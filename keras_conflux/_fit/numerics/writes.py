@@ -67,7 +67,7 @@ def _recording() -> "Writes | None":
 
 
 def not_recording() -> contextlib.AbstractContextManager[None]:
-    """Says that a seed generator is writing its state in this replica."""
+    """Marks a seed generator's write of its state in this replica."""
     step = steps.current()
     if step is None:
         return contextlib.nullcontext()
@@ -99,7 +99,7 @@ class Writes(Exit):
 
     @contextlib.contextmanager
     def by_the_package(self) -> Iterator[None]:
-        """Says that the package or a seed generator is writing."""
+        """Marks a write of the package or of a seed generator."""
         before, self._is_of_package = self._is_of_package, True
         try:
             yield
