@@ -1,10 +1,12 @@
 """The arguments of a call, and each replica's part of them."""
 
+import functools
 from typing import Any
 from typing import Literal
 from typing import TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._common.trees import Tree
@@ -43,7 +45,7 @@ class Given:
         ]
         return keras.tree.pack_sequence_as(self._arguments, own)
 
-    @property
+    @functools.cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kind of each leaf that a replica gets."""
         found: list[Kind] = []
@@ -55,7 +57,7 @@ class Given:
                 found.append("shared")
         return tuple(found)
 
-    @property
+    @functools.cached_property
     def signature(self) -> tuple[Any, ...]:
         """The properties of the leaves that a trace depends on.
 
@@ -65,9 +67,11 @@ class Given:
         for leaf in self._leaves:
             parts = leaf.values if isinstance(leaf, Replicas) else (leaf,)
             for part in parts:
-                is_tensor = isinstance(part, tf.Tensor)
+                is_array = isinstance(part, tf.Tensor | np.ndarray)
                 found.append(
-                    (part.dtype, part.shape) if is_tensor else type(part)
+                    (type(part), part.dtype, part.shape)
+                    if is_array
+                    else type(part)
                 )
         return tuple(found)
 

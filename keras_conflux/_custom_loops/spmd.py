@@ -35,6 +35,9 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs.effects import Effect
+from keras_conflux._graphs.effects import effect_of
 from keras_conflux._replication import common_seed
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import steps
@@ -193,16 +196,10 @@ def withdevices(
         )
     arguments.assert_is(fn, Callable, "a function that is run on every device")
     functions: dict[ReplicatedStrategy, _Compiled] = {}
-    name = getattr(fn, "__qualname__", type(fn).__qualname__)
-    has_warned = False
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Replicas[Any]:
-        nonlocal has_warned
         strategy = _strategy(devices, (args, kwargs))
-        if not has_warned:
-            count = strategy.communicator.size
-            has_warned = warn_if_unsplit(name, count, (args, kwargs))
         if strategy not in functions:
             functions[strategy] = _Compiled(fn, strategy, jit_compile)
         compiled, arguments = functions[strategy], (args, kwargs)
@@ -217,7 +214,7 @@ def on_every_device(
     fn: Callable[..., Any], strategy: ReplicatedStrategy
 ) -> Callable[..., Replicas[Any]]:
     """Returns a function that runs on every device with the same arguments."""
-    compiled = _Compiled(fn, strategy, False)
+    compiled = _Compiled(fn, strategy, False, is_users=False)
     return lambda *args: compiled((args, {}))
 
 
@@ -229,6 +226,7 @@ class _Compiled:
         fn: Callable[..., Any],
         strategy: ReplicatedStrategy,
         jit_compile: bool,
+        is_users: bool = True,
     ) -> None:
         self._name = getattr(fn, "__qualname__", type(fn).__qualname__)
         self._strategy = strategy
@@ -236,7 +234,9 @@ class _Compiled:
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
         self._has_built = False
-        self._traced: set[Any] = set()
+        self._may_hang: dict[Any, bool] = {}
+        """By the signatures of arguments, whether what they run may."""
+        self._warns_of_unsplit = is_users
         self._counts_alike = self._has_warned = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         is_alone = strategy.communicator.size == 1
@@ -290,6 +290,11 @@ class _Compiled:
         promote_new_state(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
         communicator = self._strategy.communicator
+        if self._warns_of_unsplit and given.signature not in self._may_hang:
+            has_warned = warn_if_unsplit(
+                self._name, communicator.size, arguments
+            )
+            self._warns_of_unsplit = not has_warned
         try:
             with (
                 errors_reported_to_all(self._name),
@@ -322,19 +327,22 @@ class _Compiled:
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return program(*arguments)
         signature = given.signature
-        if signature not in self._traced:
+        may_hang = self._may_hang.get(signature, True)
+        if signature not in self._may_hang:
             program = self._trace(*arguments)
             program.graph.conflux_program.agree(what)
             if process_count() == 1 and not self._is_compiled:
                 # TensorFlow looks for the program in the next call once more.
-                self._traced.add(signature)
+                self._may_hang[signature] = _may_hang(
+                    program.graph, self._strategy.communicator.on_gpu
+                )
 
         def run() -> Any:
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return program(*arguments)
 
         try:
-            return self._watchdog.call(run)
+            return self._watchdog.call(run) if may_hang else run()
         except tf.errors.OpError as error:
             if self._is_compiled:
                 lost_values.after(error, program)
@@ -399,6 +407,20 @@ class _Compiled:
                 f"of {self._name}, run by withdevices."
             )
         return error
+
+
+def _may_hang(graph: Any, on_gpu: bool) -> bool:
+    """Whether a program of one process may run without an end.
+
+    Python, data, and what nobody knows may, and so may loops, and GPUs that
+    wait for each other. All else is over when it has computed its numbers, so
+    it needs no thread of its own, which takes as long as a small step.
+    """
+    may = Effect.OTHER | (Effect.WAITS if on_gpu else Effect.NOTHING)
+    return any(
+        effect_of(each) & may or bodies.has_loop(each)
+        for each in graph.get_operations()
+    )
 
 
 def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:

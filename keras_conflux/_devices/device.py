@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import SupportsIndex
 from typing import TypeAlias
+from typing import TypeGuard
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +31,8 @@ _SPELLINGS = (
 )
 
 _NAME = re.compile(r"(?:^|[/:])(CPU|GPU):(\d+)$", re.IGNORECASE)
+_known: set[tuple["Device", ...]] = set()
+"""What has been found since TensorFlow started, after which all remains."""
 
 
 class Device(str):
@@ -142,6 +145,8 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
         kc.devices(["CPU:1", "CPU:0"])  # by name
         ```
     """
+    if _are_known(which):
+        return which
     kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if which is None or (isinstance(which, str) and which == "all"):
         return _existing(kind)
@@ -157,7 +162,18 @@ def devices(which: DevicesLike = None) -> tuple[Device, ...]:
         raise DeviceError(f"{which!r} does not name devices. {_SPELLINGS}")
     chosen = tuple(_parse(item, kind) for item in which)
     _check(chosen)
+    if tensorflow_internals.has_started():
+        _known.add(chosen)
     return chosen
+
+
+def _are_known(which: Any) -> TypeGuard[tuple[Device, ...]]:
+    """Whether `devices` has returned this, which is asked for in each call."""
+    return (
+        isinstance(which, tuple)
+        and all(isinstance(each, Device) for each in which)
+        and which in _known
+    )
 
 
 def _parts(which: str) -> list[str]:

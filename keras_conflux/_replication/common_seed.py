@@ -24,11 +24,11 @@ of models that are not replicated has the strategy `None`."""
 
 def take(
     seeds: keras.random.SeedGenerator, strategy: ReplicatedStrategy
-) -> None:
+) -> bool:
     """Takes the seed from where it is, if it was ever on these devices.
 
     If not, it is on one device afterwards, as any variable that is to be
-    replicated.
+    replicated, and the result is `False`.
 
     Args:
         seeds: The generator behind `keras.random`.
@@ -36,13 +36,15 @@ def take(
     """
     present = state.replicated_by([seeds.state])
     if present is strategy:
-        return
+        return True
     former = _former.setdefault(seeds, {})
     former[present] = keras_variables.backing(seeds.state)
     if strategy in former:
         _move(seeds.state, former[present], former[strategy])
-    elif present is not None:
+        return True
+    if present is not None:
         state.remove_copies([seeds.state])
+    return False
 
 
 def give_back() -> None:

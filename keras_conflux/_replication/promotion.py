@@ -85,7 +85,9 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
         strategy: The strategy that replicates it.
     """
     seeds = keras_variables.global_seed_generator()
-    common_seed.take(seeds, strategy)
+    is_there = common_seed.take(seeds, strategy)
+    if is_there and target is None:
+        return
     owners = list(state.stateful_objects([target, seeds]))
     _promote_all(_to_promote(owners), owners, strategy)
     for owner in owners:

@@ -130,7 +130,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
             after a write, or is made in a loop, which gradients do not pass.
     """
     found = derivation_of(tensor, step.kinds)
-    if found.written or any(map(_loops, found.operations)):
+    if found.written or any(map(bodies.has_loop, found.operations)):
         raise NotDerivable(tensor.name)
     known = reduced_by_role(found.sources, step)
     whole = recomputed(found, known, step)
@@ -142,10 +142,6 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     entries = step.kinds.of(tensor).entries
     step.kinds.mark(own, rows(0).with_entries(entries))
     return own
-
-
-def _loops(operation: tf.Operation) -> bool:
-    return bodies.is_or_runs(operation, lambda each: each.type in bodies.LOOPS)
 
 
 class OwnRows(Part):
