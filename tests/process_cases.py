@@ -573,11 +573,22 @@ def strategies_read_data(directory):
         strategy.distribute_datasets_from_function(
             lambda _: tf.data.Dataset.range(3 + kc.process_index())
         )
-    options = tf.data.Options()
     policies = tf.data.experimental.AutoShardPolicy
-    options.experimental_distribute.auto_shard_policy = policies.FILE
-    with pytest.raises(NotImplementedError, match="from_function"):
-        strategy.experimental_distribute_dataset(data.with_options(options))
+
+    def distributed(policy, data):
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = policy
+        data = data.with_options(options)
+        return strategy.experimental_distribute_dataset(data)
+
+    # Each process has all of its own data, in parts of the usual size.
+    data = tf.data.Dataset.range(2 * count).map(lambda i: i + first)
+    parts = rows(distributed(policies.OFF, data.batch(2 * count)))
+    every = first + np.arange(2 * count).reshape(-1, here, 2)
+    assert parts == every.tolist()
+    for policy in (policies.FILE, policies.HINT):
+        with pytest.raises(NotImplementedError, match="from_function"):
+            distributed(policy, data)
 
 
 def files_are_written_once(directory):

@@ -276,7 +276,18 @@ def test_a_loop_that_reduces_between_steps_does_not_warn(strategy):
         update(kc.allreduce("mean", found, weight=sizes))
         update(kc.allreduce("sum", *found))
     kc.assert_in_sync(model)
-    for not_reduced in (found, kc.reduce("sum", found)):
+    one_has_it = kc.reduce("sum", found, root=1)
+
+    @kc.withdevices
+    def update_one(grads):
+        if kc.replica().index == 1:
+            optimizer.apply(grads, model.trainable_variables)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        update_one(one_has_it)
+    kc.synchronize(model, root=1)
+    for not_reduced in (found, one_has_it):
         other = kc.withdevices(lambda given: update.__wrapped__(given))
         with pytest.warns(kc.ConfluxWarning, match="about to drift apart"):
             other(not_reduced)
@@ -352,6 +363,14 @@ def test_any_cross_device_ops_reduce(make):
     for dtype in (tf.float32, tf.int32, tf.int64):
         parts = strategy.run(lambda dtype=dtype: tf.cast(number(), dtype))
         assert float(strategy.reduce("SUM", parts, axis=None)) == TOTAL
+
+
+def test_groups_of_copies_leave_out_no_device():
+    given = tf.distribute.HierarchicalCopyAllReduce()
+    strategy = kc.ReplicatedStrategy(MANY, cross_device_ops=given)
+    parts = strategy.run(number)
+    (found,) = strategy.extended.batch_reduce_to("SUM", [(parts, parts)])
+    assert local(strategy, found) == [TOTAL] * MANY
 
 
 def test_cross_device_ops_belong_to_a_strategy():

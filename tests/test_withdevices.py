@@ -9,13 +9,11 @@ import pytest
 import tensorflow as tf
 from conftest import DEVICES
 from conftest import MANY
-from conftest import ON_GPU
 from models import assert_same_training
 from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux._replication.watchdog import StepWatchdog
 
 X, Y = regression(64)
 several = pytest.mark.skipif(MANY < 2, reason="needs two devices")
@@ -594,36 +592,6 @@ def test_a_step_that_hangs_raises_and_names_the_replica(monkeypatch):
     assert waited.wait(30)
     monkeypatch.delenv("CONFLUX_STEP_TIMEOUT")
     assert float(step(tf.constant(1.0))[0]) == 2.0
-
-
-@several
-@pytest.mark.skipif(ON_GPU, reason="GPUs that wait for each other may hang")
-def test_only_what_may_hang_has_a_thread_of_its_own(monkeypatch):
-    def looping(x):
-        return tf.while_loop(lambda x: x < 3.0, lambda x: [x + 1.0], [x])[0]
-
-    def calling(x):
-        return tf.ensure_shape(tf.py_function(lambda x: x, [x], x.dtype), ())
-
-    call, handed = StepWatchdog.call, []
-
-    def noted(watchdog, *args):
-        handed.append(watchdog.name)
-        return call(watchdog, *args)
-
-    monkeypatch.setattr(StepWatchdog, "call", noted)
-    parts = kc.Replicas([tf.constant(i + 1.0) for i in range(MANY)], MANY)
-    for program, times in (
-        (lambda x: x * kc.allreduce("sum", x), 1),
-        (tf.function(looping), 3),
-        (calling, 3),
-    ):
-        run = kc.withdevices(program)
-        for _ in range(3):
-            found = run(parts)
-        assert len(handed) == times
-        assert len(found) == MANY
-        handed.clear()
 
 
 def test_a_tape_around_a_step_sees_it():

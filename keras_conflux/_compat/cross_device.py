@@ -27,16 +27,51 @@ def usual(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps:
     return tf.distribute.NcclAllReduce(num_packs=0)
 
 
+def may_be_traced_once(
+    pairs: Sequence[Any],
+    chosen: tf.distribute.CrossDeviceOps,
+    devices: Sequence[str],
+) -> bool:
+    """Whether the package's own collectives reduce what NCCL is to reduce.
+
+    Outside of functions TensorFlow traces in each call what NCCL runs, which
+    takes longer than the reduction.
+
+    Args:
+        pairs: Each value, and where its sum or mean is wanted.
+        chosen: What reduces otherwise.
+        devices: Those that all of it has to be on.
+    """
+    devices_of = cross_device_ops.get_devices_from
+    return (
+        tf.executing_eagerly()
+        and type(chosen) is tf.distribute.NcclAllReduce
+        and all(
+            isinstance(value, values.PerReplica)
+            and able_to_reduce(value, chosen) is chosen
+            and {*map(devices_of, (value, to))} == {tuple(devices)}
+            for value, to in pairs
+        )
+    )
+
+
 def able_to_reduce(
     value: Any, chosen: tf.distribute.CrossDeviceOps
 ) -> tf.distribute.CrossDeviceOps:
     """Returns the chosen reduction, or one for dtypes that it cannot reduce.
 
     TensorFlow keeps int32 on the host, and NCCL has no kernel for others.
+    Copies in two groups would leave out the last one of an odd number.
     """
-    found = {tf.as_dtype(each.dtype) for each in _each(value)}
+    parts = _each(value)
+    found = {tf.as_dtype(each.dtype) for each in parts}
     is_nccl = isinstance(chosen, tf.distribute.NcclAllReduce)
-    if tf.int32 in found or (is_nccl and not found <= _NCCL_REDUCES):
+    in_groups = isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
+    if (
+        tf.int32 in found
+        or (is_nccl and not found <= _NCCL_REDUCES)
+        or (in_groups and len(parts) % 2)
+    ):
         return _ON_ONE_DEVICE
     return chosen
 

@@ -53,22 +53,18 @@ def of(parts: Iterable[Any]) -> Any:
     return values.PerReplica(parts)
 
 
-def transposed(value: PerReplica) -> Any:
-    """Returns a tree of TensorFlow's own values, for a value of trees."""
-    columns = zip(*map(tf.nest.flatten, value.values), strict=True)
-    leaves = [None if each[0] is None else of(each) for each in columns]
-    return tf.nest.pack_sequence_as(value.values[0], leaves)
-
-
 def by_leaves(value: Any) -> Any:
-    """Returns `transposed`, with tensors, of what is ours, or the value."""
+    """Returns a tree of TensorFlow's own values, of tensors, for one of ours.
+
+    All else is returned as it is.
+    """
     if not isinstance(value, PerReplica):
         return value
 
-    def as_tensors(leaf: Any) -> Any:
-        return leaf and of(map(_on, value.devices, leaf.values))
+    def leaf(*parts: Any) -> Any:
+        return None if parts[0] is None else of(map(_on, value.devices, parts))
 
-    return tf.nest.map_structure(as_tensors, transposed(value))
+    return tf.nest.map_structure(leaf, *value.values)
 
 
 def _on(device: Any, leaf: Any) -> Any:

@@ -43,13 +43,13 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         across: Any,
         all_reduce: Callable[[str, Any], Any],
         of_first_replica: Callable[[Any], Any],
-        around_run: Callable[[Callable[[], Any]], Any],
+        communicator: Any,
         around_replica: Callable[[Callable], Callable],
     ) -> None:
         self._conflux_across = across
         self._conflux_all_reduce = all_reduce
         self._conflux_of_first_replica = of_first_replica
-        self._conflux_around_run = around_run
+        self._conflux_communicator = communicator
         self._conflux_around_replica = around_replica
         self._conflux_clones: Any = weakref.WeakKeyDictionary()
         with without_untrue_lines():
@@ -71,16 +71,16 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     @property
     def first_rank(self) -> int:
         """The position of the first replica here among those of all."""
-        return self._conflux_across.first_rank
+        return self._conflux_communicator.rank(0)
 
     @property
     def spans_processes(self) -> bool:
         """Whether some of the replicas are in other processes."""
-        return self._num_replicas_in_sync > len(self._devices)
+        return self._conflux_communicator.spans_processes
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self._conflux_across.count
+        return self._conflux_communicator.size
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
         return replica_id_in_sync_group - self.first_rank
@@ -136,12 +136,18 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         value = tf.nest.map_structure(
             lambda leaf: self._of_replicas(leaf, is_mean), value
         )
+        to = places(destinations)
+        pairs = [(leaf, to) for leaf in tf.nest.flatten(value)]
+        if self._may_be_traced_once(pairs):
+            found = self._batch_reduce_to(reduce_op, pairs, options)
+            return tf.nest.pack_sequence_as(value, found)
         return cross_device.kept(
-            super()._reduce_to,
-            reduce_op,
-            whole(value),
-            places(destinations),
-            options,
+            super()._reduce_to, reduce_op, whole(value), to, options
+        )
+
+    def _may_be_traced_once(self, pairs: Any) -> bool:
+        return cross_device.may_be_traced_once(
+            pairs, self._cross_device_ops, self._devices
         )
 
     def _of_replicas(self, value: Any, is_mean: bool = False) -> Any:
@@ -160,6 +166,9 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         pairs = [
             (by_leaves(x), places(to)) for x, to in value_destination_pairs
         ]
+        if self._may_be_traced_once(pairs):
+            across = self._conflux_across
+            return across.batch_reduce_implementation(reduce_op, pairs, options)
         if len({self._get_cross_device_ops(value) for value, _ in pairs}) == 1:
             return cross_device.kept(
                 super()._batch_reduce_to, reduce_op, pairs, options
@@ -257,7 +266,9 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             program = _with_these_context_variables(program)
         elif not is_function:
             run = functools.partial(run_in_turn, self._container_strategy())
-        return self._conflux_around_run(lambda: run(program, args, kwargs))
+        return self._conflux_communicator.trace_all_replicas(
+            lambda: run(program, args, kwargs)
+        )
 
     def _prepared(self, fn: Callable) -> Callable:
         return self._conflux_around_replica(_in_order_of_its_own(fn))

@@ -388,7 +388,8 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     given = Replicas(standard, replicas.devices)
     given.is_uneven = replicas.is_uneven
     result = run(given, *(_weights(each, replicas) for each in weight))
-    result.is_reduced = call.verb is not verbs.reduce
+    is_of_one = call.verb is verbs.reduce
+    result.kind = call.settings[1] if is_of_one else "reduced"
     return _by_leaf(result) if by_leaf else result
 
 
@@ -399,7 +400,7 @@ def _by_leaf(result: Replicas[Any]) -> Any:
         if each[0] is None:
             return None
         found = Replicas(each, result.devices)
-        found.is_reduced = result.is_reduced
+        found.kind = result.kind
         return found
 
     return keras.tree.map_structure(leaf, *result, none_is_leaf=True)

@@ -15,9 +15,10 @@ from keras_conflux._custom_loops.unsplit import rows_of
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.replicas import as_replicas
 
-Kind: TypeAlias = Literal["own", "shared", "reduced"]
+Kind: TypeAlias = Literal["own", "shared", "reduced"] | int
 """Whether replicas have parts of an argument, all the same, or equal values
-that a collective has returned."""
+that a collective has returned. A number is the rank of the only replica that
+has what a collective has returned, and others have parts."""
 
 
 class Given:
@@ -51,8 +52,7 @@ class Given:
         found: list[Kind] = []
         for leaf in self._leaves:
             if isinstance(leaf, Replicas):
-                kind: Kind = "reduced" if leaf.is_reduced else "own"
-                found.extend(kind for _ in keras.tree.flatten(leaf[0]))
+                found.extend(leaf.kind for _ in keras.tree.flatten(leaf[0]))
             else:
                 found.append("shared")
         return tuple(found)

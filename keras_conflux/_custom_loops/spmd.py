@@ -361,7 +361,8 @@ class _Compiled:
     ) -> CommonProgram:
         """Notes the arguments of a replica that were reduced before."""
         given = zip(keras.tree.flatten(inputs), kinds, strict=True)
-        reduced = [leaf for leaf, kind in given if kind == "reduced"]
+        rank = self._strategy.communicator.rank(replica_index())
+        reduced = [leaf for leaf, kind in given if kind in ("reduced", rank)]
         UserReductions.of(step).add(reduced)
         return CommonProgram(inputs)
 
@@ -380,7 +381,8 @@ class _Compiled:
             program.end()
             self._has_built |= Gradients.of(step).have_built
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
-            equal = {id(leaf) for leaf, kind in given if kind != "own"}
+            are_equal = ("shared", "reduced")
+            equal = {id(leaf) for leaf, kind in given if kind in are_equal}
             branches.refuse_unequal(self._name, program.operations, equal)
             if index == 0:
                 program.keep_with_graph()

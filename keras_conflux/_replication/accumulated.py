@@ -9,13 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._cluster.agreement import assert_same_place
-from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
+from keras_conflux._replication.across_processes import run_everywhere
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import is_replicated
 from keras_conflux._replication.strategy import replica_collectives
@@ -54,18 +52,13 @@ def _add_up(owners: Iterable[Any], in_each_process: bool) -> None:
     strategy = state.strategy_of(found) or current_strategy()
     copies = list(zip(*map(state.copies, found), strict=True))
 
-    def all_replicas() -> None:
-        def one_replica() -> None:
-            mine = copies[replica_index()]
-            values = [copy.read_value() for copy in mine]
-            sums = replica_collectives().all_reduce("sum", values)
-            place = replica_index() if in_each_process else replica_rank()
-            for copy, total in zip(mine, sums, strict=True):
-                copy.assign(total if place == 0 else tf.zeros_like(total))
+    def one_replica() -> None:
+        mine = copies[replica_index()]
+        values = [copy.read_value() for copy in mine]
+        sums = replica_collectives().all_reduce("sum", values)
+        place = replica_index() if in_each_process else replica_rank()
+        for copy, total in zip(mine, sums, strict=True):
+            copy.assign(total if place == 0 else tf.zeros_like(total))
 
-        strategy.run(one_replica)
-
-    name = f"adding up {len(found)} accumulated gradients"
-    with errors_reported_to_all(name):
-        assert_same_place(name)
-        tensorflow_tracing.concrete_function(all_replicas, [])()
+    one_replica.__qualname__ = f"adding up {len(found)} accumulated gradients"
+    run_everywhere(one_replica, strategy)()

@@ -19,7 +19,6 @@ from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import cross_device
 from keras_conflux._compat import per_replica
-from keras_conflux._compat import tensorflow_internals
 
 _Runner = Callable[[Callable[..., Any], Any], Callable[..., Any]]
 _runners: list[_Runner] = []
@@ -54,13 +53,13 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
         self, strategy: Any, collectives: Callable[[], ReplicaCollectives]
     ) -> None:
         super().__init__()
-        self.first_rank: int = strategy.communicator.rank(0)
-        self.count: int = strategy.communicator.size
-        """The number of replicas of all processes."""
-        self._devices = strategy.devices
         self._strategy = strategy
         self._collectives = collectives
-        self._compiled = functools.cache(self._compile)
+        # One function for several ranks would be traced for unknown ones,
+        # which cannot be joined.
+        self._compiled = functools.cache(
+            lambda axis, ranks: run_everywhere(self._reduced(axis), strategy)
+        )
 
     @property
     def _num_between_graph_workers(self) -> int:
@@ -69,88 +68,84 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, _: Any
     ) -> Any:
-        found = self._on_each("reduce", None, per_replica_value)
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            found = cross_device.mean_of(found, self.count)
-        return cross_device.placed(found, per_replica_value, destinations)
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, None)[0]
 
     def batch_reduce_implementation(
-        self, reduce_op: Any, value_destination_pairs: Any, options: Any
+        self, reduce_op: Any, value_destination_pairs: Any, _: Any
     ) -> Any:
+        found = self._on_each(
+            None, [each for each, _ in value_destination_pairs]
+        )
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            count = self._strategy.communicator.size
+            found = [cross_device.mean_of(each, count) for each in found]
         return [
-            self.reduce_implementation(reduce_op, value, to, options)
-            for value, to in value_destination_pairs
+            cross_device.placed(copies, *pair)
+            for copies, pair in zip(found, value_destination_pairs, strict=True)
         ]
 
     def _gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, _: Any
     ) -> Any:
-        found = self._on_each("gather", axis, per_replica_value)
+        (found,) = self._on_each(axis, [per_replica_value])
         return cross_device.placed(found, per_replica_value, destinations)
 
-    def _on_each(self, name: str, axis: int | None, value: Any) -> list[Any]:
-        """Returns on each device the sum over all replicas, or what they have.
+    def _on_each(self, axis: int | None, values: list[Any]) -> list[Any]:
+        """Returns, of each value, what each device has of all replicas.
 
         Args:
-            name: Of the method of the strategy.
             axis: Along which it is joined. `None` for the sum.
-            value: That of the replicas here.
+            values: Of the replicas here.
         """
-        parts = cross_device.as_tensors(value)
+        parts = [cross_device.as_tensors(value) for value in values]
+        given = [per_replica.of(each) for each in parts]
         if tf.executing_eagerly():
-            # One function for several ranks would be traced for unknown ones,
-            # which cannot be joined.
-            dense = getattr(parts[0], "values", parts[0])
-            rank = dense.shape.rank
-            run = self._compiled(name, axis, rank)
-            return [*run(per_replica.of(parts))]
-        found: dict[int, Any] = {}
+            ranks = [getattr(x, "values", x).shape.rank for x, *_ in parts]
+            found = self._compiled(axis, tuple(ranks))(given)
+            return [*zip(*found, strict=True)]
+        found = self._strategy.run(self._reduced(axis), (given,))
+        return [cross_device.as_tensors(each) for each in found]
 
+    def _reduced(self, axis: int | None) -> Callable[..., Any]:
         @tf.autograph.experimental.do_not_convert
-        def one_replica() -> None:
-            index = tensorflow_internals.replica_index()
-            found[index] = self._reduced(axis, parts[index])
+        def reduced(parts: list[Any]) -> Any:
+            this = self._collectives()
+            if axis is None:
+                return this.all_reduce("sum", parts)
+            return this.all_gather(parts, axis)
 
-        self._strategy.run(one_replica)
-        return [found[index] for index in range(len(parts))]
-
-    def _compile(
-        self, name: str, axis: int | None, rank: int
-    ) -> Callable[..., Any]:
-        del rank
-
-        def reduced(part: Any) -> Any:
-            return self._reduced(axis, part)
-
-        reduced.__qualname__ = f"strategy.{name}"
-        return run_everywhere(reduced, self._strategy)
-
-    def _reduced(self, axis: int | None, part: Any) -> Any:
-        this = self._collectives()
-        if axis is None:
-            return this.all_reduce("sum", part)
-        return this.all_gather(part, axis)
+        verb = "reduce" if axis is None else "gather"
+        reduced.__qualname__ = f"strategy.{verb}"
+        return reduced
 
     def shards(self, dataset: Any) -> Any:
-        """Returns a data set of the shards of each batch for replicas here.
+        """Returns a data set of the parts of each batch for replicas here.
 
         All processes draw all batches, as they do for `fit`, and so equally
-        many.
+        many. Where each has data of its own, the replicas of all have an equal
+        part of a batch, and those here take one after another.
         """
         policies = tf.data.experimental.AutoShardPolicy
         given = dataset.options().experimental_distribute.auto_shard_policy
-        if given not in (policies.AUTO, policies.DATA):
+        communicator = self._strategy.communicator
+        ranks = range(communicator.size)
+        if given in (policies.AUTO, policies.DATA):
+            here = len(communicator.devices)
+            ranks = ranks[communicator.rank(0) :][:here]
+        elif given != policies.OFF:
             raise NotImplementedError(
                 "All processes draw the same batches from a dataset, and each "
-                f"takes its rows. Received: {given}. Where each is to read its "
-                "own files, write "
-                "`strategy.distribute_datasets_from_function`."
+                "takes its rows, or, with `AutoShardPolicy.OFF`, all rows. "
+                f"Received: {given}. Where each is to read its own files, "
+                "write `strategy.distribute_datasets_from_function`."
             )
-        here = range(self.first_rank, self.first_rank + len(self._devices))
 
         def of_ranks(*batch: Any) -> Any:
             whole = batch if len(batch) > 1 else next(iter(batch))
-            parts = [rows.shard_of(whole, rank, self.count) for rank in here]
+            parts = [
+                rows.shard_of(whole, rank, communicator.size) for rank in ranks
+            ]
             datasets = map(tf.data.Dataset.from_tensors, parts)
             return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
@@ -163,9 +158,13 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
             ReplicaMismatchError: If data sets of processes are known to be of
                 different lengths.
         """
-        count, index = process_count(), process_index()
-        context = tf.distribute.InputContext(count, index, self.count)
-        dataset = dataset_fn(context)
+        dataset = dataset_fn(
+            tf.distribute.InputContext(
+                process_count(),
+                process_index(),
+                self._strategy.communicator.size,
+            )
+        )
         what = "strategy.distribute_datasets_from_function"
         lengths = all_gather_json(what, int(dataset.cardinality()))
         known = {*lengths} - {tf.data.UNKNOWN_CARDINALITY}

@@ -67,8 +67,8 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
 
     devices: tuple[Device, ...]
     """The device of each value, in order."""
-    is_reduced = False
-    """Internal: whether a collective has made all values equal."""
+    kind: Any = "own"
+    """Internal: what a collective has made of the values, as `Given` knows."""
     is_uneven = False
     """Internal: whether they are of batches of different sizes."""
 
@@ -147,7 +147,7 @@ class Replicas(per_replica.PerReplica, Generic[T_co]):
             sums = strategy.run(tf.reduce_sum, (parts.to_distributed(),))
             ```
         """
-        return per_replica.transposed(self)
+        return per_replica.by_leaves(self)
 
     def __len__(self) -> int:
         return len(self._values)

@@ -101,7 +101,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
             AcrossProcesses(self, replica_collectives),
             lambda op, tree: replica_collectives().all_reduce(op, tree),
             _of_first_replica,
-            self._conflux_communicator.trace_all_replicas,
+            self._conflux_communicator,
             _around_replica,
         )
         # Not MirroredStrategy.__init__, which would make its own inside.

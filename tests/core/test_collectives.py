@@ -25,6 +25,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.transports import ops
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
+from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._replication import steps
 
 OPS = {
@@ -799,3 +800,27 @@ def test_losses_and_metrics_of_several_outputs_are_not_exchanged(monkeypatch):
     chances = (y > 0).astype("float32")
     model.fit(x, [y, chances], batch_size=8, verbose=0)
     assert len(calls) == 2  # the gradients of each replica
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_an_all_reduce_outside_of_functions_is_traced_once(monkeypatch):
+    reduce, traced = ReplicaCollectives.all_reduce, []
+
+    def noted(this, *arguments):
+        traced.append(arguments)
+        return reduce(this, *arguments)
+
+    monkeypatch.setattr(ReplicaCollectives, "all_reduce", noted)
+    given = tf.distribute.NcclAllReduce()
+    strategy = kc.ReplicatedStrategy(MANY, cross_device_ops=given)
+    for shape, times in (([3], 1), ([3], 1), ([2, 2], 2)):
+        parts = strategy.run(
+            lambda shape=shape: tf.ones(shape) * (kc.replica().index + 1.0)
+        )
+        extended = strategy.extended
+        found = extended.batch_reduce_to("SUM", [(parts, parts)] * 2)
+        total = np.full(shape, MANY * (MANY + 1) / 2)
+        for each in found:
+            for copy in strategy.experimental_local_results(each):
+                np.testing.assert_array_equal(copy, total)
+        assert len(traced) == times * MANY

@@ -4,6 +4,7 @@ The processes are started once for each number of processes and devices, and
 run all cases one after another.
 """
 
+import functools
 import gc
 import os
 import pathlib
@@ -146,14 +147,31 @@ def test_processes_end_well(processes):
 
 @pytest.mark.parametrize("case", [*CASES, *map(long, MORE_CASES)])
 def test_processes_compute_what_one_device_does(case, processes):
+    assert_is_that_of_one_device(case, processes)
+
+
+def assert_is_that_of_one_device(case, processes):
     count, out, *_ = processes
     assert_has_run(case, "npz", processes)
     found = [np.load(out / f"{case}-{index}.npz") for index in range(count)]
     found = [{name: each[name] for name in each.files} for each in found]
-    expected = (CASES | MORE_CASES)[case](lambda model: model)
-    assert_same_outcome(expected, found[0])
+    assert_same_outcome(on_one_device(case), found[0])
     for name, value in found[0].items():
-        assert value.tobytes() == found[1][name].tobytes(), name
+        assert {each[name].tobytes() for each in found} == {value.tobytes()}
+
+
+@functools.cache
+def on_one_device(case):
+    return (CASES | MORE_CASES)[case](lambda model: model)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the layouts have these")
+def test_loops_over_three_processes(tmp_path):
+    loops = ("own_loop", "tutorial", "adversarial")
+    started = start(3, "process_worker.py", tmp_path, *loops)
+    processes = 3, tmp_path, started, outputs(started)
+    for case in loops:
+        assert_is_that_of_one_device(case, processes)
 
 
 @pytest.mark.parametrize("case", [*LOCAL_CASES, *map(long, MORE_LOCAL_CASES)])
