@@ -18,8 +18,8 @@ from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._communication.buckets import neighbours
 from keras_conflux._compat import keras_variables
-from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._replication import state
+from keras_conflux._replication.across_processes import run_everywhere
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
@@ -118,23 +118,19 @@ def _copy_group(
     parts = max(1, min(rows, needed))  # several variables are one part
     length = math.ceil(rows / parts)
 
-    def all_replicas(first: tf.Tensor) -> None:
-        def one_replica() -> None:
-            mine = copies[replica_index()]
-            if parts == 1:
-                _broadcast(mine, root)
-            else:
-                (copy,) = mine
-                _broadcast_rows(copy, first, length, root)
+    def one_replica(first: tf.Tensor) -> None:
+        mine = copies[replica_index()]
+        if parts == 1:
+            _broadcast(mine, root)
+        else:
+            (copy,) = mine
+            _broadcast_rows(copy, first, length, root)
 
-        strategy.run(one_replica)
-
-    signature = [tf.TensorSpec([], tf.int32)]
-    run = tensorflow_tracing.concrete_function(all_replicas, signature)
+    one_replica.__qualname__ = name
+    run = run_everywhere(one_replica, strategy)
     for part in range(parts):
         first = min(part * length, rows - length)  # the last ones may overlap
-        with strategy.communicator.exclusive(run, name):
-            run(tf.constant(first))
+        run(tf.constant(first))
 
 
 def _broadcast(copies: Sequence[tf.Variable], root: int) -> None:
