@@ -10,12 +10,12 @@ from strategy_checks.programs import AGGREGATIONS
 from strategy_checks.programs import FIRST
 from strategy_checks.programs import MEAN
 from strategy_checks.programs import NONE
-from strategy_checks.programs import ON_READ
 from strategy_checks.programs import SUM
 from strategy_checks.programs import both
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
 from strategy_checks.programs import numbers
+from strategy_checks.programs import on_read
 from strategy_checks.programs import variable
 from strategy_checks.table import check
 
@@ -47,11 +47,9 @@ def add_assignments(method, name, aggregation):
         return
 
     @check(f"{method}_of_{name}_on_read_in_replicas")
-    def on_read(strategy):
+    def reduced(strategy):
         # A sum that starts with another number differs.
-        made = variable(
-            strategy, 0.0, synchronization=ON_READ, aggregation=aggregation
-        )
+        made = on_read(strategy, 0.0, aggregation)
         write = getattr(made, method)
         returned = both(strategy, lambda: write(number() + 1) + 0.0)
         return returned, made, made.read_value()
@@ -160,7 +158,7 @@ def a_distributed_value_is_assigned_in_replicas(strategy):
 
 @check()
 def a_sum_on_read_is_assigned_outside(strategy):
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0.0, SUM)
     made.assign(9.0)
     before = made.read_value()
     in_function(strategy, lambda: made.assign_add(number()))
@@ -171,9 +169,7 @@ def a_sum_on_read_is_assigned_outside(strategy):
 def a_mean_on_read_is_assigned_outside(strategy):
     found = []
     for aggregation in (MEAN, FIRST):
-        made = variable(
-            strategy, 0.0, synchronization=ON_READ, aggregation=aggregation
-        )
+        made = on_read(strategy, 0.0, aggregation)
         made.assign(9.0)
         made.assign_add(1.0)
         found.append([made, made.read_value()])
@@ -182,13 +178,13 @@ def a_mean_on_read_is_assigned_outside(strategy):
 
 @check(raises=ValueError)
 def a_sum_on_read_is_added_to_outside(strategy):
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0.0, SUM)
     made.assign_add(1.0)
 
 
 @check(raises=ValueError)
 def a_sum_on_read_is_subtracted_from_outside(strategy):
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0.0, SUM)
     made.assign_sub(1.0)
 
 
@@ -281,7 +277,7 @@ def an_update_in_a_function(strategy):
 
 @check()
 def an_update_of_a_sum(strategy):
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0.0, SUM)
     strategy.extended.update(made, lambda copy: copy.assign_add(1.0))
     return made.read_value()
 
@@ -311,7 +307,7 @@ def a_distributed_value_is_assigned_outside(strategy):
     here=[7, 14],
 )
 def a_whole_number_is_assigned_to_a_sum_on_read(strategy):
-    made = variable(strategy, 0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0, SUM)
     made.assign(7)
     before = made.read_value()
     path = tf.train.Checkpoint(v=made).write(

@@ -10,11 +10,11 @@ import tensorflow as tf
 from strategy_checks.programs import AGGREGATIONS
 from strategy_checks.programs import FIRST
 from strategy_checks.programs import MEAN
-from strategy_checks.programs import ON_READ
 from strategy_checks.programs import SUM
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
 from strategy_checks.programs import numbers
+from strategy_checks.programs import on_read
 from strategy_checks.programs import variable
 from strategy_checks.table import check
 
@@ -50,12 +50,7 @@ def a_checkpoint_of_one_device(strategy):
 def a_checkpoint_of_copies_that_differ(strategy):
     found = {}
     for name in ("sum", "mean", "first"):
-        made = variable(
-            strategy,
-            0.0,
-            synchronization=ON_READ,
-            aggregation=AGGREGATIONS[name],
-        )
+        made = on_read(strategy, 0.0, AGGREGATIONS[name])
         in_function(strategy, lambda made=made: made.assign_add(number() + 1))
         checkpoint = tf.train.Checkpoint(v=made)
         path = checkpoint.write(place())
@@ -70,7 +65,7 @@ def a_checkpoint_of_copies_that_differ(strategy):
 @check()
 def a_checkpoint_of_one_device_into_a_sum(strategy):
     path = tf.train.Checkpoint(v=tf.Variable(6.0)).save(place())
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0.0, SUM)
     tf.train.Checkpoint(v=made).restore(path)
     return made.read_value()
 
@@ -127,9 +122,7 @@ def a_checkpoint_of_a_training(strategy):
 def module(strategy):
     made = tf.Module()
     made.v = variable(strategy, 3.0)
-    made.total = variable(
-        strategy, 0.0, synchronization=ON_READ, aggregation=SUM
-    )
+    made.total = on_read(strategy, 0.0, SUM)
     strategy.run(lambda: made.total.assign_add(number()))
     made.f = tf.function(
         lambda x: x * made.v + made.total,
@@ -155,7 +148,10 @@ def a_saved_model_with_a_signature(strategy):
     return served(tf.constant(2.0))
 
 
-@check()
+@check(
+    differs="a sum that is read has the whole number that it was given",
+    here=[[3.0] * 3, [3.0, 3.0, 6.0]],
+)
 def a_saved_model_in_a_scope(strategy):
     path = place()
     tf.saved_model.save(module(strategy), path)

@@ -122,40 +122,39 @@ def a_replica_enters_the_scope(strategy):
 
 
 @check(raises=RuntimeError)
-def run_in_a_replica(strategy):
-    strategy.run(lambda: strategy.run(lambda: 1.0))
-
-
-@check(raises=RuntimeError)
 def run_in_a_replica_of_a_function(strategy):
     in_function(strategy, lambda: strategy.run(lambda: 1.0))
 
 
-@check(raises=RuntimeError)
-def reduce_in_a_replica(strategy):
-    strategy.run(lambda: strategy.reduce("SUM", number(), axis=None))
+OUTSIDE = {
+    "run": lambda strategy: strategy.run(lambda: 1.0),
+    "reduce": lambda strategy: strategy.reduce("SUM", number(), axis=None),
+    "reduce_to": lambda strategy: strategy.extended.reduce_to(
+        "SUM", number(), "CPU:0"
+    ),
+    "batch_reduce_to": lambda strategy: strategy.extended.batch_reduce_to(
+        "SUM", [(number(), "CPU:0")]
+    ),
+    "broadcast_to": lambda strategy: strategy.extended.broadcast_to(
+        number(), "CPU:0"
+    ),
+    "gather": lambda strategy: strategy.gather(tf.fill([1], number()), axis=0),
+    "data": lambda strategy: strategy.experimental_distribute_dataset(
+        tf.data.Dataset.range(3).batch(3)
+    ),
+    "values": lambda strategy: each(strategy, lambda index: index),
+}
+"""What replicas may not call."""
 
 
-@check(raises=RuntimeError)
-def reduce_to_in_a_replica(strategy):
-    strategy.run(lambda: strategy.extended.reduce_to("SUM", number(), "CPU:0"))
+def add_refused(name, call):
+    @check(f"{name}_in_a_replica", raises=RuntimeError)
+    def refused(strategy):
+        strategy.run(lambda: call(strategy))
 
 
-@check(raises=RuntimeError)
-def batch_reduce_to_in_a_replica(strategy):
-    strategy.run(
-        lambda: strategy.extended.batch_reduce_to("SUM", [(number(), "CPU:0")])
-    )
-
-
-@check(raises=RuntimeError)
-def broadcast_to_in_a_replica(strategy):
-    strategy.run(lambda: strategy.extended.broadcast_to(number(), "CPU:0"))
-
-
-@check(raises=RuntimeError)
-def gather_in_a_replica(strategy):
-    strategy.run(lambda: strategy.gather(tf.fill([1], number()), axis=0))
+for _name, _call in OUTSIDE.items():
+    add_refused(_name, _call)
 
 
 @check(raises=RuntimeError)
@@ -164,17 +163,6 @@ def update_in_a_replica(strategy):
     strategy.run(
         lambda: strategy.extended.update(made, lambda copy: copy.assign(2.0))
     )
-
-
-@check(raises=RuntimeError)
-def data_in_a_replica(strategy):
-    dataset = tf.data.Dataset.range(3).batch(3)
-    strategy.run(lambda: strategy.experimental_distribute_dataset(dataset))
-
-
-@check(raises=RuntimeError)
-def values_in_a_replica(strategy):
-    strategy.run(lambda: each(strategy, lambda index: index))
 
 
 @check()

@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
-from strategy_checks.programs import context
 from strategy_checks.programs import number
 from strategy_checks.programs import numbers
+from strategy_checks.programs import own_row
 from strategy_checks.programs import slices
 from strategy_checks.programs import variable
 from strategy_checks.table import check
@@ -62,11 +62,7 @@ def the_mean_of_what_is_equal(strategy):
 def a_sum_of_sparse_values_where_a_variable_is(strategy):
     made = variable(strategy, [1.0] * 3)
 
-    def program():
-        index = context().replica_id_in_sync_group
-        return slices(tf.reshape(number() + 1.0, [1]), [index])
-
-    found = strategy.extended.reduce_to(SUM, strategy.run(program), made)
+    found = strategy.extended.reduce_to(SUM, strategy.run(own_row), made)
     local = strategy.experimental_local_results(found)
     return [tf.convert_to_tensor(part) for part in local]
 

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from strategy_checks.programs import both
 from strategy_checks.programs import context
+from strategy_checks.programs import devices_of
 from strategy_checks.programs import each
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
@@ -73,10 +74,7 @@ def values_are_where_they_are_made(strategy):
             return tf.identity(1.0)
 
     given = each(strategy, made), numbers(strategy)
-    return [
-        [part.device for part in strategy.experimental_local_results(value)]
-        for value in given
-    ]
+    return [devices_of(strategy, value) for value in given]
 
 
 @check()
@@ -91,11 +89,8 @@ def values_are_made_in_a_function(strategy):
 
 @check()
 def results_of_replicas_are_where_they_ran(strategy):
-    found = []
-    for value in both(strategy, lambda: number() + 1.0):
-        local = strategy.experimental_local_results(value)
-        found.append([part.device for part in local])
-    return found
+    found = both(strategy, lambda: number() + 1.0)
+    return [devices_of(strategy, value) for value in found]
 
 
 @check()

@@ -7,7 +7,7 @@ from strategy_checks.programs import both
 from strategy_checks.programs import context
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
-from strategy_checks.programs import slices
+from strategy_checks.programs import own_row
 from strategy_checks.programs import variable
 from strategy_checks.table import MEETING
 from strategy_checks.table import check
@@ -193,9 +193,7 @@ def all_reduce_of_other_numbers(strategy):
 @check()
 def all_reduce_of_sparse_values(strategy):
     def program():
-        index = context().replica_id_in_sync_group
-        own = slices(tf.fill([1], number() + 1.0), [index])
-        return tf.convert_to_tensor(reduced("SUM", own))
+        return tf.convert_to_tensor(reduced("SUM", own_row()))
 
     return in_function(strategy, program)
 

@@ -27,6 +27,19 @@ def variable(strategy, *args, **options):
         return tf.Variable(*args, **options)
 
 
+def on_read(strategy, value, aggregation):
+    """A variable whose copies are reduced when it is read."""
+    return variable(
+        strategy, value, synchronization=ON_READ, aggregation=aggregation
+    )
+
+
+def devices_of(strategy, value):
+    """Where the replicas have a value."""
+    local = strategy.experimental_local_results(value)
+    return [part.device for part in local]
+
+
 def in_function(strategy, program, *args):
     """What replicas return whose program is traced by a `tf.function`."""
     # Autograph would read each program, which takes long.
@@ -71,6 +84,13 @@ def slices(values, indices, size=3):
         tf.convert_to_tensor(values),
         tf.convert_to_tensor(indices),
         tf.constant([size]),
+    )
+
+
+def own_row():
+    """Sparse values in which each replica has a row of its own."""
+    return slices(
+        tf.fill([1], number() + 1.0), [context().replica_id_in_sync_group]
     )
 
 

@@ -3,13 +3,13 @@
 import tensorflow as tf
 
 from strategy_checks.programs import FIRST
-from strategy_checks.programs import ON_READ
 from strategy_checks.programs import SUM
 from strategy_checks.programs import context
 from strategy_checks.programs import each
 from strategy_checks.programs import number
 from strategy_checks.programs import numbers
-from strategy_checks.programs import slices
+from strategy_checks.programs import on_read
+from strategy_checks.programs import own_row
 from strategy_checks.programs import variable
 from strategy_checks.table import check
 
@@ -120,18 +120,13 @@ def a_tensor_is_not_summed(strategy):
 
 @check()
 def sparse_values_are_summed(strategy):
-    def program():
-        index = context().replica_id_in_sync_group
-        return slices(tf.reshape(number() + 1.0, [1]), [index])
-
-    given = strategy.run(program)
-    found = strategy.reduce("SUM", given, axis=None)
+    found = strategy.reduce("SUM", strategy.run(own_row), axis=None)
     return tf.convert_to_tensor(found)
 
 
 @check()
 def variables_are_reduced(strategy):
-    total = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    total = on_read(strategy, 0.0, SUM)
     strategy.run(lambda: total.assign_add(number()))
     equal = variable(strategy, 2.0)
     return [
@@ -185,7 +180,7 @@ def a_reduced_value_goes_back_into_replicas(strategy):
 
 @check()
 def values_of_the_first_replica(strategy):
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=FIRST)
+    made = on_read(strategy, 0.0, FIRST)
     strategy.run(lambda: made.assign(number() + 5.0))
     return made.read_value(), made.numpy()
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from strategy_checks.programs import FIRST
 from strategy_checks.programs import both
 from strategy_checks.programs import context
+from strategy_checks.programs import devices_of
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
 from strategy_checks.programs import numbers
@@ -236,10 +237,7 @@ def replicas_run_on_their_devices(strategy):
             return tensor, tf.identity(tensor)
 
     found = strategy.run(program)
-    return [
-        [part.device for part in strategy.experimental_local_results(each)]
-        for each in found
-    ]
+    return [devices_of(strategy, each) for each in found]
 
 
 @check()

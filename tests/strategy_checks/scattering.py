@@ -5,11 +5,11 @@ import tensorflow as tf
 from strategy_checks.programs import AGGREGATIONS
 from strategy_checks.programs import FIRST
 from strategy_checks.programs import MEAN
-from strategy_checks.programs import ON_READ
 from strategy_checks.programs import SUM
 from strategy_checks.programs import context
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
+from strategy_checks.programs import on_read
 from strategy_checks.programs import raised
 from strategy_checks.programs import slices
 from strategy_checks.programs import variable
@@ -96,11 +96,11 @@ def integers_are_scattered(strategy):
 
 @check(raises=NotImplementedError)
 def rows_of_a_sum_on_read_are_added_to(strategy):
-    made = variable(strategy, [1.0], synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, [1.0], SUM)
     made.scatter_add(slices([1.0], [0], 1))
 
 
 @check(raises=NotImplementedError)
 def rows_of_a_sum_on_read_are_added_to_in_replicas(strategy):
-    made = variable(strategy, [1.0], synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, [1.0], SUM)
     strategy.run(lambda: made.scatter_add(slices([1.0], [0], 1)))

@@ -13,6 +13,7 @@ from strategy_checks.programs import SUM
 from strategy_checks.programs import both
 from strategy_checks.programs import in_function
 from strategy_checks.programs import number
+from strategy_checks.programs import on_read
 from strategy_checks.programs import variable
 from strategy_checks.table import check
 
@@ -298,7 +299,7 @@ def tables_are_made_in_the_scope(strategy):
     here=[3.0, [3.0, 0.0, 0.0]],
 )
 def a_sum_on_read_starts_once(strategy):
-    made = variable(strategy, 3.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 3.0, SUM)
     return made.read_value(), made
 
 
@@ -306,12 +307,7 @@ def a_sum_on_read_starts_once(strategy):
 def copies_are_reduced_when_they_are_read(strategy):
     found = {}
     for name in ("sum", "mean", "first"):
-        made = variable(
-            strategy,
-            0.0,
-            synchronization=ON_READ,
-            aggregation=AGGREGATIONS[name],
-        )
+        made = on_read(strategy, 0.0, AGGREGATIONS[name])
         in_function(strategy, lambda made=made: made.assign_add(number() + 1))
         read = tf.function(lambda made=made: made.read_value() + made)
         found[name] = [made.read_value(), made + 0, read(), made.numpy(), made]
@@ -320,7 +316,7 @@ def copies_are_reduced_when_they_are_read(strategy):
 
 @check()
 def a_replica_reads_its_copy_of_a_sum(strategy):
-    made = variable(strategy, 0.0, synchronization=ON_READ, aggregation=SUM)
+    made = on_read(strategy, 0.0, SUM)
 
     def program():
         made.assign_add(number() + 1)
@@ -338,7 +334,7 @@ def copies_without_a_reduction_are_read(strategy):
 @check()
 def the_extended_part_reads_a_variable(strategy):
     read = strategy.extended.read_var
-    made = variable(strategy, 3.0, synchronization=ON_READ, aggregation=FIRST)
+    made = on_read(strategy, 3.0, FIRST)
     strategy.run(lambda: made.assign_add(number() + 1))
     return read(made), read(variable(strategy, 2.0))
 
