@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -160,11 +161,17 @@ def _of_floats(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows what one condition chooses for all replicas."""
-    del operation
     _, one, other = inputs
     if one == other:
         return one
+    if TOTAL in (one, other) and any(map(_is_zero, operation.inputs[1:])):
+        return TOTAL
     return MEAN if {one.role, other.role} == {Role.MEAN, Role.EQUAL} else None
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    value = tf.get_static_value(tensor)
+    return value is not None and not np.any(value)
 
 
 _CHOICE = Rule(

@@ -16,6 +16,7 @@ from keras_conflux._batch_analysis import trial
 from keras_conflux._batch_analysis.analysis import KindInference
 from keras_conflux._batch_analysis.derivation import NotDerivable
 from keras_conflux._batch_analysis.kinds import EQUAL
+from keras_conflux._batch_analysis.kinds import OPAQUE
 from keras_conflux._batch_analysis.kinds import TOTAL
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
@@ -25,6 +26,7 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import rewriting
 from keras_conflux._graphs import walks
 
+_SHARED = (Role.TOTAL, Role.MEAN, Role.DERIVED)
 _KNOWN = (Role.EQUAL, Role.RANDOM, Role.ROWS)
 
 
@@ -117,8 +119,16 @@ class OwnGradients:
         trials = _Trials(self._kinds, [*given])
         tensors = [*operation.outputs, *operation.inputs]
         known = {id(each): trials.kind(each) for each in tensors}
-        graph = tf.__internal__.FuncGraph("gradient", capture_by_value=False)
+        graph: Any = tf.__internal__.FuncGraph(
+            "gradient", capture_by_value=False
+        )
         with graph.as_default():
+            for each in tensors:
+                # What the whole batch shares is one device's, where a layer
+                # or a loss is computed once more.
+                is_derived = self._kinds.of(each).role is Role.DERIVED
+                if is_derived and each.shape.as_list().count(None) < 2:
+                    self._kinds.mark(graph.capture(each), known[id(each)])
             upstream = [
                 trials.upstream(each, known[id(each)])
                 for each in operation.outputs
@@ -180,19 +190,23 @@ class _Trials:
         self._given = given
         self.are_of_guesses = False
         """Whether rows may be something else, as what a turn of a loop has."""
+        self._are_known_to_rules = True
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         """Returns ROWS or EQUAL, if a tensor is one of these.
 
         What is not known in a loop or a function is taken for rows. If no
-        entry touches another one, no sample does.
+        entry touches another one, no sample does. What the whole batch shares
+        is taken for EQUAL, since samples add up to derivatives by it.
 
         Raises:
             NotDerivable: If it is neither.
         """
         kind = self._kinds.of(tensor)
-        if kind == EQUAL:
-            return kind
+        if kind == EQUAL or (
+            kind.role in _SHARED and tensor.shape.is_fully_defined()
+        ):
+            return EQUAL
         if kind.role is Role.ROWS and not kind.is_out_of_order:
             return kind
         if kind.role in (Role.OPAQUE, Role.DERIVED) and tensor.shape.rank:
@@ -220,7 +234,12 @@ class _Trials:
         if not kind.regular:
             raise NotDerivable(output.name)
         found = self._as_many_as(_moved(output, kind.axis, 0))
-        return _moved(found, 0, kind.axis)
+        found = _moved(found, 0, kind.axis)
+        if kind.entries is Entries.ONE:  # marked, any rows would stand for it
+            self._are_known_to_rules = False
+        else:
+            self._kinds.mark(found, kind)
+        return found
 
     def _as_many_as(self, output: tf.Tensor) -> tf.Tensor:
         """Returns a tensor shaped as rows of which each sample has some."""
@@ -245,14 +264,23 @@ class _Trials:
             kind: The kind of the tensor by which they are derivatives.
 
         Raises:
-            NotDerivable: If they cannot be run.
+            NotDerivable: If they cannot be run, or if no rule finds what they
+                are: drawn samples may not come to where they are mixed.
         """
+        known = self._are_known_to_rules
+        shown = self._kinds.of(slope) if known else OPAQUE
         if kind == EQUAL:
+            if shown == TOTAL:
+                return False
             count = tf.cast(tf.size(slope), slope.dtype)
             weights = tf.reshape(tf.cos(tf.range(count)), tf.shape(slope))
             total = tf.reduce_sum(slope * weights)
             found = trial.statistic_by_trial(total, self._kinds, self._given)
+            if found == TOTAL and shown.role is Role.DERIVED:
+                raise NotDerivable(slope.name)
             return found != TOTAL
+        if shown.role is Role.ROWS and shown.mixed:
+            return True
         slope = _moved(slope, kind.axis, 0)
         found = trial.rows_by_trial(slope, self._kinds, self._given, False)
         return found is None

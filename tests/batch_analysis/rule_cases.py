@@ -333,6 +333,12 @@ of(
         for shape in ((N, 3), (2, N), (3,))
         for flag in (shape, ())
         for other in (shape, ())
+    ]
+    + [
+        case(V("bool", (3,), _FLAG), *values)
+        for value in (V("real", (3,), STATISTICS),)
+        for zero in (K(0, "float64"),)
+        for values in ((value, zero), (zero, value))
     ],
 )
 of(

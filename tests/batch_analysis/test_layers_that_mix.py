@@ -329,6 +329,17 @@ def test_rules_are_believed_before_trials(name):
     assert_same_training(one, many, first, second)
 
 
+def test_rules_are_believed_where_nothing_is_computed_once_more():
+    def function(x):
+        mixed = UNTRIED["extremes"](x)
+        return tf.while_loop(
+            lambda i, h: i < 1, lambda i, h: (i + 1, tf.tanh(h)), (0, mixed)
+        )[1]
+
+    with pytest.warns(kc.ConfluxWarning, match="depends on other samples"):
+        trained(function, MANY)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [x for x in MIXING if "as many" not in x])
 def test_a_layer_that_mixes_is_that_of_one_device_or_warns(name):
@@ -367,6 +378,7 @@ def _with_gradient(gradient):
 GRADIENTS_THAT_MIX = {
     "normalized": lambda d, x: d / (tf.norm(d) + 1e-6),
     "clipped by a norm": lambda d, x: tf.clip_by_norm(d, 0.05),
+    "clipped by a large norm": lambda d, x: tf.clip_by_norm(d, 200.0),
     "centered": lambda d, x: d - tf.reduce_mean(d, 0),
     "over the batch size": lambda d, x: d / tf.cast(tf.shape(d)[0], d.dtype),
     "scaled by a deviation": lambda d, x: d * tf.math.reduce_std(x),
@@ -378,10 +390,13 @@ GRADIENTS_APART = {
     "rows clipped by a norm": lambda d, x: tf.clip_by_norm(d, 0.05, [1]),
     "of a step": lambda d, x: d * tf.cast(tf.abs(x) < 1, d.dtype),
     "of a sigmoid": lambda d, x: d * tf.sigmoid(x) * (1 - tf.sigmoid(x)),
+    "where it is small": lambda d, x: tf.where(tf.abs(x) < 1, d, 0.0),
     "none": lambda d, x: None,
 }
 GRADIENTS_OF_WEIGHTS_THAT_MIX = ("normalized", "clipped by a norm", "clipped")
-GRADIENTS_OF_WEIGHTS_APART = ("the same", "reversed", "of a step", "none")
+GRADIENTS_OF_WEIGHTS_APART = (
+    *("the same", "reversed", "of a step", "none", "where it is small"),
+)
 
 
 def _does_gradient_mix(function, of_weights=False):
@@ -493,6 +508,14 @@ def test_a_gradient_of_weights_that_is_a_sum_is_found(name):
     assert not _does_gradient_mix(_with_gradient(gradient), of_weights=True)
 
 
+def test_what_may_mix_derivatives_of_weights_is_not_believed_to_be_a_sum():
+    with pytest.raises(NotDerivable):
+        _does_gradient_mix(
+            _with_gradient(lambda d, x: tf.clip_by_value(d, -200.0, 200.0)),
+            of_weights=True,
+        )
+
+
 def _in_python(d, x):
     found = tf.numpy_function(lambda a: a / (1 + abs(a)), [d], d.dtype)
     return tf.ensure_shape(found, d.shape)
@@ -550,6 +573,45 @@ def test_a_source_that_is_made_of_another_counts_once(limit):
     def train(count):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((6,)), Limited(limit)])
+        model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+        if count:
+            kc.replicate(model, count)
+        x = np.random.default_rng(0).normal(size=(13, 6))
+        return model, model.fit(x, x[:, :1], 13, verbose=0)
+
+    (one, first), (many, second) = train(None), train(MANY)
+    assert_same_training(one, many, first, second)
+
+
+class Straight(keras.layers.Layer):
+    """Rounds what it scales by the deviation of the batch."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 5))
+
+    def call(self, x):
+        @tf.custom_gradient
+        def rounded(x):
+            return tf.round(x * 8) / 8, lambda d: tf.where(x < 0.5, d, 0.0)
+
+        return x @ rounded(self.kernel / ops.std(x, 0)[:, None])
+
+
+class Around(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x)
+
+
+def test_a_straight_gradient_of_a_statistic_is_one_devices():
+    """And the gradient by which the package passes it on does not warn."""
+
+    def train(count):
+        keras.utils.set_random_seed(0)
+        model = Around(Straight())
         model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
         if count:
             kc.replicate(model, count)

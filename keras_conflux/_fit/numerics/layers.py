@@ -130,15 +130,14 @@ def _exchanged(inputs: Any, step: Step) -> Any:
             return value
         if kind.role is not Role.DERIVED and not kind.depends_on_other_samples:
             return value
-        is_alone = replica_collectives().count == 1
-        if _is_mixed(kind) and not is_alone:
-            own = _own(value, step)
-            if own is not value:
-                return own
-        if (found := _tried(value, step)) is not None:
+        if not _is_mixed(kind):
+            found = _tried(value, step)
+        elif replica_collectives().count > 1:
+            return _own(value, step)
+        else:
+            found = rows(0).with_entries(kind.entries)
+        if found is not None:
             step.kinds.mark(value, found)
-        elif _is_mixed(kind) and is_alone:
-            step.kinds.mark(value, rows(0).with_entries(kind.entries))
         return value
 
     return keras.tree.map_structure(exchanged, inputs)
@@ -158,9 +157,11 @@ def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
     if tf.compat.v1.get_default_graph() is not step.graph:
         return value  # replicas may not all come here
     try:
-        return own_rows(value, step)
+        own = own_rows(value, step)
     except NotDerivable:
         return value
+    Layers.of(step).own_gradients.trust(own.op)
+    return own
 
 
 def _marked(
@@ -202,7 +203,7 @@ def _marked(
             if own is not output:
                 keras_models.copy_mask(output, own)
                 return own
-        if found is not None:
+        if found is not None and not _is_mixed(known):
             kind = kind.with_entries(found.entries)
         elif replica_collectives().count > 1:
             _warn_of_mixing(layer, step)
