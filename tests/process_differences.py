@@ -5,6 +5,7 @@ what else has come of it.
 """
 
 import os
+import warnings
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -113,6 +114,45 @@ def shown_after(change, call):
     return "shown"
 
 
+def stepped_after(change):
+    """Changes a model between two calls of `train_on_batch`."""
+    model = made()
+    model.train_on_batch(X[:8], Y[:8])
+    if is_wrong:
+        CHANGES[change](model)
+    model.train_on_batch(X[:8], Y[:8])
+    return "trained"
+
+
+def looped_after(change):
+    """Changes a model before a loop of its own."""
+    model = made()
+    if is_wrong:
+        CHANGES[change](model)
+
+    @kc.withdevices(devices=1)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        weights = model.trainable_variables
+        gradients = kc.allreduce("mean", tape.gradient(loss, weights))
+        model.optimizer.apply(gradients, weights)
+        return loss
+
+    step(*kc.split((X[:8], Y[:8])))
+    return "trained"
+
+
+def shown_between_steps():
+    """Warns of nothing that this package writes itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kc.ConfluxWarning)
+        model = made()
+        model.train_on_batch(X[:8], Y[:8])
+        model.predict_on_batch(X[:8])
+    return "shown"
+
+
 class Scaled(layers.Layer):
     """Reads a variable of TensorFlow's own, and perhaps writes it."""
 
@@ -177,6 +217,13 @@ CASES |= {
     "evaluate after a change": lambda: shown_after("set_weights", "evaluate"),
     "predict after a change": lambda: shown_after("one weight", "predict"),
     "predict after none": lambda: shown_after("same weights", "predict"),
+    "a step after a change": lambda: stepped_after("one weight"),
+    "a step after a rate": lambda: stepped_after("rate"),
+    "a step after none": lambda: stepped_after("same weights"),
+    "a loop after a change": lambda: looped_after("one weight"),
+    "a loop after a rate": lambda: looped_after("rate"),
+    "a loop after none": lambda: looped_after("same weights"),
+    "predict between steps": shown_between_steps,
     "a tf.Variable": lambda: trained_with_plain_variable(writes=False),
     "a tf.Variable of each": lambda: trained_with_plain_variable(writes=True),
     "another function": lambda: stepped(doubled if is_wrong else squared),

@@ -4,6 +4,7 @@ import contextvars
 import functools
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -283,18 +284,24 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         return self._conflux_clones[fn]
 
 
-_assignments = 0
+_assigned: Any = weakref.WeakValueDictionary()
+"""By their ids, variables that nobody has compared since."""
 
 
 def _note_assignment(variable: Any) -> None:
-    global _assignments
-    _assignments += 1
     variable.conflux_assignments = assignments(variable) + 1
+    _assigned[id(variable)] = variable
 
 
-def assignments_of_all() -> int:
-    """Returns how often any variable has been assigned outside of replicas."""
-    return _assignments
+def assigned() -> list[Any]:
+    """Returns what was assigned outside of replicas, and not compared since."""
+    return [*_assigned.values()]
+
+
+def note_compared(variables: Iterable[Any] | None = None) -> None:
+    """Notes variables, or all, that processes have compared."""
+    for variable in assigned() if variables is None else variables:
+        _assigned.pop(id(variable), None)
 
 
 def assignments(variable: Any) -> int:

@@ -39,6 +39,7 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import effect_of
 from keras_conflux._replication import common_seed
+from keras_conflux._replication import common_state
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import steps
 from keras_conflux._replication.across_processes import run_everywhere_by
@@ -330,7 +331,9 @@ class _Compiled:
         may_hang = self._may_hang.get(signature, True)
         if signature not in self._may_hang:
             program = self._trace(*arguments)
-            program.graph.conflux_program.agree(what)
+            traced = program.graph.conflux_program
+            alike = traced.agree(what, common_state.sums_of_assigned())
+            common_state.compare_assigned(what, alike, traced.variables)
             if process_count() == 1 and not self._is_compiled:
                 # TensorFlow looks for the program in the next call once more.
                 self._may_hang[signature] = _may_hang(

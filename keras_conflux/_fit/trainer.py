@@ -35,6 +35,7 @@ from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.common_state import CommonState
+from keras_conflux._replication.common_state import agree_on_assigned
 from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
@@ -131,7 +132,10 @@ def _run_on_replicas(
         if strategy.communicator.spans_processes:
             eager = keras_models.runs_eagerly(model)
             common = CommonState(model, has_other_variables=eager)
-            common.begin(begin) if fits else common.agree_on_weights(begin)
+            if fits:
+                common.begin(begin)
+            else:
+                agree_on_assigned(begin, lambda: model.weights)
         if call.name == "predict":
             plan = ExecutionPlan.of(model, strategy)
         else:

@@ -110,7 +110,7 @@ class CommonProgram:
         """Makes this the `conflux_program` of the graph that has it."""
         self.graph.conflux_program = self
 
-    def agree(self, what: str) -> None:
+    def agree(self, what: str, beside: Any = None) -> bool:
         """Raises in all processes unless all have traced the same.
 
         Processes whose parts of the data are of other shapes may have traced
@@ -118,6 +118,10 @@ class CommonProgram:
 
         Args:
             what: The next action of this process.
+            beside: What is compared in the same message.
+
+        Returns:
+            Whether all have that, and the very same program.
 
         Raises:
             ReplicaMismatchError: If programs differ, or another process is
@@ -125,11 +129,14 @@ class CommonProgram:
                 process, and the line of the user's.
         """
         if process_count() == 1:
-            return
-        told = gather_if_different(what, self._own) or []
+            return True
+        own = Comparable([self._own.digest, beside])
+        if gather_if_different(what, own) is None:
+            return True
+        told = gather_if_different(f"the program of {what}", self._own) or []
         pair = _first_pair(told)
         if pair is None:
-            return
+            return False
         shown = None
         if process_index() in pair:
             other = pair[1 - pair.index(process_index())]
@@ -138,6 +145,13 @@ class CommonProgram:
         shown = all_gather_json(f"what differs at {what}", shown)
         message = _message(what, pair, [shown[index] for index in pair])
         raise of_all_processes(ReplicaMismatchError(message))
+
+    def variables(self) -> list[Any]:
+        """Returns the variables with copies that the graph uses."""
+        given = [inside for _, inside in self.graph.captures]
+        handles = [bodies.outermost(x, self.graph) for x in given]
+        found = map(resources.container_of, handles)
+        return [*{id(x): x for x in found if x is not None}.values()]
 
     @functools.cached_property
     def _own(self) -> Comparable:

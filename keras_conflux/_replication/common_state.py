@@ -8,6 +8,7 @@ import collections
 import functools
 import weakref
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,10 +20,10 @@ from keras_conflux._cluster.agreement import Comparable
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import gather_if_different
 from keras_conflux._cluster.failures import of_all_processes
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._compat import keras_models
-from keras_conflux._compat import keras_variables
 from keras_conflux._compat import replicated_extended
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_tracing import Grappler
@@ -79,7 +80,6 @@ class CommonState:
         self._has_variables = not has_other_variables
         self._settings: list[Any] | None = None
         self._assigned: dict[int, int] = {}
-        self._assignments = 0
         self._steps = 0
 
     @functools.cached_property
@@ -105,14 +105,13 @@ class CommonState:
     def begun(self) -> None:
         """Notes the state of all processes, which is equal now."""
         self._note(self._read_settings(), self._variables())
+        replicated_extended.note_compared()
 
     def agree_after(self, what: str, steps: int) -> None:
         """Raises unless all have the same settings and, if need be, variables.
 
-        All variables are compared after many steps, and if what has been
-        assigned differs. Else they are those that were assigned, outside of
-        steps, and those that the model does not know, as nobody counts their
-        assignments.
+        All variables are compared after many steps. Else they are those that
+        the model does not know, as nobody notes their assignments.
 
         Args:
             what: The next action of this process.
@@ -123,10 +122,7 @@ class CommonState:
         """
         self._steps += steps
         settings = self._read_settings()
-        count = replicated_extended.assignments_of_all() - self._assignments
-        assigned = self._assigned_since() if count else []
-        compared = [*assigned, *_comparable(self._others())]
-        own = Comparable([settings, count, _sums(compared)])
+        own = Comparable([settings, _sums(_comparable(self._others()))])
         told = gather_if_different(what, own)
         if told is not None:
             self._refuse_settings(what, [each[0] for each in told])
@@ -151,33 +147,14 @@ class CommonState:
         told = gather_if_different(what, own)
         if told is not None:
             self._refuse_settings(what, [each[0] for each in told])
-            self._refuse_variables(what, variables, [each[1] for each in told])
+            sums = [each[1] for each in told]
+            _refuse_variables(what, variables, sums, self._assigned)
         self._note(settings, variables)
 
     def _note(self, settings: list[Any], variables: list[Any]) -> None:
         self._settings = settings
         self._assigned = _assignments(variables)
-        self._assignments = replicated_extended.assignments_of_all()
         self._steps = 0
-
-    def agree_on_weights(self, what: str) -> None:
-        """Raises if weights differ, where processes may have assigned others.
-
-        Args:
-            what: The next action of this process.
-
-        Raises:
-            ReplicaMismatchError: As that of `agree`.
-        """
-        count = replicated_extended.assignments_of_all()
-        if gather_if_different(what, Comparable(count)) is None:
-            return
-        weights = {id(weight) for weight in self._model.weights}
-        variables = [v for v in self._variables() if id(v) in weights]
-        what = f"{what} with these weights"
-        told = gather_if_different(what, Comparable(_sums(variables)))
-        if told is not None:
-            self._refuse_variables(what, variables, told)
 
     def _read_settings(self, with_rates: bool = True) -> list[Any]:
         """Returns names and values."""
@@ -206,51 +183,106 @@ class CommonState:
     def _variables(self) -> list[Any]:
         if not self._has_variables:
             return []
-        variables = [
-            variable
-            for variable in state.variables_of(self._model, self._owners)
-            if is_replicated(keras_variables.backing(variable))
-            and state.is_mirrored(variable)
-        ]
-        return _comparable([*variables, *self._others()])
-
-    def _assigned_since(self) -> list[Any]:
-        """Returns what was assigned since all variables were compared."""
-        variables = self._variables()
-        now = _assignments(variables)
-        before = self._assigned
-        return [v for v in variables if now[id(v)] != before.get(id(v), 0)]
+        variables = state.variables_of(self._model, self._owners)
+        return _comparable([*_mirrored(variables), *self._others()])
 
     def _others(self) -> list[Any]:
         return _others_of(self._model) if self._has_variables else []
 
-    def _refuse_variables(
-        self, what: str, variables: list[Any], told: list[Any]
-    ) -> None:
-        """Raises if a variable differs by more than roundings."""
-        _refuse_lengths(what, "variables", told)
-        apart = [
-            position
-            for position, each in enumerate(zip(*told, strict=True))
-            if not _are_alike(each)
-        ]
-        if not apart:
-            return
-        now = _assignments(variables)
-        own = [now[key] - self._assigned.get(key, 0) for key in now]
-        assigned = all_gather_json(f"what has changed before {what}", own)
-        counts = {i: [each[i] for each in assigned] for i in apart}
-        unequal = [i for i in apart if len(set(counts[i])) > 1]
-        position = (unequal or apart)[0]
-        changed = [
-            process
-            for process, count in enumerate(counts[position])
-            if unequal and count > min(counts[position])
-        ]
-        norms = [each[position][1] or each[position][0] for each in told]
-        shown = [f"of {'norm ' * bool(n)}{n:.6g}" for n in norms]
-        name = state.name_of(variables[position])
-        raise _differs(what, name, shown, changed)
+
+def agree_on_assigned(
+    what: str, variables: Callable[[], list[Any]], of: Any = None
+) -> None:
+    """Raises in all processes unless all have assigned alike outside of steps.
+
+    If all have done so since they came here last, this is one message.
+
+    Args:
+        what: The next action of this process.
+        variables: Returns those that are compared if not.
+        of: See `assert_same_place`.
+
+    Raises:
+        ReplicaMismatchError: If one differs, which is named, or if another
+            process is about to do something else.
+    """
+    if process_count() == 1:
+        return
+    action = what if of is None else f"{what}, of {of}"
+    told = gather_if_different(action, Comparable(sums_of_assigned()))
+    compare_assigned(what, told is None, variables)
+
+
+def sums_of_assigned() -> list[list[float]]:
+    """Returns what this process has assigned since it was compared, as sums.
+
+    Alone, it has nobody to compare them with.
+    """
+    if process_count() == 1:
+        return []
+    return _sums(_comparable(_mirrored(replicated_extended.assigned())))
+
+
+def compare_assigned(
+    what: str, are_alike: bool, variables: Callable[[], list[Any]]
+) -> None:
+    """Raises if the processes have assigned something else to variables.
+
+    Args:
+        what: The next action of this process.
+        are_alike: Whether all have the same `sums_of_assigned`.
+        variables: See `agree_on_assigned`.
+    """
+    if are_alike:
+        replicated_extended.note_compared()
+        return
+    compared = _comparable(_mirrored(variables()))
+    what = f"{what}, after assignments"
+    told = gather_if_different(what, Comparable(_sums(compared)))
+    if told is not None:
+        _refuse_variables(what, compared, told, {})
+    replicated_extended.note_compared(map(state.backing, compared))
+
+
+def _mirrored(variables: list[Any]) -> list[Any]:
+    return [
+        variable
+        for variable in variables
+        if is_replicated(state.backing(variable))
+        and state.is_mirrored(variable)
+    ]
+
+
+def _refuse_variables(
+    what: str,
+    variables: list[Any],
+    told: list[Any],
+    before: Mapping[int, int],
+) -> None:
+    """Raises if a variable differs by more than roundings."""
+    _refuse_lengths(what, "variables", told)
+    apart = [
+        position
+        for position, each in enumerate(zip(*told, strict=True))
+        if not _are_alike(each)
+    ]
+    if not apart:
+        return
+    now = _assignments(variables)
+    own = [now[key] - before.get(key, 0) for key in now]
+    assigned = all_gather_json(f"what has changed before {what}", own)
+    counts = {i: [each[i] for each in assigned] for i in apart}
+    unequal = [i for i in apart if len(set(counts[i])) > 1]
+    position = (unequal or apart)[0]
+    changed = [
+        process
+        for process, count in enumerate(counts[position])
+        if unequal and count > min(counts[position])
+    ]
+    norms = [each[position][1] or each[position][0] for each in told]
+    shown = [f"of {'norm ' * bool(n)}{n:.6g}" for n in norms]
+    name = state.name_of(variables[position])
+    raise _differs(what, name, shown, changed)
 
 
 def _comparable(variables: list[Any]) -> list[Any]:

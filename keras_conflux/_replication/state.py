@@ -135,10 +135,10 @@ def own_copy(variable: Any) -> tf.Variable:
     return found[tensorflow_internals.replica_index() if len(found) > 1 else 0]
 
 
-def is_mirrored(variable: keras.Variable) -> bool:
+def is_mirrored(variable: Any) -> bool:
     """Whether copies must be equal; those of a metric are added when read."""
     on_read = tf.VariableSynchronization.ON_READ
-    return keras_variables.backing(variable).synchronization != on_read
+    return backing(variable).synchronization != on_read
 
 
 def is_sum(value: Any) -> bool:

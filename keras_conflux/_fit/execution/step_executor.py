@@ -32,6 +32,7 @@ from keras_conflux._replication import common_seed
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
+from keras_conflux._replication.common_state import agree_on_assigned
 from keras_conflux._replication.strategy import on_whole_batch
 from keras_conflux._replication.strategy import outside_of_strategies
 from keras_conflux._replication.watchdog import StepAbandoned
@@ -85,7 +86,9 @@ class StepExecutor:
             self._calls += 1
             # Another model may have taken the seeds since the last execution.
             promotion.promote_new_state(None, self._strategy)
-            assert_same_place(f"execution {self._calls} of {name}", group)
+            agree_on_assigned(
+                f"execution {self._calls} of {name}", self._compared, group
+            )
             for batch in group.batches[:1]:
                 tell_what_runs(self._model, self._plan, batch.sizes)
             try:
@@ -107,6 +110,13 @@ class StepExecutor:
                 if not self._strategy.communicator.spans_processes:
                     synchronization.synchronize(self._model)
                 raise
+
+    def _compared(self) -> list[keras.Variable]:
+        """Returns what all processes hold alike between executions.
+
+        Where steps run eagerly, each has its own until the end.
+        """
+        return [] if self._is_eager else state.variables_of(self._model)
 
     def _programs(self) -> int:
         """Returns how many programs have been traced."""
