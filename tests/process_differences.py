@@ -143,6 +143,18 @@ def looped_after(change):
     return "trained"
 
 
+def trained_with_table(order):
+    words = layers.StringLookup(vocabulary=[*order], output_mode="one_hot")
+    kinds = keras.Input((1,), dtype="string")
+    outputs = layers.Dense(1)(words(kinds))
+    model = keras.Model(kinds, outputs, name="model")
+    model.compile("sgd", "mse", jit_compile=False)
+    kc.replicate(model, devices=1)
+    x = tf.constant([["a"], ["b"]] * 8)
+    model.fit(x, Y[:16], batch_size=8, verbose=0)
+    return "trained"
+
+
 def shown_between_steps():
     """Warns of nothing that this package writes itself."""
     with warnings.catch_warnings():
@@ -223,6 +235,8 @@ CASES |= {
     "a loop after a change": lambda: looped_after("one weight"),
     "a loop after a rate": lambda: looped_after("rate"),
     "a loop after none": lambda: looped_after("same weights"),
+    "a table": lambda: trained_with_table("ba" if is_wrong else "ab"),
+    "the same table": lambda: trained_with_table("ab"),
     "predict between steps": shown_between_steps,
     "a tf.Variable": lambda: trained_with_plain_variable(writes=False),
     "a tf.Variable of each": lambda: trained_with_plain_variable(writes=True),

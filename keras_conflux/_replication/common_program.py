@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import Comparable
@@ -393,7 +394,7 @@ def _attributes_of(node: Any) -> str:
 
 
 def _variables_in(graph: Any) -> dict[str, str]:
-    """Returns which variable each placeholder for one stands for.
+    """Returns which variable or table each placeholder for one stands for.
 
     Variables are numbered in the order of their captures, so that they may have
     other names in other processes.
@@ -401,11 +402,30 @@ def _variables_in(graph: Any) -> dict[str, str]:
     numbers: dict[int, int] = {}
     found = {}
     for _, inside in graph.captures:
-        variable = resources.container_of(bodies.outermost(inside, graph))
+        handle = bodies.outermost(inside, graph)
+        variable = resources.container_of(handle)
         if variable is not None:
             number = numbers.setdefault(id(variable), len(numbers))
             found[inside.op.name] = f"variable {number}"
+        elif inside.dtype == tf.resource and process_count() > 1:
+            for read in inside.consumers():
+                if read.type == "LookupTableFindV2":
+                    found[inside.op.name] = _table(handle, read)
     return found
+
+
+def _table(handle: Any, read: tf.Operation) -> str:
+    """Returns a digest of what a table holds, in whatever order."""
+    with tf.init_scope():
+        pairs = tf.raw_ops.LookupTableExportV2(
+            table_handle=handle,
+            Tkeys=read.get_attr("Tin"),
+            Tvalues=read.get_attr("Tout"),
+        )
+    keys, values = (each.numpy() for each in pairs)
+    order = np.argsort(keys)
+    held = repr([keys[order].tolist(), values[order].tolist()])
+    return f"a table {zlib.crc32(held.encode())}"
 
 
 def _inputs_of(

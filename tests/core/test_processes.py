@@ -243,6 +243,8 @@ DIFFERENCES = {
     "a loop after a change": f"call 1 of .*step.* is of .*{CHANGED}",
     "a loop after a rate": f"call 1 of .*step.* is of .*{CHANGED}",
     "a loop after none": "trained$",
+    "a table": r"a table \d.* in process 0 .* a table \d.* in process 1",
+    "the same table": "trained$",
     "predict between steps": "shown$",
     "a tf.Variable": "of an epoch.*scale:0 is of norm 1 in .*norm 2 in process",
     "a tf.Variable of each": "trained$",
