@@ -308,6 +308,17 @@ def test_forward_mode_over_summed_gradients_is_refused():
         trained(2, step)
 
 
+@needs_two
+def test_forward_mode_through_a_layer_that_mixes_is_refused():
+    center = layers.Lambda(lambda x: x - ops.mean(x, 0))
+
+    def step(model, x):
+        return {"j": ops.mean(following(model, lambda: center(x) ** 2, [x]))}
+
+    with pytest.raises(NotImplementedError, match="with two GradientTapes"):
+        trained(2, step)
+
+
 MIXING = {
     "a mean": lambda x: x - ops.mean(x, axis=0),
     "a sum": lambda x: ops.cumsum(x, axis=0),

@@ -132,3 +132,43 @@ def test_what_a_metric_begins_with(make, evaluates):
         found.append([*logs[-2:], logs[0][-1:]])
     assert found[1] == found[0]
     assert evaluates or found[1][0] == [26, 25]
+
+
+class Any(keras.metrics.Metric):
+    """Which of some numbers a prediction has exceeded."""
+
+    def __init__(self):
+        super().__init__(name="any")
+        self.seen = self.add_variable((25,), "zeros", dtype="bool", name="seen")
+
+    def update_state(self, y, p, sample_weight=None):
+        numbers = keras.ops.linspace(-6.0, 6.0, 25)
+        self.seen.assign(self.seen | keras.ops.any(p > numbers, 0))
+
+    def result(self):
+        return keras.ops.mean(keras.ops.cast(self.seen, "float32"))
+
+    def reset_state(self):
+        self.seen.assign(keras.ops.zeros_like(self.seen))
+
+
+@pytest.mark.parametrize("in_scope", [False, True])
+def test_a_metric_whose_state_is_true_or_false(in_scope):
+    def make():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Any()], jit_compile=False)
+        return model
+
+    def fit(model):
+        logs = model.fit(X, Y, 8, epochs=3, shuffle=False, verbose=0)
+        return model, logs
+
+    one = fit(make())
+    assert len({*one[1].history["any"]}) > 1
+    if in_scope:
+        with kc.replicate(devices=2).scope():
+            many = fit(make())
+    else:
+        many = fit(kc.replicate(make(), 2))
+    assert_same_training(one[0], many[0], one[1], many[1])

@@ -197,6 +197,8 @@ def _is_known(tensor: tf.Tensor, kinds: KindInference) -> bool:
     if tensor.dtype == tf.variant:  # a list, whose elements are known before
         return False
     kind = kinds.of(tensor)
+    if tensor.dtype.is_complex and kind.role is not Role.EQUAL:
+        return False  # of which its parts are known, and can be exchanged
     if kind.role is Role.ROWS:
         return not kind.depends_on_other_samples
     return kind.role in _KNOWN and not _needs_others(tensor, kinds)

@@ -56,6 +56,8 @@ def make_backing(
     # is never reduced on the way: it would be reduced at each writing, and
     # Keras writes a sum by writing the old sum and the summand.
     synchronization = "on_read" if summed else variable.synchronization
+    if value.dtype == tf.bool:  # which cannot be added
+        synchronization = "auto"
     aggregation = "sum" if summed else variable.aggregation
     if synchronization != "on_read" and aggregation != "only_first_replica":
         aggregation = "none"

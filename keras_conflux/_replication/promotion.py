@@ -245,6 +245,8 @@ def _is_to_promote(variable: keras.Variable, summed: bool) -> bool:
         return value is not None
     if state.is_in_parts(value):
         return False
+    if value.dtype == tf.bool and not state.is_mirrored(variable):
+        return True  # has no sum
     # Made by Keras in the strategy's scope, not by `make_backing`.
     aggregates = value.aggregation in (
         tf.VariableAggregation.SUM,

@@ -19,6 +19,7 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import mixed_rows
 from keras_conflux._batch_analysis import rows
+from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
 from keras_conflux._fit.numerics.recorded import slopes_of
@@ -128,10 +129,21 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     Raises:
         NotDerivable: If it cannot be computed, or has been read from a variable
             after a write, or is made in a loop, which gradients do not pass.
+        NotImplementedError: If a tangent would have to pass it.
     """
     found = derivation_of(tensor, step.kinds)
-    if found.written or any(map(bodies.has_loop, found.operations)):
+    is_complex = tensor.dtype.is_complex  # by which no gradient would pass
+    loops = any(map(bodies.has_loop, found.operations))
+    if found.written or is_complex or loops:
         raise NotDerivable(tensor.name)
+    if tensorflow_tracing.has_tangents(found.sources.values()):
+        raise NotImplementedError(
+            f"{step.name}: a `tf.autodiff.ForwardAccumulator` follows "
+            f"{tensor.name}, which mixes samples of all replicas. Follow it "
+            "with two GradientTapes, the outer one around the gradient by "
+            "`output_gradients`, or follow weights through what keeps samples "
+            "apart."
+        )
     known = reduced_by_role(found.sources, step)
     whole = recomputed(found, known, step)
     step.kinds.mark_equal([whole])
