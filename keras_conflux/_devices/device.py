@@ -32,7 +32,7 @@ _SPELLINGS = (
 
 _NAME = re.compile(r"(?:^|[/:])(CPU|GPU):(\d+)$", re.IGNORECASE)
 _known: set[tuple["Device", ...]] = set()
-"""What has been found since TensorFlow started, after which all remains."""
+"""The devices found since TensorFlow started, after which all remains."""
 
 
 class Device(str):

@@ -136,7 +136,7 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
     loops = any(map(bodies.has_loop, found.operations))
     if found.written or is_complex or loops:
         raise NotDerivable(tensor.name)
-    if tensorflow_tracing.has_tangents(found.sources.values()):
+    if tensorflow_tracing.has_tangents([*found.sources.values()]):
         raise NotImplementedError(
             f"{step.name}: a `tf.autodiff.ForwardAccumulator` follows "
             f"{tensor.name}, which mixes samples of all replicas. Follow it "
