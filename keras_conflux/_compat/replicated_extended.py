@@ -50,12 +50,12 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self._conflux_across = across
         self._conflux_all_reduce = all_reduce
         self._conflux_of_first_replica = of_first_replica
-        self._conflux_communicator = communicator
+        self._communicator = communicator
         self._conflux_around_replica = around_replica
         self._conflux_clones: Any = weakref.WeakKeyDictionary()
         with without_untrue_lines():
             super().__init__(strategy, list(devices), cross_device_ops)
-        if self.spans_processes:
+        if self._communicator.spans_processes:
             self._cross_device_ops = across
 
     def _scope(self, strategy: tf.distribute.Strategy) -> Any:
@@ -70,24 +70,14 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         return False
 
     @property
-    def first_rank(self) -> int:
-        """The position of the first replica here among those of all."""
-        return self._conflux_communicator.rank(0)
-
-    @property
-    def spans_processes(self) -> bool:
-        """Whether some of the replicas are in other processes."""
-        return self._conflux_communicator.spans_processes
-
-    @property
     def _num_replicas_in_sync(self) -> int:
-        return self._conflux_communicator.size
+        return self._communicator.size
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
-        return replica_id_in_sync_group - self.first_rank
+        return replica_id_in_sync_group - self._communicator.rank(0)
 
     def _get_replica_id_in_sync_group(self, replica_id: Any) -> Any:
-        return self.first_rank + replica_id
+        return self._communicator.rank(0) + replica_id
 
     def _experimental_distribute_values_from_function(
         self, value_fn: Callable
@@ -95,7 +85,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         count = self._num_replicas_in_sync
         context = tf.distribute.experimental.ValueContext
         found = [
-            value_fn(context(self.first_rank + index, count))
+            value_fn(context(self._communicator.rank(index), count))
             for index in range(len(self._devices))
         ]
         return distribute_utils.regroup(found, always_wrap=True)
@@ -103,7 +93,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     def _experimental_distribute_dataset(
         self, dataset: Any, options: Any
     ) -> Any:
-        if not self.spans_processes:
+        if not self._communicator.spans_processes:
             return super()._experimental_distribute_dataset(dataset, options)
         shards = self._conflux_across.shards(dataset)
         return super()._distribute_datasets_from_function(
@@ -114,7 +104,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self, dataset_fn: Any, options: Any
     ) -> Any:
         make = dataset_fn
-        if self.spans_processes:
+        if self._communicator.spans_processes:
             make = functools.partial(self._conflux_across.of_process, make)
         return super()._distribute_datasets_from_function(make, options)
 
@@ -126,7 +116,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         return cross_device.usual(self._devices)
 
     def _get_cross_device_ops(self, value: Any) -> Any:
-        if self.spans_processes:
+        if self._communicator.spans_processes:
             return self._cross_device_ops
         return cross_device.able_to_reduce(value, self._cross_device_ops)
 
@@ -157,7 +147,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         Any other value belongs to this process, where there are others.
         """
         value, here = by_leaves(value), len(self._devices)
-        if not self.spans_processes or (here > 1 and not is_mean):
+        if not self._communicator.spans_processes or (here > 1 and not is_mean):
             return value
         return tf.nest.map_structure(lambda x: same_everywhere(x, here), value)
 
@@ -267,7 +257,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             program = _with_these_context_variables(program)
         elif not is_function:
             run = functools.partial(run_in_turn, self._container_strategy())
-        return self._conflux_communicator.trace_all_replicas(
+        return self._communicator.trace_all_replicas(
             lambda: run(program, args, kwargs)
         )
 

@@ -133,7 +133,7 @@ def set_sum(variable: Any, value: Any) -> list[Any]:
     first, *others = variable.values
     value = tf.cast(value, first.dtype)
     mine = value
-    if variable.distribute_strategy.extended.first_rank > 0:
+    if variable.distribute_strategy.communicator.rank(0) > 0:
         mine = tf.zeros_like(value)
     found = [first.assign(mine)]
     found += [copy.assign(tf.zeros_like(mine)) for copy in others]
@@ -171,11 +171,11 @@ def make_ours(variable: Any) -> None:
         return
     variable.__class__ = _OURS[type(variable)]
     is_sum = variable.aggregation == tf.VariableAggregation.SUM
-    extended = variable.distribute_strategy.extended
+    communicator = variable.distribute_strategy.communicator
     if (
         isinstance(variable, OnRead)
         and is_sum
-        and extended.spans_processes
+        and communicator.spans_processes
         and tf.executing_eagerly()
     ):
         first = variable.values[0]

@@ -198,9 +198,13 @@ def withdevices(
     arguments.assert_is(fn, Callable, "a function that is run on every device")
     functions: dict[ReplicatedStrategy, _Compiled] = {}
 
+    @functools.cache
+    def chosen() -> set[tuple[Device, ...]]:
+        return set() if devices is None else {find_devices(devices)}
+
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Replicas[Any]:
-        strategy = _strategy(devices, (args, kwargs))
+        strategy = _strategy(chosen, (args, kwargs))
         if strategy not in functions:
             functions[strategy] = _Compiled(fn, strategy, jit_compile)
         compiled, arguments = functions[strategy], (args, kwargs)
@@ -442,19 +446,19 @@ def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _strategy(devices: DevicesLike, arguments: Tree) -> ReplicatedStrategy:
+def _strategy(
+    chosen: Callable[[], set[tuple[Device, ...]]], arguments: Tree
+) -> ReplicatedStrategy:
     if in_replica():
         raise StrategyError(
             "A `withdevices` function was called inside another. The inner "
             "one already runs on every device: call the plain function."
         )
-    found = {
+    found = chosen() | {
         leaf.devices
         for leaf in trees.flatten(arguments)
         if isinstance(leaf, Replicas)
     }
-    if devices is not None:
-        found.add(find_devices(devices))
     if len(found) > 1:
         raise StrategyError(
             "The arguments of one call must be on the same devices. Received "

@@ -81,7 +81,7 @@ def add_up(variables: Sequence[Any], this: ReplicaCollectives) -> None:
     for variable, copy, total in zip(variables, copies, totals, strict=True):
         if index == 0 and variable.conflux_whole is not None:
             variable.conflux_whole.assign(total)
-        rank = variable.distribute_strategy.extended.first_rank + index
+        rank = variable.distribute_strategy.communicator.rank(index)
         with tensorflow_tracing.of_rank():
             left = tf.zeros_like(total) if rank else tf.identity(total)
         copy.assign(left)
