@@ -135,8 +135,9 @@ class OwnGradients:
             ]
             found = rewriting.own_gradient(operation, upstream) or []
             is_mixed = any(
-                slope is not None and trials.is_mixed(slope, known[id(source)])
+                trials.is_mixed(slope, known[id(source)])
                 for source, slope in zip(operation.inputs, found, strict=False)
+                if slope is not None and not slope.dtype.is_integer
             )
         if is_mixed and trials.are_of_guesses:
             raise NotDerivable(operation.name)
