@@ -410,6 +410,11 @@ class _Compiled:
             # replaces exceptions of types that it does not know.
             error = original
         error_notes.add_to(error)
+        if isinstance(original, AttributeError) and original.name == "numpy":
+            error.add_note(
+                "A step is traced once, before its tensors have values. Return "
+                "them, or print them with `tf.print`."
+            )
         if index is not None:
             error.add_note(
                 f"Raised in replica {index} ({self._strategy.devices[index]}) "

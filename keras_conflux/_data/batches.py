@@ -34,6 +34,12 @@ class Batches(Generic[T_co]):
             )
         return len(self._source)
 
+    def __repr__(self) -> str:  # which Keras shows of data that it cannot take
+        return (
+            "<batches for a loop of your own: give `fit`, `evaluate` and "
+            "`predict` the data set itself>"
+        )
+
     def __bool__(self) -> bool:
         return True  # also where the length is not known
 

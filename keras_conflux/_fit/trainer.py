@@ -40,6 +40,7 @@ from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import has_strategies
+from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 
 _told_at_the_end: list[Callable[[str, Measurements], None]] = []
@@ -276,6 +277,11 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
 
     Sharing a replicated layer is enough, and so is Keras' distribution.
     """
+    if in_replica():
+        raise StrategyError(
+            f"{model.name}: `fit`, `evaluate` and `predict` run a step on each "
+            "device themselves. Call them outside of a `withdevices` step."
+        )
     strategy = keras_models.strategy_of(model)
     if strategy is None:
         if has_strategies():

@@ -26,6 +26,7 @@ from keras_conflux._replication.model_options import DataContract
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import Shard
+from keras_conflux._replication.strategy import check_options
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_for
 from keras_conflux._replication.strategy import strategy_over
@@ -170,6 +171,7 @@ def replicate(
         ```
     """
     model_options.check(target, data, reshuffle, microbatches)
+    check_options(shard, microbatches or 1)
     step_timeout()  # an error now, and not after hours
     if target is None:
         return strategy_for(devices, shard, microbatches or 1, cross_device_ops)

@@ -85,7 +85,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         cross_device_ops: Any = None,
     ) -> None:
         initialize_from_environment()
-        _check_shard(shard)
+        check_options(shard, microbatches)
         self._conflux_shard: Shard | None = shard
         self._conflux_microbatches = check_microbatches(microbatches)
         self._conflux_devices = find_devices(devices)
@@ -267,7 +267,7 @@ def strategy_for(
     cross_device_ops: Any = None,
 ) -> ReplicatedStrategy:
     """Returns the strategy over these devices, always the same object."""
-    _check_shard(shard)
+    check_options(shard, microbatches)
     chosen = find_devices(which)
     known = _strategies.get((chosen, shard, microbatches, cross_device_ops))
     return known or ReplicatedStrategy(
@@ -293,14 +293,15 @@ def strategy_over(which: DevicesLike) -> ReplicatedStrategy:
     return current if current.devices == chosen else strategy_for(chosen)
 
 
-def _check_shard(shard: Any) -> None:
+def check_options(shard: Any, microbatches: int = 1) -> None:
+    """Raises unless options of `replicate` are known and work together."""
     if shard not in (None, "optimizer", "weights"):
         raise ValueError(
             '`shard` is "optimizer", if each device is to keep a part of the '
             'optimizer\'s state, or "weights", if also a part of the weights. '
             f"Received: shard={shard!r}."
         )
-    refused = combinations.refusal(shard)
+    refused = combinations.refusal(shard, microbatches)
     if refused:
         raise NotImplementedError(refused)
 
