@@ -241,7 +241,7 @@ class _Compiled:
         self._has_built = False
         self._may_hang: dict[Any, bool] = {}
         """By the signatures of arguments, whether what they run may."""
-        self._warns_of_unsplit = is_users
+        self._is_users = self._warns_of_unsplit = is_users
         self._counts_alike = self._has_warned = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
         is_alone = strategy.communicator.size == 1
@@ -336,8 +336,11 @@ class _Compiled:
         if signature not in self._may_hang:
             program = self._trace(*arguments)
             traced = program.graph.conflux_program
-            alike = traced.agree(what, common_state.sums_of_assigned())
-            common_state.compare_assigned(what, alike, traced.variables)
+            if self._is_users:
+                alike = traced.agree(what, common_state.sums_of_assigned())
+                common_state.compare_assigned(what, alike, traced.variables)
+            else:  # which may be there to make variables equal
+                traced.agree(what)
             if process_count() == 1 and not self._is_compiled:
                 # TensorFlow looks for the program in the next call once more.
                 self._may_hang[signature] = _may_hang(
