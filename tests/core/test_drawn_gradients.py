@@ -167,7 +167,9 @@ def test_gradients_of_drawn_programs(seed):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", kc.ConfluxWarning)
         found = trained(program, MANY)
-    if any(issubclass(each.category, kc.ConfluxWarning) for each in caught):
-        return
+    has_warned = any(
+        issubclass(each.category, kc.ConfluxWarning) for each in caught
+    )
     for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-11)
+        close = np.isclose(other, one, rtol=1e-9, atol=1e-11)
+        assert has_warned or close.all(), (seed, one, other)
