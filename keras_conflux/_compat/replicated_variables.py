@@ -40,7 +40,7 @@ class OfReplicas:
         return np.array(self.read_value().numpy(), dtype)
 
 
-class _Mirrored(OfReplicas, values.MirroredVariable):
+class MirroredVariable(OfReplicas, values.MirroredVariable):
     """A variable whose copies are equal."""
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,10 @@ def some_in_parts(*given: Any) -> bool:
     return any(isinstance(each, InParts) for each in tf.nest.flatten(given))
 
 
-_OURS = {values.MirroredVariable: _Mirrored, values.SyncOnReadVariable: OnRead}
+_OURS = {
+    values.MirroredVariable: MirroredVariable,
+    values.SyncOnReadVariable: OnRead,
+}
 
 
 def make_ours(variable: Any) -> None:
