@@ -139,8 +139,10 @@ class Drawn(keras.Model):
 @pytest.fixture(autouse=True)
 def in_float64():
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
 
 
 def trained(program, count):
