@@ -330,12 +330,13 @@ class _Lines:
                 continue
             runs = [str(sorted(line.sum for line in body)) for body in bodies]
             sums = " ".join(str(zlib.crc32(each.encode())) for each in runs)
+            sources = _sources_of(node, known, variables)
             yield _Line(
                 "function" if named else node.op,
-                _inputs_of(node, known, variables),
+                ", ".join(sources),
                 f"{_attributes_of(node)} {sums}".rstrip(),
                 functools.partial(find, node.name),
-                functools.partial(_alone, node, known, variables, types),
+                functools.partial(_alone, node, sources, types),
             )
 
     def _body(self, name: str) -> list[_Line]:
@@ -428,11 +429,11 @@ def _table(handle: Any, read: tf.Operation) -> str:
     return f"a table {zlib.crc32(held.encode())}"
 
 
-def _inputs_of(
+def _sources_of(
     node: Any, known: dict[str, Any], variables: dict[str, str]
-) -> str:
+) -> list[str]:
     names = [name for name in node.input if not name.startswith("^")]
-    return ", ".join(_source_of(name, known, variables) for name in names)
+    return [_source_of(name, known, variables) for name in names]
 
 
 def _value_of(value: Any) -> str | None:
@@ -451,15 +452,8 @@ def _value_of(value: Any) -> str | None:
     return None
 
 
-def _alone(
-    node: Any,
-    known: dict[str, Any],
-    variables: dict[str, str],
-    types: set[str],
-) -> str:
+def _alone(node: Any, sources: list[str], types: set[str]) -> str:
     """Returns the attributes, and the inputs that no operation has computed."""
-    names = [name for name in node.input if not name.startswith("^")]
-    sources = [_source_of(name, known, variables) for name in names]
     return f"{_attributes_of(node)} {[x for x in sources if x not in types]}"
 
 
