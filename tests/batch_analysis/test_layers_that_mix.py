@@ -571,11 +571,12 @@ class Limited(keras.layers.Layer):
         return x @ ops.where(scaled < -top, -top, scaled)
 
 
-@pytest.mark.parametrize("limit", [ops.square, ops.exp, lambda top: top - 0.1])
-def test_a_source_that_is_made_of_another_counts_once(limit):
+def assert_a_step_is_one_devices(make):
+    """One step on the whole batch moves the weights as one device does."""
+
     def train(count):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((6,)), Limited(limit)])
+        model = make()
         model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
         if count:
             kc.replicate(model, count)
@@ -584,6 +585,13 @@ def test_a_source_that_is_made_of_another_counts_once(limit):
 
     (one, first), (many, second) = train(None), train(MANY)
     assert_same_training(one, many, first, second)
+
+
+@pytest.mark.parametrize("limit", [ops.square, ops.exp, lambda top: top - 0.1])
+def test_a_source_that_is_made_of_another_counts_once(limit):
+    assert_a_step_is_one_devices(
+        lambda: keras.Sequential([keras.Input((6,)), Limited(limit)])
+    )
 
 
 class Straight(keras.layers.Layer):
@@ -611,15 +619,4 @@ class Around(keras.Model):
 
 def test_a_straight_gradient_of_a_statistic_is_one_devices():
     """And the gradient by which the package passes it on does not warn."""
-
-    def train(count):
-        keras.utils.set_random_seed(0)
-        model = Around(Straight())
-        model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
-        if count:
-            kc.replicate(model, count)
-        x = np.random.default_rng(0).normal(size=(13, 6))
-        return model, model.fit(x, x[:, :1], 13, verbose=0)
-
-    (one, first), (many, second) = train(None), train(MANY)
-    assert_same_training(one, many, first, second)
+    assert_a_step_is_one_devices(lambda: Around(Straight()))
