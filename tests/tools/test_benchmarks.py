@@ -254,7 +254,7 @@ echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\", \\"cores\\": \\"$cores\\"}"
 
 def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
     monkeypatch.setenv("XLA_FLAGS", "--mine")
-    flags.set_autotuning(os.environ, pathlib.Path(f"/{flags.FOLDER_PREFIX}1"))
+    flags.set_programs(os.environ, pathlib.Path("/1"), "GPU")
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
     xla_flags.choose_products(os.environ)
     if version_numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:

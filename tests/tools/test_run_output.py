@@ -339,9 +339,6 @@ class Parts:
     def end_line(self, stream):
         pass
 
-    def is_terminal(self, descriptor):
-        return False
-
 
 @pytest.mark.parametrize("chunk", [1000, 1 << 16])
 def test_a_very_long_line_is_not_copied_again_and_again(chunk):

@@ -1,6 +1,5 @@
 """Whether several GPUs are faster than one."""
 
-import argparse
 from typing import Any
 
 from keras_conflux.tools.checks.table import Passed
@@ -18,21 +17,21 @@ _LEAST = 0.8
 """The least fraction of linear scaling that is no cause of concern."""
 
 
-def check(options: argparse.Namespace) -> Passed:
+def check(count: int) -> Passed:
     """Trains a model of large matrices on one GPU, and on all.
 
     CPU devices share one CPU: `keras-conflux check` leaves this out for them.
     """
     import keras_conflux as kc
 
-    devices = kc.devices(options.devices)
+    devices = kc.devices(count)
     one = _speed(devices[:1])
     all_of_them = _speed(devices)
     ratio = all_of_them["samples_per_second"] / one["samples_per_second"]
     slow = None
-    if ratio < _LEAST * len(devices):
+    if ratio < _LEAST * count:
         slow = _reason(all_of_them["input_wait"])
-    text = f"{len(devices)} GPUs are {ratio:.2f} times as fast as one"
+    text = f"{count} GPUs are {ratio:.2f} times as fast as one"
     return Passed(text, {"ratio": ratio}, slow)
 
 

@@ -7,7 +7,6 @@ import sys
 
 from keras_conflux.tools.cli import check
 from keras_conflux.tools.cli import env
-from keras_conflux.tools.cli import resume
 from keras_conflux.tools.cli import run
 
 
@@ -25,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--version", action="version", version=f"keras-conflux {_version()}"
     )
     subcommands = parser.add_subparsers(metavar="SUBCOMMAND")
-    for each in (env, check, run, resume):
+    for each in (env, check, run):
         each.add_to(subcommands)
     options = parser.parse_args(arguments)
     if "main" not in options:

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux.tools.checks.table import CHECKS
-from keras_conflux.tools.checks.table import Check
 from keras_conflux.tools.cli import check_report
-from keras_conflux.tools.cli.check_runner import CheckRunner
+from keras_conflux.tools.cli import check_runner
 from keras_conflux.tools.cli.options import add_json
 from keras_conflux.tools.cli.options import at_least
 
@@ -22,7 +21,7 @@ _CPU_DEVICES = 2
 _EPILOG = """exit status:
   0  all is good
   1  something is wrong
-  3  all works, but slower than it should (with --strict: 1)
+  3  all works, but slower than it should
 """
 
 
@@ -50,22 +49,11 @@ def add_to(subcommands: Any) -> None:
         help=f"default: all GPUs, or {_CPU_DEVICES} logical CPU devices",
     )
     parser.add_argument(
-        "--processes",
-        type=at_least(2),
-        metavar="N",
-        help="also start so many processes, as `keras-conflux run` does",
-    )
-    parser.add_argument(
         "--only",
         nargs="+",
         choices=[check.name for check in CHECKS],
         metavar="CHECK",
         help=f"some of: {', '.join(check.name for check in CHECKS)}",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="count a slow result as wrong",
     )
     add_json(parser)
     parser.set_defaults(main=main)
@@ -83,31 +71,17 @@ def main(options: argparse.Namespace) -> int:
     gpus = len(visible_gpus(os.environ))
     devices = options.devices or gpus or _CPU_DEVICES
     console = Console(quiet=options.json, highlight=False)
-    checks = _chosen(options, several_gpus=gpus > 0 and devices > 1)
-    runner = CheckRunner(devices, gpus, options.processes)
-    running = runner.results(checks)
     results = []
-    for check in checks:
-        with check_report.saying(console, check.name):
-            results.append(next(running))
-        console.print(check_report.line(results[-1]), soft_wrap=True)
+    for check in CHECKS:
+        # CPU devices share one CPU.
+        has_sense = check.name != "faster" or (gpus > 0 and devices > 1)
+        if has_sense and check.name in (options.only or [check.name]):
+            with check_report.saying(console, check.name):
+                results.append(check_runner.run_check(check, devices))
+            console.print(check_report.line(results[-1]), soft_wrap=True)
     said = check_report.sentence(results, devices, gpus)
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
         found = [dataclasses.asdict(result) for result in results]
         print(json.dumps({"sentence": said, "checks": found}, indent=1))
-    return check_report.exit_status(results, options.strict)
-
-
-def _chosen(options: argparse.Namespace, several_gpus: bool) -> list[Check]:
-    """Returns the checks to run; some need an option, or several GPUs."""
-    asked = {
-        "processes": options.processes,
-        "faster": several_gpus,
-    }
-    return [
-        check
-        for check in CHECKS
-        if asked.get(check.name, True)
-        and (not options.only or check.name in options.only)
-    ]
+    return check_report.exit_status(results)

@@ -81,84 +81,68 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found, indent=1))
         return 0
-    table = Table("what", "here", box=MARKDOWN)
-    for name, value in rows(found).items():
-        table.add_row(name, value)
+    table = Table("fact", "here", box=MARKDOWN)
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), shown(value))
     # Lines that a terminal breaks would not be a table any more.
     Console(width=10_000, highlight=False, markup=False).print(table)
     return 0
 
 
-def facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the facts for an issue, for programs.
+def shown(value: Any) -> str:
+    """Returns a fact as people read it.
 
-    All keys are always there, `None` for unknown facts. Memory is in MiB.
+    Args:
+        value: The fact: text, a number, or dicts and lists of these.
+    """
+    if isinstance(value, dict):
+        pairs = (f"{name}={shown(each)}" for name, each in value.items())
+        return ", ".join(pairs) or "none"
+    if isinstance(value, list):
+        return "; ".join(map(shown, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the facts for an issue.
+
+    All keys are always there, `None` for unknown facts.
 
     Args:
         environ: The environment variables.
     """
-    processes = nvidia.processes()
+    fields = "index", "name", "memory.total", "memory.used", "driver_version"
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),
         "packages": _versions(),
-        "gpus": _gpus(),
+        "gpus": [
+            dict(zip(fields, gpu, strict=True)) for gpu in nvidia.gpus(*fields)
+        ],
         "gpu_links": nvidia.topology() or None,
         "gpu_processes": [
-            {"pid": int(pid), "gpu": gpu} for gpu, pid, _ in processes
+            {"pid": int(pid), "gpu": gpu} for gpu, pid, _ in nvidia.processes()
         ],
         **_tensorflow(),
         "settings": _settings(environ),
         "cluster_variables": _of_launchers(environ),
-        "initialize": _announced(environ),
+        "initialize": _would_initialize(environ),
     }
 
 
-def rows(found: dict[str, Any]) -> dict[str, str]:
-    """Returns the rows of the table for people.
-
-    Args:
-        found: The result of `facts`.
-    """
-    return {
-        "Python": found["python"],
-        "system": found["system"],
-        "CPU cores": str(found["cpu_cores"]),
-        **found["packages"],
-        **_gpu_rows(found),
-        **_tensorflow_rows(found),
-        "settings": ", ".join(
-            f"{name}={value}" for name, value in found["settings"].items()
-        )
-        or "none",
-        "cluster variables": ", ".join(found["cluster_variables"]) or "none",
-        "kc.initialize() would": _would_initialize(found["initialize"]),
-    }
-
-
-def _announced(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the launchers' announcements. Nothing connects."""
+def _would_initialize(environ: Mapping[str, str]) -> str:
+    """Says what `kc.initialize()` would do. Nothing connects."""
     told = []
     for launcher in LAUNCHERS:
         try:
             found = launcher.announced(environ)
         except ClusterError:  # whose text may name hosts
-            return {"told": [], "wrong": launcher.name}
+            return f"raise a ClusterError about {launcher.name}"
         if found is not None:
-            told.append({"processes": found.count, "by": found.count_from})
-    return {"told": told, "wrong": None}
-
-
-def _would_initialize(announced: dict[str, Any]) -> str:
-    if announced["wrong"] is not None:
-        return f"raise a ClusterError about {announced['wrong']}"
-    if not announced["told"]:
+            told.append(f"{found.count} processes ({found.count_from})")
+    if not told:
         return "do nothing: this process is alone"
-    told = [
-        f"{each['processes']} processes ({each['by']})"
-        for each in announced["told"]
-    ]
     return f"join {'; also told: '.join(told)}"
 
 
@@ -170,44 +154,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _gpus() -> list[dict[str, Any]]:
-    fields = "index", "name", "memory.total", "memory.used", "driver_version"
-    return [
-        {
-            "index": _number(index),
-            "name": name,
-            "memory": _number(total),
-            "memory_used": _number(used),
-            "driver": driver,
-        }
-        for index, name, total, used, driver in nvidia.gpus(*fields)
-    ]
-
-
-def _number(text: str) -> int | None:
-    """Returns the number of `"4 MiB"`, `None` where the driver tells none."""
-    digits = text.partition(" ")[0]
-    return int(digits) if digits.isdigit() else None
-
-
-def _gpu_rows(found: dict[str, Any]) -> dict[str, str]:
-    if not found["gpus"]:
-        return {"GPUs": "none that nvidia-smi lists"}
-    rows = {
-        f"GPU {each['index']}": f"{each['name']}, {each['memory']} MiB, "
-        f"{each['memory_used']} MiB in use, driver {each['driver']}"
-        for each in found["gpus"]
-    }
-    busy = [
-        f"{each['pid']} on {each['gpu']}" for each in found["gpu_processes"]
-    ]
-    if busy:
-        rows["processes on GPUs"] = ", ".join(busy)
-    if found["gpu_links"]:
-        rows["between GPUs"] = found["gpu_links"]
-    return rows
 
 
 def _tensorflow() -> dict[str, Any]:
@@ -235,20 +181,6 @@ def _tensorflow() -> dict[str, Any]:
             for each in tf.config.list_physical_devices()
         ],
         "program_cache": setup.describe(),
-    }
-
-
-def _tensorflow_rows(found: dict[str, Any]) -> dict[str, str]:
-    if found["import_error"] is not None:
-        name, _, why = found["import_error"].partition(": ")
-        return {name: f"cannot be imported: {why}"}
-    cuda, cudnn = found["cuda"], found["cudnn"]
-    return {
-        "TensorFlow is built for": (
-            f"CUDA {cuda}, cuDNN {cudnn}" if cuda else "CPUs"
-        ),
-        "TensorFlow sees": ", ".join(found["devices"]),
-        "compiled programs on disk": found["program_cache"],
     }
 
 

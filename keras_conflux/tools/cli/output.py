@@ -1,13 +1,11 @@
 """The output of several processes, line by line, each with its number.
 
-A carriage return begins a line anew, as progress bars do. On a terminal such a
-line is drawn again in place. In a file only its last state is a line, and from
-time to time one in between.
+A carriage return begins a line anew, as progress bars do. Only the last state
+of such a line is written, and from time to time one in between.
 """
 
 import dataclasses
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,14 +13,11 @@ from collections.abc import Callable
 from keras_conflux.tools.cli.sink import Sink
 
 _REDRAWN_SECONDS = 10.0
-"""How often a line that is drawn again and again is written to a file."""
+"""How often a line that is drawn again and again is written."""
 _LONG = 1 << 16
 """The bytes from which on a line is written in parts, before its end."""
 
 _NAMES = {1: "standard output", 2: "standard error"}
-_CLEAR = b"\r\x1b[K"
-_CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
-_DRAWN = object()
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,15 +26,13 @@ class _File:
 
     descriptor: int
     sink: Sink
-    open: object = None
-    """The owner of a line without an end: an `Output`, or a drawn line."""
+    open: "Output | None" = None
+    """The owner of a line without an end."""
 
-    def begun(self, line: object) -> bytes:
+    def begun(self, line: "Output | None") -> bytes:
         """Returns the bytes to write before a new line."""
         before, self.open = self.open, line
-        if before is None:
-            return b""
-        return _CLEAR if before is _DRAWN else b"\n"
+        return b"" if before is None else b"\n"
 
 
 class Screen:
@@ -52,16 +45,11 @@ class Screen:
     def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._lock = threading.Lock()
         self._on_gone = on_gone
-        self._terminals = {fd for fd in _NAMES if os.isatty(fd)}
         self._files: dict[int, _File] = {}
         for descriptor in _NAMES:
             self._files[descriptor] = self._same(descriptor) or _File(
                 descriptor, self._sink(descriptor)
             )
-
-    def is_terminal(self, descriptor: int) -> bool:
-        """Returns whether a line can be drawn again."""
-        return descriptor in self._terminals
 
     def write(self, output: "Output", text: bytes, is_end: bool) -> None:
         """Writes a line, or a part of a long one.
@@ -86,17 +74,6 @@ class Screen:
             if file.open is output:
                 file.sink.put(file.begun(None))
 
-    def draw(self, output: "Output", text: bytes) -> None:
-        """Draws a line on a terminal, in place of one that was drawn."""
-        file = self._files[output.descriptor]
-        # A line that the terminal breaks could not be cleared.
-        width = _width(output.descriptor) - 1
-        shown = _CONTROL.sub(b"", output.prefix + text).decode(errors="replace")
-        with self._lock:
-            if file.open in (None, _DRAWN) and not file.sink.is_behind:
-                file.open = _DRAWN
-                file.sink.put(_CLEAR + shown[:width].encode())
-
     def say(self, text: str, descriptor: int = 2) -> None:
         """Writes a line of the launcher's own. This does not wait."""
         file = self._files[descriptor]
@@ -110,7 +87,7 @@ class Screen:
             file.sink.keep_up_to(limit)
 
     def close(self) -> None:
-        """Clears the drawn line. Nothing is written afterwards."""
+        """Ends a line that is open. Nothing is written afterwards."""
         for file in self._files.values():
             with self._lock:
                 file.sink.put(file.begun(None))
@@ -185,8 +162,6 @@ class Output:
         if len(self._rest) > _LONG:
             self._screen.write(self, _visible(self._rest), is_end=False)
             self._rest = b""
-        elif self._rest and self._screen.is_terminal(self.descriptor):
-            self._screen.draw(self, _visible(self._rest))
         elif b"\r" in self._rest and time.monotonic() > self._next_redrawn:
             self._write(self._rest)
 
@@ -202,13 +177,6 @@ class Output:
         self._screen.write(self, text, is_end=True)
         self._hear(text)
         self._next_redrawn = time.monotonic() + _REDRAWN_SECONDS
-
-
-def _width(descriptor: int) -> int:
-    try:
-        return os.get_terminal_size(descriptor).columns or 80
-    except OSError:  # it was closed
-        return 80
 
 
 def _last_state(line: bytes) -> bytes:

@@ -20,7 +20,6 @@ from keras_conflux._common.errors import ClusterError
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux._extensions.launchers.order import without_launchers
-from keras_conflux.tools.cli import private_network
 from keras_conflux.tools.cli import sink
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
@@ -54,8 +53,8 @@ def add_to(subcommands: Any) -> None:
             "together once the script calls `kc.initialize()`. If one fails, "
             "all are ended. The processes listen for each other without asking "
             "who connects: every other user of this host can read and write "
-            "your files through them, and run programs as you. "
-            "--private-network closes them."
+            "your files through them, and run programs as you, unless "
+            "`unshare` of Linux gives them a network of their own."
         ),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -105,12 +104,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long the others may go on after a failure (default: 15)",
     )
-    parser.add_argument(
-        private_network.OPTION,
-        action="store_true",
-        help="let nobody else reach the processes, and them nobody else: no "
-        "downloads, no buckets (Linux)",
-    )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -138,8 +131,6 @@ def main(options: argparse.Namespace) -> int:
         )
     except ValueError as error:
         options.error(str(error))
-    if options.private_network:
-        private_network.start_again()
     with _signals_as_events() as events:
         screen = Screen(lambda name: events.put(ReaderGone(name)))
         for attempt in range(options.restarts + 1):

@@ -49,11 +49,6 @@ class Sink:
         self._thread = threading.Thread(target=self._write_all, daemon=True)
         self._thread.start()
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether something is not written yet."""
-        return self._in_hand + len(self._kept) > 0
-
     def wait_for_room(self) -> None:
         """Waits while a reader has too much to read already."""
         with self._changed:
