@@ -13,11 +13,11 @@ from importlib import metadata
 from keras_conflux._compat.private_names import version_numbers
 
 KNOWN_TENSORFLOW = ((2, 21),)
-"""The versions that have all of the flags. 2.20 has no cache of autotuning."""
+"""The versions that are known to have all of the flags."""
 FIRST_JAX = (0, 7, 2)
-"""The first version of JAX that is known to have all of them."""
+"""The first version of JAX that is known to have them."""
 LAST_JAX = (0, 11)
-"""The last one that is known to have those for products."""
+"""The last one."""
 VARIABLE = "XLA_FLAGS"
 SWITCH = "KERAS_CONFLUX_XLA_FLAGS"
 """The environment variable that turns the flags for products off, by `0`."""
@@ -49,7 +49,7 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
         environ.get(SWITCH) != "0"
         and tf.test.is_built_with_cuda()
         and version_numbers(tf.__version__)[:2] in KNOWN_TENSORFLOW
-        and is_known_to_jax(LAST_JAX)
+        and is_known_to_jax()
     ):
         given = environ.get(VARIABLE, "").strip()
         if given and not given.startswith("-"):
@@ -70,17 +70,13 @@ def remove_products(environ: MutableMapping[str, str] = os.environ) -> None:
         take_out(environ, VARIABLE, re.compile(f" ?{re.escape(flags)}"))
 
 
-def is_known_to_jax(last: tuple[int, int]) -> bool:
-    """Whether JAX, if it is installed, is known to have a flag.
-
-    Args:
-        last: The last version, without patches, that is known to have it.
-    """
+def is_known_to_jax() -> bool:
+    """Whether JAX, if it is installed, is known to have the flags."""
     try:
         version = version_numbers(metadata.version("jaxlib"))
     except metadata.PackageNotFoundError:
         return True
-    return version >= FIRST_JAX and version[:2] <= last
+    return version >= FIRST_JAX and version[:2] <= LAST_JAX
 
 
 def append(environ: MutableMapping[str, str], name: str, addition: str) -> None:

@@ -66,35 +66,24 @@ class ProgramCache:
             CacheUnavailable: If TensorFlow could not write its executables.
                 It would make that an error of the step.
         """
-        self._exchange.assert_usable()
-        programs, autotuning = _kinds(program)
-        folders = {
-            programs: self._exchange.programs,
-            autotuning: self._exchange.autotuning,
-        }
-        stored = {kind: self._store.files(kind) for kind in folders}
+        exchange, kind = self._exchange, _kind(program)
+        exchange.assert_usable()
+        stored = self._store.files(kind)
         # Files that lie there now were compiled without this package.
-        others = {
-            kind: set(self._exchange.written(folder))
-            for kind, folder in folders.items()
-        }
-        for kind, folder in folders.items():
-            self._exchange.link(folder, stored[kind])
+        others = set(exchange.written())
+        exchange.link(stored)
         began = time.monotonic()
         try:
-            yield bool(stored[programs])
-            seconds = time.monotonic() - began
-            written = self._exchange.written(self._exchange.programs)
-            compiled = len(set(written) - others[programs])
-            self._report(name, bool(stored[programs]), compiled, seconds)
+            yield bool(stored)
+            compiled = len(set(exchange.written()) - others)
+            self._report(name, bool(stored), compiled, time.monotonic() - began)
             if not compiled:
-                self._store.mark_used(programs)
+                self._store.mark_used(kind)
         finally:
             flags.remove(self._environ)  # XLA has read them by now
-            for kind, folder in folders.items():
-                self._exchange.unlink(folder, stored[kind])
-                self._keep(kind, folder, others[kind])
-            self._store.keep_newest(programs, _FILES_OF_A_PROGRAM)
+            exchange.unlink(stored)
+            self._keep(kind, set(exchange.written()) - others)
+            self._store.keep_newest(kind, _FILES_OF_A_PROGRAM)
             store.prune(self.root)
 
     def cannot_take(self, error: Exception) -> bool:
@@ -104,18 +93,13 @@ class ProgramCache:
     def forget(self, program: str) -> None:
         """Deletes all that is stored of a program, which cannot be loaded.
 
-        Results of autotuning, which may be the reason, go with it.
-
         Args:
             program: See `serving`.
         """
-        for kind in _kinds(program):
-            self._store.remove(kind)
+        self._store.remove(_kind(program))
 
-    def _keep(
-        self, kind: str, folder: pathlib.Path, others: set[pathlib.Path]
-    ) -> None:
-        for file in set(self._exchange.written(folder)) - others:
+    def _keep(self, kind: str, files: set[pathlib.Path]) -> None:
+        for file in files:
             try:
                 self._store.add(kind, file)
                 file.unlink()
@@ -154,12 +138,12 @@ def _shortened(path: pathlib.Path) -> str:
     return str(path)
 
 
-def _kinds(program: str) -> tuple[str, str]:
-    """Returns the kinds of a program's files and of autotuning's.
+def _kind(program: str) -> str:
+    """Returns the kind of a program's files.
 
-    Neither may be used by a program that has to be deterministic unless it was
-    compiled so, and XLA's keys do not tell.
+    A program that has to be deterministic may use those that were compiled so
+    alone, and XLA's keys do not tell.
     """
     suffix = "-deterministic" if tensorflow_internals.is_deterministic() else ""
     digest = hashlib.sha256(program.encode()).hexdigest()[:16]
-    return f"programs{suffix}/{digest}", f"autotuning{suffix}"
+    return f"programs{suffix}/{digest}"

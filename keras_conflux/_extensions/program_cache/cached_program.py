@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import setup
@@ -34,12 +33,14 @@ class CachedProgram:
     def __init__(
         self, trace: Callable[[], TracedProgram], purpose: Purpose
     ) -> None:
-        self._trace = trace
         self._identity = purpose.identity
-        self._watchdog = purpose.watchdog
-        self._is_alone = purpose.is_alone
+        self._name = purpose.name
         self._cache = setup.current(purpose.kind)
-        self._program = self._traced()
+        if self._cache is None:
+            self._program = trace()
+        else:
+            with repeatable_names(self._identity):
+                self._program = trace()
         # XLA has read them when TensorFlow made the devices.
         xla_flags.remove_products()
 
@@ -56,51 +57,32 @@ class CachedProgram:
         """Whether it reads variables that have been replaced since."""
         return self._program.is_stale()
 
-    def _traced(self) -> TracedProgram:
-        if self._cache is None:
-            return self._trace()
-        with repeatable_names(self._identity):
-            return self._trace()
-
     def _first_call(self, cache: ProgramCache, arguments: Any) -> Any:
-        """Calls the program, and again if stored files cannot be loaded.
+        """Calls the program, and forgets stored files that cannot be loaded.
 
         Whatever fails while something is loaded may be due to that; to XLA a
-        damaged program is an error of the step. A program of XLA's that fails
-        has changed nothing, so it can be called again unless other replicas
-        have ended.
+        damaged program is an error of the step.
         """
-        ended = self._watchdog.counts()
         is_stored = False
         try:
-            with cache.serving(self._identity, self._watchdog.name) as stored:
-                is_stored = stored
+            with cache.serving(self._identity, self._name) as is_stored:
                 return self._program(*arguments)
         except CacheUnavailable as unavailable:
             raise _nowhere_to_write(str(unavailable)) from unavailable
         except tf.errors.OpError as error:
+            reason = error_texts.reason_of(error)
             if cache.cannot_take(error) and not is_stored:
-                raise _nowhere_to_write(error_texts.reason_of(error)) from error
+                raise _nowhere_to_write(reason) from error
             if not is_stored or _comes_from_the_program(error):
                 raise
             cache.forget(self._identity)
-            name, reason = self._watchdog.name, error_texts.reason_of(error)
-            if not self._is_alone or self._watchdog.counts() != ended:
-                # `fit` would take some errors for the end of the data.
-                raise tf.errors.InternalError(
-                    None,
-                    None,
-                    f"{name}: XLA's program of an earlier start cannot be "
-                    "loaded, and was deleted. Start the program again. "
-                    f"{reason}",
-                ) from error
-        warn(
-            f"{name}: XLA's program of an earlier start cannot be loaded, "
-            f"and was deleted. It is compiled again. {reason}"
-        )
-        # A function that has failed once fails for good, so it is another one.
-        self._program = self._traced()
-        return self._first_call(cache, arguments)
+            # `fit` would take some errors for the end of the data.
+            raise tf.errors.InternalError(
+                None,
+                None,
+                f"{self._name}: XLA's program of an earlier start cannot be "
+                f"loaded, and was deleted. Start the program again. {reason}",
+            ) from error
 
 
 def _comes_from_the_program(error: tf.errors.OpError) -> bool:

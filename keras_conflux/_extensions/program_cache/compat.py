@@ -31,8 +31,6 @@ _numbers: contextvars.ContextVar[Iterator[int] | None] = contextvars.ContextVar(
 _lock = threading.Lock()
 _traces: Counter[int] = Counter()
 """How often each program was traced in this process."""
-_running = 0
-"""How many threads trace."""
 
 
 @contextlib.contextmanager
@@ -46,12 +44,11 @@ def repeatable_names(program: str) -> Iterator[None]:
     Args:
         program: The program that is traced.
     """
+    ops.uid = _uid
     token = _numbers.set(_numbers_of(program))
-    _count_running(+1)
     try:
         yield
     finally:
-        _count_running(-1)
         _numbers.reset(token)
 
 
@@ -67,14 +64,8 @@ def _numbers_of(program: str) -> Iterator[int]:
     return itertools.islice(itertools.count(first), _NAMES_OF_A_TRACE)
 
 
-def _count_running(change: int) -> None:
-    global _running
-    with _lock:
-        _running += change
-        ops.uid = _uid if _running else _tensorflows_uid
-
-
 def _uid() -> int:
+    """Returns the next number of a trace, elsewhere TensorFlow's."""
     numbers = _numbers.get()
     number = None if numbers is None else next(numbers, None)
     return _tensorflows_uid() if number is None else number

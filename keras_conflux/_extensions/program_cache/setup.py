@@ -13,7 +13,6 @@ from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import environment
 from keras_conflux._extensions.program_cache import flags
 from keras_conflux._extensions.program_cache import folders
-from keras_conflux._extensions.program_cache import gpus
 from keras_conflux._extensions.program_cache.cache import ProgramCache
 from keras_conflux._extensions.program_cache.exchange_folder import (
     ExchangeFolder,
@@ -91,8 +90,7 @@ def _made(
     folders.assert_room(here)
     exchange = ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
-    flags.set_programs(environ, exchange.programs, kind)
-    flags.set_autotuning(environ, exchange.autotuning)
+    flags.set_programs(environ, exchange.folder, kind)
     return ProgramCache(kind, root, Store(here), exchange, environ)
 
 
@@ -105,7 +103,7 @@ def _gpus(environ: Mapping[str, str]) -> dict[str, str]:
         raise CacheUnavailable(
             "CUDA_VISIBLE_DEVICES hides all GPUs", is_expected=True
         )
-    return gpus.describe()
+    return environment.gpus()
 
 
 def _assert_tensorflow_fits() -> None:

@@ -130,10 +130,8 @@ class Purpose:
     """A text that is the same whenever the same program is traced."""
     kind: str
     """The kind of the devices that it runs on."""
-    watchdog: StepWatchdog
-    """Knows which replicas have ended, and the name of the program."""
-    is_alone: bool
-    """Whether no other process takes part."""
+    name: str
+    """The name for people."""
 
 
 Maker = Callable[[Callable[[], TracedProgram], Purpose], Program]

@@ -81,8 +81,7 @@ class XlaProgram(StepPrograms):
         purpose = Purpose(
             f"{self._step.identity} {key} on {communicator.size} devices",
             self._strategy.devices[0].kind,
-            self._watchdog,
-            is_alone=not communicator.spans_processes,
+            self._watchdog.name,
         )
         return make(trace, purpose)
 
