@@ -109,11 +109,14 @@ class Comparable:
 
     Args:
         value: A value that JSON can hold.
+        compared: What is compared in place of it, as where an order does not
+            count.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, compared: Any = None) -> None:
         self.text = _as_json(value)
-        found = hashlib.blake2b(self.text.encode(), digest_size=8)
+        text = self.text if compared is None else _as_json(compared)
+        found = hashlib.blake2b(text.encode(), digest_size=8)
         self.digest = found.hexdigest()
 
 

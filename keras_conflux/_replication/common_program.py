@@ -23,11 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import Comparable
-from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import gather_if_different
 from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
@@ -68,10 +66,6 @@ class _Line:
     @property
     def text(self) -> str:
         return f"{self.kind}({self.inputs}) {self.attributes}"
-
-    @property
-    def sum(self) -> int:
-        return zlib.crc32(self.text.encode())
 
 
 class CommonProgram:
@@ -126,8 +120,8 @@ class CommonProgram:
 
         Raises:
             ReplicaMismatchError: If programs differ, or another process is
-                about to do something else. It names the first difference, the
-                process, and the line of the user's.
+                about to do something else. It names the first operation that
+                differs.
         """
         if process_count() == 1:
             return True
@@ -138,14 +132,7 @@ class CommonProgram:
         pair = _first_pair(told)
         if pair is None:
             return False
-        shown = None
-        if process_index() in pair:
-            other = pair[1 - pair.index(process_index())]
-            own = self.lines(_Lines(self.graph))
-            shown = _shown(own, told[other][1])
-        shown = all_gather_json(f"what differs at {what}", shown)
-        message = _message(what, pair, [shown[index] for index in pair])
-        raise of_all_processes(ReplicaMismatchError(message))
+        raise of_all_processes(ReplicaMismatchError(_message(what, told, pair)))
 
     def variables(self) -> list[Any]:
         """Returns the variables with copies that the graph uses."""
@@ -156,8 +143,8 @@ class CommonProgram:
 
     @functools.cached_property
     def _own(self) -> Comparable:
-        lines = self.lines(_Lines(self.graph))
-        return Comparable([self.specs, sorted(line.sum for line in lines)])
+        texts = [line.text for line in self.lines(_Lines(self.graph))]
+        return Comparable([self.specs, texts], [self.specs, sorted(texts)])
 
     @property
     def specs(self) -> list[str]:
@@ -196,14 +183,12 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
         if other.specs != programs[0].specs or other.overlaps(programs[0]):
             continue
         pair = [each.lines(listed(each.graph)) for each in (programs[0], other)]
-        own, theirs = ([line.sum for line in lines] for lines in pair)
-        if sorted(own) == sorted(theirs):
+        if not any(_only_in_one(*([x.text for x in lines] for lines in pair))):
             continue
-        pair = [_by_the_program(lines) for lines in pair]
-        own, theirs = ([line.sum for line in lines] for lines in pair)
-        if sorted(own) != sorted(theirs):
-            shown = _shown(pair[0], theirs), _shown(pair[1], own)
-            _refuse(name, index, *(f"{text}{at}" for *_, text, at in shown))
+        own, theirs = (_by_the_program(lines) for lines in pair)
+        found = _only_in_one([x.text for x in own], [x.text for x in theirs])
+        if any(found):
+            _refuse(name, index, *map(_shown, (own, theirs), found))
 
 
 def _by_the_program(lines: list[_Line]) -> list[_Line]:
@@ -236,45 +221,41 @@ def _first_pair(told: list[Any]) -> tuple[int, int] | None:
     """
     for inputs in [each[0] for each in told]:
         alike = [i for i, each in enumerate(told) if each[0] == inputs]
-        programs = collections.Counter(str(told[i][1]) for i in alike)
-        if len(programs) > 1:
-            usual = programs.most_common(1)[0][0]
-            first = next(i for i in alike if str(told[i][1]) == usual)
-            other = next(i for i in alike if str(told[i][1]) != usual)
-            return first, other
+        programs = [str(sorted(told[index][1])) for index in alike]
+        counts = collections.Counter(programs).most_common()
+        if len(counts) > 1:
+            first, other = (programs.index(counts[x][0]) for x in (0, -1))
+            return alike[first], alike[other]
     return None
 
 
-def _shown(lines: Sequence[_Line], others: list[int]) -> list[Any]:
-    """Returns the first line that another program lacks.
-
-    Returns:
-        Its position, the type of the operation, its text, and where it is.
-    """
-    left = collections.Counter(others)
-    for position, line in enumerate(lines):
-        if not left[line.sum]:
-            return [position, line.kind, line.text, _place(line.find())]
-        left[line.sum] -= 1
-    return [len(lines), "nothing", "nothing", ""]
+def _only_in_one(own: list[str], others: list[str]) -> list[str]:
+    """Returns the first line that the other program lacks, of each of two."""
+    counts = collections.Counter(own), collections.Counter(others)
+    left = counts[0] - counts[1], counts[1] - counts[0]
+    return [next(iter(each), "") for each in left]
 
 
-def _place(operation: tf.Operation | None) -> str:
-    if operation is None or operation.traceback is None:
-        return ""
-    file, line = users_line(operation)
-    return f" ({operation.name}, line {line} of {file})"
+def _shown(lines: Sequence[_Line], text: str) -> str:
+    """Returns a line and where the user has written it."""
+    made = next((x.find() for x in lines if x.text == text), None)
+    if made is None or made.traceback is None:
+        return text or "nothing"
+    file, line = users_line(made)
+    return f"{text} ({made.name}, line {line} of {file})"
 
 
-def _message(what: str, pair: tuple[int, int], shown: list[Any]) -> str:
-    same = shown[0][1] == shown[1][1]
-    parts = [
-        f"{each[2 if same else 1]} in process {index}{each[3]}"
-        for index, each in zip(pair, shown, strict=True)
-    ]
+def _message(what: str, told: list[Any], pair: tuple[int, int]) -> str:
+    found = _only_in_one(*(told[index][1] for index in pair))
+    kinds = [text.partition("(")[0] for text in found]
+    shown = found if kinds[0] == kinds[1] else kinds
+    listed = ", ".join(
+        f"{text or 'nothing'} in process {index}"
+        for index, text in zip(pair, shown, strict=True)
+    )
     return (
-        f"The processes have traced different programs for {what}. Operation "
-        f"{min(each[0] for each in shown)} is {', '.join(parts)}. All "
+        f"The processes have traced different programs for {what}. One "
+        f"operation is {listed}. All "
         "processes have to run the same program: the same layers, loss, "
         "regularizers and optimizer, with the same settings, and the same "
         "layers that are not `trainable`. What depends on the process must "
@@ -328,7 +309,7 @@ class _Lines:
             bodies = [self._body(name) for name in called]
             if called and not any(bodies):
                 continue
-            runs = [str(sorted(line.sum for line in body)) for body in bodies]
+            runs = [str(sorted(line.text for line in body)) for body in bodies]
             sums = " ".join(str(zlib.crc32(each.encode())) for each in runs)
             sources = _sources_of(node, known, variables)
             yield _Line(

@@ -4,11 +4,9 @@ They begin `fit` with the first replica's and update them alike. A change by one
 process alone, as in a callback, is found here.
 """
 
-import collections
 import functools
 import weakref
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_conflux._cluster.agreement import Comparable
-from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import gather_if_different
 from keras_conflux._cluster.failures import of_all_processes
 from keras_conflux._cluster.processes import process_count
@@ -78,8 +75,6 @@ class CommonState:
     ) -> None:
         self._model = model
         self._has_variables = not has_other_variables
-        self._settings: list[Any] | None = None
-        self._assigned: dict[int, int] = {}
         self._steps = 0
 
     @functools.cached_property
@@ -100,11 +95,11 @@ class CommonState:
         """
         settings = self._read_settings(with_rates=False)
         told = gather_if_different(what, Comparable(settings))
-        self._refuse_settings(what, told or [])
+        _refuse_settings(what, told or [])
 
     def begun(self) -> None:
-        """Notes the state of all processes, which is equal now."""
-        self._note(self._read_settings(), self._variables())
+        """Notes that all processes hold the same now."""
+        self._steps = 0
         replicated_extended.note_compared()
 
     def agree_after(self, what: str, steps: int) -> None:
@@ -125,8 +120,7 @@ class CommonState:
         own = Comparable([settings, _sums(_comparable(self._others()))])
         told = gather_if_different(what, own)
         if told is not None:
-            self._refuse_settings(what, [each[0] for each in told])
-        self._settings = settings
+            _refuse_settings(what, [each[0] for each in told])
         if told is not None or self._steps >= _STEPS_BETWEEN:
             self.agree(f"{what}, with all variables")
 
@@ -137,23 +131,16 @@ class CommonState:
             what: The next action of this process.
 
         Raises:
-            ReplicaMismatchError: If one differs, which is named, and with it
-                the process that has changed it, or if another process is about
-                to do something else.
+            ReplicaMismatchError: If one differs, which is named, or if another
+                process is about to do something else.
         """
         settings = self._read_settings()
         variables = self._variables()
         own = Comparable([settings, _sums(variables)])
         told = gather_if_different(what, own)
         if told is not None:
-            self._refuse_settings(what, [each[0] for each in told])
-            sums = [each[1] for each in told]
-            _refuse_variables(what, variables, sums, self._assigned)
-        self._note(settings, variables)
-
-    def _note(self, settings: list[Any], variables: list[Any]) -> None:
-        self._settings = settings
-        self._assigned = _assignments(variables)
+            _refuse_settings(what, [each[0] for each in told])
+            _refuse_variables(what, variables, [each[1] for each in told])
         self._steps = 0
 
     def _read_settings(self, with_rates: bool = True) -> list[Any]:
@@ -167,18 +154,6 @@ class CommonState:
             if isinstance(owner, keras.optimizers.Optimizer):
                 found += _settings_of(owner, with_rates)
         return [list(each) for each in found]
-
-    def _refuse_settings(self, what: str, told: list[Any]) -> None:
-        _refuse_lengths(what, "layers and settings", told)
-        before = self._settings
-        for position, each in enumerate(zip(*told, strict=True)):
-            values = [value for _, value in each]
-            if len(set(map(repr, values))) > 1:
-                changed = []
-                if before:
-                    was = before[position][1]
-                    changed = [i for i, v in enumerate(values) if v != was]
-                raise _differs(what, each[0][0], values, changed)
 
     def _variables(self) -> list[Any]:
         if not self._has_variables:
@@ -240,7 +215,7 @@ def compare_assigned(
     what = f"{what}, after assignments"
     told = gather_if_different(what, Comparable(_sums(compared)))
     if told is not None:
-        _refuse_variables(what, compared, told, {})
+        _refuse_variables(what, compared, told)
     replicated_extended.note_compared(map(state.backing, compared))
 
 
@@ -253,36 +228,23 @@ def _mirrored(variables: list[Any]) -> list[Any]:
     ]
 
 
-def _refuse_variables(
-    what: str,
-    variables: list[Any],
-    told: list[Any],
-    before: Mapping[int, int],
-) -> None:
+def _refuse_settings(what: str, told: list[Any]) -> None:
+    """Raises if a setting differs."""
+    _refuse_lengths(what, "layers and settings", told)
+    for each in zip(*told, strict=True):
+        values = [value for _, value in each]
+        if len(set(map(repr, values))) > 1:
+            raise _differs(what, each[0][0], values)
+
+
+def _refuse_variables(what: str, variables: list[Any], told: list[Any]) -> None:
     """Raises if a variable differs by more than roundings."""
     _refuse_lengths(what, "variables", told)
-    apart = [
-        position
-        for position, each in enumerate(zip(*told, strict=True))
-        if not _are_alike(each)
-    ]
-    if not apart:
-        return
-    now = _assignments(variables)
-    own = [now[key] - before.get(key, 0) for key in now]
-    assigned = all_gather_json(f"what has changed before {what}", own)
-    counts = {i: [each[i] for each in assigned] for i in apart}
-    unequal = [i for i in apart if len(set(counts[i])) > 1]
-    position = (unequal or apart)[0]
-    changed = [
-        process
-        for process, count in enumerate(counts[position])
-        if unequal and count > min(counts[position])
-    ]
-    norms = [each[position][1] or each[position][0] for each in told]
-    shown = [f"of {'norm ' * bool(n)}{n:.6g}" for n in norms]
-    name = state.name_of(variables[position])
-    raise _differs(what, name, shown, changed)
+    for variable, each in zip(variables, zip(*told, strict=True), strict=True):
+        if not _are_alike(each):
+            norms = [norm or total for total, norm in each]
+            shown = [f"of {'norm ' * bool(n)}{n:.6g}" for n in norms]
+            raise _differs(what, state.name_of(variable), shown)
 
 
 def _comparable(variables: list[Any]) -> list[Any]:
@@ -312,21 +274,11 @@ def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
     ]
 
 
-def _differs(
-    what: str, name: str, values: Sequence[Any], changed: list[int]
-) -> ConfluxError:
-    if not changed and len(values) > 2:
-        usual = collections.Counter(map(repr, values)).most_common(1)[0]
-        if usual[1] > len(values) / 2:
-            changed = [i for i, v in enumerate(values) if repr(v) != usual[0]]
+def _differs(what: str, name: str, values: Sequence[Any]) -> ConfluxError:
     listed = ", ".join(f"{v} in process {i}" for i, v in enumerate(values))
-    who = " and ".join(f"process {index}" for index in changed)
-    if who:
-        has = "has" if len(changed) == 1 else "have"
-        who = f" {who.capitalize()} {has} changed it."
     error = ReplicaMismatchError(
-        f"The processes do not hold the same at {what}: {name} is {listed}."
-        f"{who} All processes have to set the same learning rate, settings and "
+        f"The processes do not hold the same at {what}: {name} is {listed}. "
+        "All processes have to set the same learning rate, settings and "
         "weights, as by a callback that runs in each of them. What only one "
         "process shall do, such as writing a file, must not change the model."
     )
@@ -345,18 +297,7 @@ def _are_alike(each: Sequence[tuple[float, float]]) -> bool:
 def _refuse_lengths(what: str, of: str, told: list[Any]) -> None:
     counts = [len(each) for each in told]
     if len(set(counts)) > 1:
-        raise _differs(what, f"the number of {of}", counts, [])
-
-
-def _assignments(variables: list[Any]) -> dict[int, int]:
-    """Returns, by id, how often variables have been assigned outside of steps.
-
-    Assignments since the last comparison tell who has changed a variable.
-    """
-    return {
-        id(variable): replicated_extended.assignments(state.backing(variable))
-        for variable in variables
-    }
+        raise _differs(what, f"the number of {of}", counts)
 
 
 def _sums(variables: list[Any]) -> list[list[float]]:
