@@ -25,7 +25,6 @@ import resume_cases
 import keras_conflux as kc
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import random_generators
-from keras_conflux._extensions.resume.callback_files import CallbackFiles
 from keras_conflux._extensions.resume.callback_state import CallbackStates
 
 BY_URL = os.environ.get("KILLS_BY_URL") == "1"
@@ -112,7 +111,6 @@ CALLBACKS = {
 FAULTS = {
     "generators": (random_generators, "set_states"),
     "callbacks": (CallbackStates, "restore"),
-    "files": (CallbackFiles, "go_on"),
 }
 
 
@@ -267,9 +265,12 @@ def train(training, devices, folder, end=None, resume=True):
         if isinstance(callback, resume_cases.Own):
             found["own"] = [callback.seen, *callback.losses]
     if "csv" in training.callbacks and "throughput" not in training.callbacks:
-        found["csv"] = np.genfromtxt(
-            folder / "log.csv", delimiter=",", skip_header=1
+        rows = np.genfromtxt(
+            folder / "log.csv", delimiter=",", skip_header=1, ndmin=2
         )
+        # Those of an epoch that was trained again come twice.
+        _, first = np.unique(rows[:, 0], return_index=True)
+        found["csv"] = rows[first]
     if "best" in training.callbacks:
         model.load_weights(folder / "best.weights.h5")
         for index, weight in enumerate(model.get_weights()):

@@ -2,7 +2,6 @@
 
 import math
 import numbers
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,21 +67,3 @@ def assert_batches(value: Any) -> None:
             "Expected a `tf.data.Dataset`, or a list or generator of batches. "
             f"Received: {value!r}"
         )
-
-
-def assert_path(value: Any) -> None:
-    """Refuses a value that names no directory.
-
-    Raises:
-        TypeError: If it is neither a text nor a path.
-        ValueError: If it is empty, as a variable that is not set.
-    """
-    said = (
-        'Expected a directory, such as "runs/a" or "gs://bucket/run"; "." is '
-        f"the current one. Received: {value!r}"
-    )
-    has_url = hasattr(value, "protocol")  # a path of `universal-pathlib`
-    if not isinstance(value, str | os.PathLike) and not has_url:
-        raise TypeError(said)
-    if not str(value):
-        raise ValueError(said)

@@ -171,3 +171,11 @@ def test_large_arrays_are_not_copied():
     (found,) = arrays.values()
     assert found[7] == 1
     assert not np.shares_memory(found, callback.samples[0])
+
+
+def test_a_log_goes_on_in_its_file(tmp_path):
+    path = tmp_path / "log.csv"
+    resumed(tmp_path, lambda: keras.callbacks.CSVLogger(path))
+    rows = [row.partition(",")[0] for row in path.read_text().splitlines()]
+    # Those of an epoch that is trained again come twice.
+    assert [*dict.fromkeys(rows)] == ["epoch", "0", "1"]

@@ -4,7 +4,6 @@ from typing import Any
 
 import keras
 
-from keras_conflux._extensions.resume.callback_files import CallbackFiles
 from keras_conflux._extensions.resume.compat import (
     callbacks as private_callbacks,
 )
@@ -18,7 +17,6 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         callbacks: The user's callbacks, and the ones that Keras adds.
         model: Callbacks get it when the training begins, as they do in `fit`.
         params: The parameters of callbacks, but the number of steps.
-        files: The files that the callbacks write.
     """
 
     def __init__(
@@ -26,12 +24,10 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         callbacks: list[Any],
         model: keras.Model,
         params: dict[str, Any],
-        files: CallbackFiles,
     ) -> None:
         super().__init__(callbacks, add_history=True)
         self._trained = model
         self._told = params
-        self._files = files
         self.training: ResumableFit | None = None
         """Set before `fit` begins."""
 
@@ -40,9 +36,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         assert self.training is not None
         self.set_model(self._trained)
         self.set_params({**self._told, "steps": self.training.steps_per_epoch})
-        self._files.note_event_files()
         super().on_train_begin(logs)
-        self._files.note_event_files()
         self.training.begin_training()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -63,11 +57,6 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
         super().on_train_batch_end(batch, logs)
         assert self.training is not None
         self.training.after_step(batch)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Notes the files that callbacks begin."""
-        super().on_test_begin(logs)
-        self._files.note_event_files()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves, if it is time."""

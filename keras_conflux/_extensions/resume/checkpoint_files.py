@@ -1,7 +1,4 @@
-"""The folders of checkpoints, as they are read: damaged ones are noticed.
-
-Nothing here needs TensorFlow, so `keras-conflux resume` is quick.
-"""
+"""The folders of checkpoints, as they are read: damaged ones are noticed."""
 
 import contextlib
 import dataclasses
@@ -10,21 +7,19 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from keras_conflux._common import arguments
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume import stored_arrays
-from keras_conflux._extensions.resume.plain_files import is_remote
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.stored_arrays import with_special_dtypes
 
 WEIGHTS = "model.weights.h5"
 ARRAYS = "state.npz"
 STATE = "state.json"
+FILES = {WEIGHTS, ARRAYS, STATE}
 FORMAT = 1
-_URL = re.compile(r"[a-zA-Z][\w+.:-]+:/")
+_URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # a `Path` has one slash of it
 MALFORMED = (
     ValueError,
     KeyError,
@@ -51,7 +46,7 @@ class Checkpoint:
     """
 
     path: pathlib.Path
-    """The folder; a `upath.UPath` where the directory is a URL."""
+    """The folder."""
     step: int
     """How many steps had been done, in all epochs."""
     epoch: int
@@ -80,80 +75,28 @@ class Saved:
 
 
 def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a directory as a path, which is a `upath.UPath` of a URL.
-
-    Args:
-        directory: A path, a URL, or a `upath.UPath`.
+    """Returns a directory as a path.
 
     Raises:
-        ImportError: If the URL needs a package that is not installed.
-        TypeError: If it is none of these.
-        ValueError: If there is no such kind of URL, if it names no directory,
-            or if it is a `Path`; if the text is empty.
+        TypeError: If it is neither a text nor a path.
+        ValueError: If it is empty, as a variable that is not set, or a URL.
     """
-    arguments.assert_path(directory)
-    text = str(directory)
-    if not _URL.match(text):
-        return pathlib.Path(directory).absolute()
-    if isinstance(directory, pathlib.PurePath):
+    said = (
+        'Expected a directory, such as "runs/a"; "." is the current one. '
+        f"Received: {directory!r}"
+    )
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(said)
+    if not str(directory):
+        raise ValueError(said)
+    if _URL.match(str(directory)):
         raise ValueError(
-            "A pathlib.Path cannot hold a URL, as it has one slash only. Give "
-            f"the URL as a string. Received: {directory!r}"
+            "Expected a directory, as a rename puts a checkpoint in place and "
+            "a lock keeps others away. Give one of this machine or of a "
+            "network file system, and copy it to a bucket, as by `gcloud "
+            f"storage rsync`. Received: {str(directory)!r}"
         )
-    if "::" in text or "://" not in text.rstrip("/"):
-        raise ValueError(
-            "Expected the URL of a directory, such as 'gs://bucket/run'. "
-            f"Received: {text!r}"
-        )
-    try:
-        from upath import UPath
-
-        root: Any = UPath(text.rstrip("/")) if text is directory else directory
-        _ = root.fs  # imports the package of the file system
-    except ImportError as error:
-        raise ImportError(
-            "Checkpoints in a directory that is named by a URL need other "
-            "packages: type `pip install universal-pathlib`, and one for the "
-            f"file system, such as `gcsfs` or `s3fs` ({error}). Received: "
-            f"{text!r}"
-        ) from error
-    return root
-
-
-@contextlib.contextmanager
-def os_errors(path: pathlib.Path) -> Iterator[None]:
-    """Raises a URL's file system's own errors as `OSError`."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        if is_remote(path):
-            text = f"{path}: {type(error).__name__}: {error}"
-            raise OSError(text) from error
-        raise
-
-
-def entries(folder: Any) -> list[pathlib.Path]:
-    """Returns the entries of a folder; an empty list if there is none.
-
-    Of a URL, nothing is taken from a listing that was kept, and a folder that
-    cannot be listed is not taken for empty.
-
-    Raises:
-        OSError: If it cannot be listed.
-    """
-    if not is_remote(folder):
-        return [*folder.iterdir()] if folder.is_dir() else []
-    with os_errors(folder):
-        folder.fs.invalidate_cache()
-        try:
-            found = folder.fs.ls(folder.path, detail=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-    own = folder.path.rstrip("/")
-    paths = [each.rstrip("/") for each in found]
-    return [folder / p.rpartition("/")[2] for p in paths if p != own]
+    return pathlib.Path(directory).absolute()
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
@@ -167,9 +110,6 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[Checkpoint]:
 
     Returns:
         A list of `Checkpoint`s; empty if there is no such directory.
-
-    Raises:
-        ImportError: If the directory is a URL that needs another package.
 
     Example:
         ```python
@@ -192,16 +132,12 @@ def _described(path: pathlib.Path) -> Checkpoint:
     except Damage as error:
         damage = str(error)
     step, epoch = position_of(path)
-    files = [_stat(each) for each in entries(path)]
+    files = [each.lstat() for each in path.iterdir()]
     if not files:  # it has gone
         raise FileNotFoundError(path)
     size = sum(each.st_size for each in files)
     modified = max((each.st_mtime for each in files), default=0)
     return Checkpoint(path, step, epoch, size, modified, damage)
-
-
-def _stat(path: pathlib.Path) -> os.stat_result:
-    return path.stat() if is_remote(path) else path.lstat()
 
 
 class Damage(Exception):
@@ -215,16 +151,8 @@ class Unreadable(Damage):
 def folders(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Returns the folders of checkpoints, the newest first."""
     root = directory_of(directory)
-    found = named_folders(root)
-    if not is_remote(root):
-        return found
-    # The file with the digests is put last.
-    return [f for f in found if any(e.name == STATE for e in entries(f))]
-
-
-def named_folders(root: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the folders with names of checkpoints."""
-    found = [path for path in entries(root) if _NAME.fullmatch(path.name)]
+    listed = root.iterdir() if root.is_dir() else ()
+    found = [path for path in listed if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 
@@ -243,34 +171,7 @@ def read(path: pathlib.Path) -> Saved:
         Damage: If it differs from the checkpoint that was written.
         ValueError: If a newer version of this package wrote it.
     """
-    try:
-        with os_errors(path):
-            content = plain_files.read_text(path, STATE)
-        outer = json.loads(content)
-        text, digest, files = outer["state"], outer["sha256"], outer["files"]
-        written_in, special = int(outer["format"]), dict(outer["dtypes"])
-        weights = outer.get("weights", WEIGHTS)
-        stored_as = outer.get("arrays", ARRAYS)
-        digests = {name: files[name] for name in (weights, stored_as)}
-        found = hashlib.sha256(text.encode()).hexdigest()
-    except (OSError, *MALFORMED) as error:
-        raise _not_read(STATE, error) from error
-    if found != digest:
-        raise Damage(f"{STATE} has changed since it was written")
-    try:
-        state = dict(json.loads(text))
-    except MALFORMED as error:
-        raise _not_read(STATE, error) from error
-    # Digests do not cover the format in front. Former versions had it there
-    # alone.
-    if state.get("format", written_in) != written_in:
-        raise Damage(f"{STATE} has changed since it was written")
-    if written_in > FORMAT:
-        raise ValueError(
-            f"{path} is in format {written_in}, of a newer version of "
-            f"keras-conflux; this one reads format {FORMAT}. Install the "
-            "newer version."
-        )
+    state, digests, special = _read_state(path)
     for name, expected in digests.items():
         try:
             found = digest_of(path, name)
@@ -279,14 +180,44 @@ def read(path: pathlib.Path) -> Saved:
         if found != expected:
             raise Damage(f"{name} has changed since it was written")
     try:
-        with (
-            os_errors(path),
-            plain_files.open_file(path, stored_as) as file,
-        ):
+        with plain_files.open_file(path, ARRAYS) as file:
             arrays = with_special_dtypes(stored_arrays.read(file), special)
     except (OSError, *MALFORMED) as error:
-        raise _not_read(stored_as, error) from error
-    return Saved(path, state, arrays, path / weights)
+        raise _not_read(ARRAYS, error) from error
+    return Saved(path, state, arrays, path / WEIGHTS)
+
+
+def has_state(folder: pathlib.Path) -> bool:
+    """Whether this package has written what a folder tells of a training."""
+    try:
+        _read_state(folder)
+    except (Damage, ValueError):
+        return False
+    return True
+
+
+def _read_state(
+    path: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Returns the state, the digests of other files, and special dtypes."""
+    try:
+        outer = json.loads(plain_files.read_text(path, STATE))
+        text, digest = outer["state"], outer["sha256"]
+        found = hashlib.sha256(text.encode()).hexdigest()
+        digests = {name: outer["files"][name] for name in (WEIGHTS, ARRAYS)}
+        special = dict(outer["dtypes"])
+        state = dict(json.loads(text)) if found == digest else {}
+    except (OSError, *MALFORMED) as error:
+        raise _not_read(STATE, error) from error
+    if found != digest:
+        raise Damage(f"{STATE} has changed since it was written")
+    if state.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} is in format {state.get('format')}, of another version of "
+            f"keras-conflux; this one reads format {FORMAT}. Install the "
+            "version that wrote it."
+        )
+    return state, digests, special
 
 
 def _not_read(name: str, error: Exception) -> Damage:
@@ -300,6 +231,6 @@ def _not_read(name: str, error: Exception) -> Damage:
 
 def digest_of(folder: pathlib.Path, name: str) -> str:
     """Returns the digest by which a file is known to be as it was written."""
-    with os_errors(folder), plain_files.open_file(folder, name) as file:
+    with plain_files.open_file(folder, name) as file:
         read: Any = file
         return hashlib.file_digest(read, "sha256").hexdigest()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from keras_conflux._extensions.resume import checkpoint_files
-from keras_conflux._extensions.resume import own_files
 from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
 from keras_conflux._extensions.resume.checkpoint_files import FORMAT
 from keras_conflux._extensions.resume.checkpoint_files import STATE
@@ -46,7 +45,6 @@ def write(
         OSError: If it cannot be written, as where a disk is full. Nothing
             remains of it then.
         NotRemoved: If it is written, and an older one could not be removed.
-        RuntimeError: If another training has begun to write there.
     """
     step, epoch = position
     final = storage.root / f"step-{step:012d}-{epoch:06d}"
@@ -62,20 +60,10 @@ def write(
             name: checkpoint_files.digest_of(folder, name)
             for name in (WEIGHTS, ARRAYS)
         }
-        names = storage.names_for(final, digests)
-        for name, stored_as in names.items():
-            (folder / name).rename(folder / stored_as)
         outer = {
-            "format": FORMAT,
             "state": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "samples": {
-                names[name]: own_files.sample(folder, names[name])
-                for name in names
-            },
-            "files": {names[name]: digests[name] for name in names},
-            "weights": names[WEIGHTS],
-            "arrays": names[ARRAYS],
+            "files": digests,
             "dtypes": special,
         }
         (folder / STATE).write_text(json.dumps(outer))

@@ -39,7 +39,7 @@ def name_changed(saved: Saved, here: dict[str, Any]) -> None:
         saved: The checkpoint.
         here: The result of `of_model`.
     """
-    there = saved.state.get("compiled", here)  # former versions wrote none
+    there = saved.state["compiled"]
     changed = [
         f"{path} was {_text(there.get(path))} and is {_text(here.get(path))}"
         for path in sorted(there.keys() | here.keys())

@@ -44,7 +44,7 @@ def build_optimizer(saved: Saved, model: keras.Model) -> None:
     there = saved.state["fingerprint"]
     _, *variables = there["optimizer"]
     if optimizer is not None and not optimizer.built and variables:
-        places = there.get("trained")
+        places = there["trained"]
         optimizer.build([weights[i] for i in places] if places else weights)
 
 

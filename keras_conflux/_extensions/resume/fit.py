@@ -7,14 +7,12 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat.patching import patch
+from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import fingerprint
-from keras_conflux._extensions.resume import from_first_process
 from keras_conflux._extensions.resume import private_names
-from keras_conflux._extensions.resume.callback_files import CallbackFiles
 from keras_conflux._extensions.resume.callback_list import ResumableCallbacks
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
@@ -57,21 +55,16 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     )
     parts = process_count() if is_local else 1
     with writer.open():
-        writing = callbacks if process_index() == 0 else []
-        with errors_reported_to_all("looking at the files of callbacks"):
-            files = CallbackFiles(writing, resume.directory)
-        saved = _saved(resume, files, given, parts)
+        saved = _saved(resume, callbacks, given, parts)
         given["callbacks"] = ResumableCallbacks(
             _called_here(callbacks, given["verbose"]),
             model,
             {"verbose": given["verbose"], "epochs": given["epochs"]},
-            files,
         )
         training = ResumableFit(
             model,
             resume,
             callbacks=_with_state(callbacks, given["callbacks"].callbacks),
-            files=files,
             saved=saved,
             parts=parts,
             writer=writer,
@@ -142,13 +135,12 @@ def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
 
 
 def _saved(
-    resume: Resume, files: CallbackFiles, given: dict[str, Any], parts: int
+    resume: Resume, callbacks: list[Any], given: dict[str, Any], parts: int
 ) -> Saved | None:
-    """Finds the place to go on, and takes back writes since then."""
-    saved = from_first_process.read_newest(resume.directory)
+    """Finds the place to go on. Logs in files go on as well."""
+    saved = between_processes.read_newest(resume.directory)
     resume.resumed_at = None
     if saved is None:
-        files.begin_anew()
         return None
     fingerprint.assert_as_many_parts(saved, parts)
     epoch, step = saved.state["epoch"], saved.state["step"]
@@ -162,8 +154,9 @@ def _saved(
             "such as one for each phase or fold."
         )
     resume.resumed_at = epoch, step
-    with errors_reported_to_all("going on with the files of callbacks"):
-        files.go_on(saved.state["files"], over)
+    for each in callbacks:
+        if isinstance(each, keras.callbacks.CSVLogger):
+            each.append = True
     given["initial_epoch"] = given["epochs"] if over else epoch
     if over:
         ended = "a callback had ended it" if saved.state["stopped"] else "done"

@@ -8,10 +8,10 @@ import numpy as np
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import seeds
 from keras_conflux._extensions.resume.compat import weight_files
-from keras_conflux._extensions.resume.storage import storage_of
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
@@ -77,7 +77,8 @@ def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
     _assert_same(saved, model)
     if has_files and saved.weights is not None:
         try:
-            with storage_of(saved.weights).file(saved.weights) as file:
+            file = saved.weights
+            with plain_files.open_file(file.parent, file.name):
                 weight_files.assert_fits(file, weight_files.entries_of(model))
                 model.load_weights(file)
         except (ValueError, KeyError, TypeError) as error:

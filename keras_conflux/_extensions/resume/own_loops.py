@@ -12,18 +12,18 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import checkpoint_writing
 from keras_conflux._extensions.resume import fingerprint
-from keras_conflux._extensions.resume import from_first_process
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import random_generators
+from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts
-from keras_conflux._extensions.resume.from_all_processes import gathered
 from keras_conflux._extensions.resume.model_state import ModelState
-from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state as state_of_models
@@ -48,8 +48,7 @@ def save(
     Args:
         model: A compiled model, or one that has its optimizer as an attribute.
             Models that are trained together are attributes of one.
-        directory: The directory of the checkpoints, of this training alone: a
-            path, or a URL such as `"gs://bucket/run"`.
+        directory: The directory of the checkpoints, of this training alone.
         step: The number of steps done. The checkpoint with most is the newest.
         state: Other values that the loop needs to go on: numbers, strings,
             arrays, and lists, tuples and dicts of them.
@@ -59,7 +58,6 @@ def save(
         OSError: If it cannot be written.
         TypeError: If something else is in `state`, or an argument is of
             another type.
-        ImportError: If the directory is a URL that needs another package.
         ValueError: If `keep` is below 1 or `step` below 0, or if there is a
             checkpoint of a later step.
 
@@ -88,7 +86,7 @@ def save(
         generators = plain_values.encode(parts, arrays)
         if process_index() == 0:
             _assert_newest(directory, step)
-            storage = storage_of(checkpoint_files.directory_of(directory))
+            storage = Storage(checkpoint_files.directory_of(directory))
             storage.remove_unfinished()
             copies = ModelState.copied_from(model)
             checkpoint_writing.write(
@@ -146,7 +144,6 @@ def load(
         there is no checkpoint.
 
     Raises:
-        ImportError: If the directory is a URL that needs another package.
         ValueError: If the checkpoint is of another model or optimizer, or of
             `keras_conflux.Resume`, or if the optimizer is not built.
 
@@ -160,7 +157,7 @@ def load(
         ```
     """
     arguments.assert_is(model, keras.Model, "a Keras model")
-    saved = from_first_process.read_newest(directory)
+    saved = between_processes.read_newest(directory)
     if saved is None:
         return None
     if "loop" not in saved.state:
@@ -170,8 +167,7 @@ def load(
             "`fit` the callback. To read its weights alone: "
             f"model.load_weights({str(weights)!r})"
         )
-    if "fingerprint" in saved.state:  # former versions wrote none
-        fingerprint.assert_same_model(saved, model)
+    fingerprint.assert_same_model(saved, model)
     with errors_reported_to_all("loading a checkpoint"):
         _build_as_saved(model, saved)
         model_state.restore(model, saved, process_index() == 0)
@@ -183,7 +179,7 @@ def load(
 
 def _build_as_saved(model: keras.Model, saved: Saved) -> None:
     """Builds parts that the first step builds, and saved models have."""
-    parts = saved.state.get("built for", {})
+    parts = saved.state["built for"]
     strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
     if strategy is None:
         compiled_parts.build(model, parts)
@@ -195,8 +191,6 @@ def _build_as_saved(model: keras.Model, saved: Saved) -> None:
 
 def _own(generators: Any) -> dict[str, Any]:
     """Returns where the random generators of this process stood."""
-    if isinstance(generators, dict):  # former versions wrote the first one's
-        generators = [generators]
     if len(generators) == process_count():
         return generators[process_index()]
     warn(

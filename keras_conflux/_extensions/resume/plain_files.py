@@ -21,11 +21,6 @@ class StrangeFileError(ValueError):
     """Something that this package has not written in this way."""
 
 
-def is_remote(path: pathlib.Path) -> bool:
-    """Whether a path from `directory_of` belongs to a URL."""
-    return not isinstance(path, pathlib.PosixPath)
-
-
 def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
     """Opens a file for reading.
 
@@ -40,8 +35,6 @@ def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
     if not isinstance(name, str) or not _is_plain(name):
         raise StrangeFileError(f"{name!r} is not the name of a file there")
     path = folder / name
-    if is_remote(path):
-        return path.open("rb")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)

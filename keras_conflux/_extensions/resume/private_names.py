@@ -16,9 +16,6 @@ NAMES = (
     BUILD_METRICS,
     BUILD_LOSS,
     PrivateName("keras.src.backend:compute_output_spec"),
-    PrivateName(
-        "keras.callbacks:TensorBoard._close_writers", "self", ("_writers",)
-    ),
     PrivateName("keras.callbacks:CallbackList._flush_futures", "self"),
     PrivateName(
         "keras.callbacks:EarlyStopping._set_monitor_op",

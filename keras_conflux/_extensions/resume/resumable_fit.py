@@ -28,16 +28,15 @@ from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import random_generators
 from keras_conflux._extensions.resume import varying_data
-from keras_conflux._extensions.resume.callback_files import CallbackFiles
+from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.callback_state import CallbackStates
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import epoch_iterators
-from keras_conflux._extensions.resume.from_all_processes import gathered
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.resume import Resume
-from keras_conflux._extensions.resume.saving_interval import SavingInterval
+from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
 from keras_conflux._extensions.resume.validation_data import ValidationData
@@ -53,7 +52,6 @@ class ResumableFit:
         model: The model that is trained.
         resume: The options of the user.
         callbacks: The callbacks whose state belongs to the training.
-        files: The files that callbacks write.
         saved: The checkpoint to go on from; `None` to begin.
         parts: The number of processes that draw their own part of the data; 1
             if all draw the same.
@@ -67,7 +65,6 @@ class ResumableFit:
         model: keras.Model,
         resume: Resume,
         callbacks: list[Any],
-        files: CallbackFiles,
         saved: Saved | None,
         parts: int,
         writer: CheckpointWriter,
@@ -76,7 +73,6 @@ class ResumableFit:
     ) -> None:
         self._model = model
         self._callbacks = callbacks
-        self._files = files
         self._saved = saved
         self._parts = parts
         self._interval = SavingInterval(resume.every)
@@ -285,7 +281,6 @@ class ResumableFit:
                 for part in parts
             ],
             "callbacks": self._states.changed(arrays),
-            "files": self._files.written(),
             "variables": model.variables,
             "fingerprint": fingerprint.of_model(self._model),
             "compiled": self._compiled,

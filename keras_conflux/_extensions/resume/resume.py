@@ -1,21 +1,24 @@
 """The callback by which a training goes on where it was interrupted."""
 
 import os
+import re
+import time
 
 import keras
 
 from keras_conflux._common import arguments
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
-from keras_conflux._extensions.resume.saving_interval import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 class Resume(keras.callbacks.Callback):
     """Lets `fit` go on exactly where an earlier run of the script was ended.
 
     A script that is killed at any moment and started again ends with the same
-    weights, optimizer, random numbers, `History`, CSV and TensorBoard files and
-    best checkpoint as one that was never interrupted: bit by bit on the same
+    weights, optimizer, random numbers, `History` and best checkpoint as one
+    that was never interrupted: bit by bit on the same
     CPU devices, and to rounding on GPUs or on another number of devices or
     processes. The guide *Interruptions* lists the conditions.
 
@@ -29,8 +32,7 @@ class Resume(keras.callbacks.Callback):
     138 or 129. `SIGHUP` is not heard under `nohup`.
 
     Args:
-        directory: The directory of the checkpoints, of this training alone: a
-            path, or a URL such as `"gs://bucket/run"`.
+        directory: The directory of the checkpoints, of this training alone.
         every: When to write one: a time such as `"10m"`, or a number of steps.
             One more is written when the training has ended.
         keep: The number of checkpoints that stay, at least 1.
@@ -40,7 +42,6 @@ class Resume(keras.callbacks.Callback):
             optimizers that only a step of the model's own builds.
 
     Raises:
-        ImportError: If the directory is a URL that needs another package.
         ValueError: If an argument is wrong; from `fit`, if the checkpoint
             belongs to another model, other data or other callbacks, or to
             another training of this process.
@@ -78,3 +79,45 @@ class Resume(keras.callbacks.Callback):
         """The seconds for which each checkpoint has held up training."""
         SavingInterval(every)
         Preemption(signals)
+
+
+class SavingInterval:
+    """Counts steps, or looks at the clock.
+
+    Args:
+        every: A number of steps, or a time such as `"10m"`.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+
+    def __init__(self, every: int | str) -> None:
+        self._steps: float = float("inf")
+        self._seconds: float = float("inf")
+        matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(every))
+        if matched:
+            self._seconds = float(matched[1]) * _UNITS[matched[2]]
+        elif type(every) is int and every > 0:
+            self._steps = every
+        else:
+            raise ValueError(
+                "`every` is a number of steps of at least 1, or a time such as "
+                f'"30s", "10m" or "2h". Received: every={every!r}'
+            )
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Counts from here.
+
+        Args:
+            step: The number of steps done, in all epochs.
+        """
+        self._since = step
+        self._began = time.monotonic()
+
+    def is_over(self, step: int) -> bool:
+        """Whether a checkpoint is due."""
+        return (
+            step - self._since >= self._steps
+            or time.monotonic() - self._began >= self._seconds
+        )

@@ -10,9 +10,6 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.resume.compat import pipelines
-from keras_conflux._extensions.resume.compat.captured_datasets import (
-    has_unknown_parts,
-)
 from keras_conflux._extensions.resume.validation_data import ValidationData
 
 
@@ -59,10 +56,10 @@ def _of_dataset(dataset: Any) -> Iterator[str]:
         for operation in pipelines.operations_of_dataset(each):
             if _has_no_seed(operation):
                 yield f"it uses `{operation.type}` without a seed"
-        if has_unknown_parts(each):
+        if pipelines.has_unknown_parts(each):
             yield (
                 "it draws from another data set, whose parts cannot be found "
-                "(let a function of it name that data set)"
+                "(make that data set inside of the function)"
             )
         if pipelines.is_parallel(each):
             yield from _of_parallel_calls(each)

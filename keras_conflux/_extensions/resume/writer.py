@@ -12,7 +12,7 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_writing
 from keras_conflux._extensions.resume.compat import weight_files
-from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
@@ -25,7 +25,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
-        self._storage = storage_of(directory)
+        self._storage = Storage(directory)
         self._keep = keep
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[pathlib.Path] | None = None
@@ -80,9 +80,6 @@ class CheckpointWriter:
         """Waits for the checkpoint that is being written, if one is.
 
         A disk that is full does not end training: it warns.
-
-        Raises:
-            RuntimeError: If another training has begun to write there.
         """
         writing, self._writing = self._writing, None
         if writing is None:

@@ -10,12 +10,6 @@ def set_monitor(callback: Any) -> None:
     callback._set_monitor_op()
 
 
-def flush_tensorboard(callback: keras.callbacks.TensorBoard) -> None:
-    """Flushes the writers of a TensorBoard callback."""
-    for writer in callback._writers.values():
-        writer.flush()
-
-
 def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
     """Waits for callbacks that work in other threads."""
     callbacks._flush_futures()

@@ -13,16 +13,6 @@ from tensorflow.python.data.ops import map_op
 from tensorflow.python.data.ops import prefetch_op
 from tensorflow.python.data.ops import repeat_op
 
-from keras_conflux._extensions.resume.compat.captured_datasets import (
-    captured_datasets,
-)
-from keras_conflux._extensions.resume.compat.captured_datasets import (
-    captures_any,
-)
-from keras_conflux._extensions.resume.compat.captured_datasets import (
-    has_unknown_parts,
-)
-
 
 def datasets_below(
     dataset: tf.data.Dataset, in_files: bool = True
@@ -36,8 +26,26 @@ def datasets_below(
     if not in_files and _cache_file(dataset):
         return
     yield dataset
-    for each in (*dataset._inputs(), *captured_datasets(dataset)):
+    for each in dataset._inputs():
         yield from datasets_below(each, in_files)
+
+
+def has_unknown_parts(dataset: tf.data.Dataset) -> bool:
+    """Whether it draws from data sets that are not among its inputs.
+
+    A function that names a data set made outside of it, as a `flat_map`'s may,
+    has captured its tensor alone. So has a source of data sets, such as
+    `Dataset.from_tensors`.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    is_source_of_them = not dataset._inputs() and any(
+        isinstance(spec, tf.data.DatasetSpec) for spec in specs
+    )
+    return is_source_of_them or any(
+        captured.dtype == tf.variant
+        for each in dataset._functions()
+        for captured in each.function.captured_inputs
+    )
 
 
 def seeds_of_dataset(dataset: tf.data.Dataset) -> tuple[int, int] | None:
@@ -125,7 +133,7 @@ def begins_shuffles_later(dataset: Any) -> bool:
     return isinstance(dataset, tf.data.Dataset) and any(
         has_shuffles(each)
         for each in datasets_below(dataset)
-        if isinstance(each, _BEGINS_LATER) or captures_any(each)
+        if isinstance(each, _BEGINS_LATER) or has_unknown_parts(each)
     )
 
 

@@ -1,6 +1,7 @@
-"""Files that the first process reads for all."""
+"""Values that processes give each other: each to all, or the first to all."""
 
 import os
+from typing import Any
 
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.agreement import broadcast_bytes
@@ -9,9 +10,11 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
-from keras_conflux._extensions.resume.storage import storage_of
+from keras_conflux._extensions.resume.storage import Storage
+from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._extensions.resume.stored_arrays import from_bytes
 from keras_conflux._extensions.resume.stored_arrays import to_bytes
 
@@ -42,7 +45,7 @@ def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 
 def _newest(directory: str | os.PathLike[str]) -> Saved | None:
-    storage_of(directory_of(directory)).restore_former()
+    Storage(directory_of(directory)).restore_former()
     passed = set()
     # Listed again each time: a training that writes there removes old ones.
     while left := [
@@ -58,8 +61,26 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
                 continue
             said = f"The checkpoint {left[0]} is not used: {error}."
             if not isinstance(error, checkpoint_files.Unreadable):
-                aside = storage_of(directory_of(directory)).put_aside(left[0])
+                aside = Storage(directory_of(directory)).put_aside(left[0])
                 said += f" It can be removed: {aside}."
             before = "The one before it is used."
             warn(f"{said} {before if left[1:] else 'There is no other.'}")
     return None
+
+
+def gathered(what: str, own: Any) -> list[Any]:
+    """Returns the values of all processes, in their order.
+
+    Args:
+        what: The name of the values. All must give the same.
+        own: The values of this process, which are plain.
+    """
+    arrays: Arrays = {}
+    content = to_bytes(plain_values.encode(own, arrays), arrays)
+    lengths = all_gather_json(what, len(content))
+    return [
+        plain_values.decode(
+            *from_bytes(broadcast_bytes(index, content, length))
+        )
+        for index, length in enumerate(lengths)
+    ]
