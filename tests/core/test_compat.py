@@ -16,12 +16,11 @@ from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import problems
+from keras_conflux._extensions import installation
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )
-from keras_conflux._extensions.kernels import patches as kernels
-from keras_conflux._extensions.optimizers import patches as optimizers
 from keras_conflux._extensions.resume import private_names as resume
 from keras_conflux._fit import keras_patches
 
@@ -112,8 +111,14 @@ def test_the_range_is_that_of_the_installation():
 
 def test_each_patch_point_is_patched_once():
     found = set()
-    for each in (keras_patches, kernels, keras_distribution, optimizers):
-        points = [point for point, _ in each.PATCHES]
+    for table in (
+        keras_patches.PATCHES,
+        keras_distribution.PATCHES,
+        installation.KERNELS,
+        installation.OPTIMIZERS,
+        installation.RECOMPUTATION,
+    ):
+        points = [point for point, _ in table]
         assert len(points) == len(set(points))
         found |= set(points)
     listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]

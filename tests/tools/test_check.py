@@ -30,7 +30,6 @@ from keras_conflux.tools.checks import nvidia
 from keras_conflux.tools.checks.table import CHECKS
 from keras_conflux.tools.checks.table import Wrong
 from keras_conflux.tools.cli import check
-from keras_conflux.tools.cli import check_report
 from keras_conflux.tools.cli import check_runner
 from keras_conflux.tools.cli import env
 from keras_conflux.tools.cli.__main__ import main
@@ -298,9 +297,9 @@ def test_json(conflux):
 def test_the_sentence_about_gpus():
     good = Result("equal", "good", "", "", 1.0, {})
     fast = dataclasses.replace(good, name="faster", values={"ratio": 1.94})
-    said = check_report.sentence([good, fast], 2, 2)
+    said = check.sentence([good, fast], 2, 2)
     assert said == "2 GPUs, all good: 1.94 times as fast as one."
-    assert check_report.sentence([good], 1, 1) == "1 GPU, all good."
+    assert check.sentence([good], 1, 1) == "1 GPU, all good."
 
 
 def test_a_check_trains_alone_whatever_a_launcher_says():
@@ -537,7 +536,7 @@ def test_the_page_shows_what_was_recorded():
     shown = [
         "$ keras-conflux check",
         *(
-            str(check_report.line(Result(**each))).rstrip()
+            str(check.line(Result(**each))).rstrip()
             for each in record["checks"]
         ),
         f"\n{record['sentence']}",

@@ -7,11 +7,12 @@ import os
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux.tools.checks.table import CHECKS
-from keras_conflux.tools.cli import check_report
 from keras_conflux.tools.cli import check_runner
+from keras_conflux.tools.cli.check_runner import Result
 from keras_conflux.tools.cli.options import add_json
 from keras_conflux.tools.cli.options import at_least
 
@@ -23,6 +24,13 @@ _EPILOG = """exit status:
   1  something is wrong
   3  all works, but slower than it should
 """
+_STATUS = {"good": 0, "slow": 3, "wrong": 1}
+_MARKS = {
+    "good": ("ok", "green"),
+    "slow": ("slow", "yellow"),
+    "wrong": ("wrong", "bold red"),
+}
+_VERBS = {"wrong": "failed", "slow": "slower than usual"}
 
 
 def add_to(subcommands: Any) -> None:
@@ -76,12 +84,65 @@ def main(options: argparse.Namespace) -> int:
         # CPU devices share one CPU.
         has_sense = check.name != "faster" or (gpus > 0 and devices > 1)
         if has_sense and check.name in (options.only or [check.name]):
-            with check_report.saying(console, check.name):
+            with console.status(check.name):
                 results.append(check_runner.run_check(check, devices))
-            console.print(check_report.line(results[-1]), soft_wrap=True)
-    said = check_report.sentence(results, devices, gpus)
+            console.print(line(results[-1]), soft_wrap=True)
+    said = sentence(results, devices, gpus)
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
         found = [dataclasses.asdict(result) for result in results]
         print(json.dumps({"sentence": said, "checks": found}, indent=1))
-    return check_report.exit_status(results)
+    return _exit_status(results)
+
+
+def _exit_status(results: list[Result]) -> int:
+    """Returns the exit status of `keras-conflux check`."""
+    found = {result.status for result in results}
+    worst = next((each for each in _VERBS if each in found), "good")
+    return _STATUS[worst]
+
+
+def sentence(results: list[Result], devices: int, gpus: int) -> str:
+    """Returns a summary of the results in a sentence.
+
+    Args:
+        results: The results of all checks.
+        devices: The number of devices that they were for.
+        gpus: The number of GPUs; 0 if the devices are of the CPU.
+    """
+    what = f"{devices} {'GPU' if gpus else 'logical CPU device'}"
+    what += "s" if devices > 1 else ""
+    for status, verb in _VERBS.items():
+        names = [each.name for each in results if each.status == status]
+        if names:
+            counted = f"{len(names)} of {len(results)} checks"
+            return f"{what}: {counted} {verb}: {', '.join(names)}."
+    ratio = next(
+        (each.values["ratio"] for each in results if "ratio" in each.values),
+        None,
+    )
+    if ratio is not None:
+        return f"{what}, all good: {ratio:.2f} times as fast as one."
+    if gpus:
+        return f"{what}, all good."
+    return (
+        f"{what}, all good. There is no GPU, so this says nothing about speed."
+    )
+
+
+def line(result: Result) -> Text:
+    """Returns the line of the terminal for a result.
+
+    Args:
+        result: The result of a check.
+    """
+    mark, style = _MARKS[result.status]
+    shown = Text.assemble(
+        (f"{mark:<6}", style),
+        (f"{result.name:<13}", "bold"),
+        f"{result.text}",
+        (f"  {result.seconds:.0f} s", "dim"),
+    )
+    if result.todo:
+        shown.append(f"\n      type: {result.todo}", style)
+    return shown
