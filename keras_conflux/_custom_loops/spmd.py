@@ -388,7 +388,7 @@ class _Compiled:
         """Checks the trace of a replica, and keeps its outputs."""
         self._counts_alike |= Means.of(step).are_of_parts
         if not tf.executing_eagerly():
-            program.end()
+            program.close()
             self._has_built |= Gradients.of(step).have_built
             given = zip(keras.tree.flatten(program.inputs), kinds, strict=True)
             are_equal = ("shared", "reduced")

@@ -134,7 +134,7 @@ def _run_on_replicas(
             eager = keras_models.runs_eagerly(model)
             common = CommonState(model, has_other_variables=eager)
             if fits:
-                common.begin(begin)
+                common.agree_on_settings(begin)
             else:
                 agree_on_assigned(begin, lambda: model.weights)
         if call.name == "predict":
@@ -144,7 +144,7 @@ def _run_on_replicas(
         if common is not None:
             if fits:
                 synchronization.synchronize(model)
-                common.begun()
+                common.note_equal()
             first_process.show_and_write_there(call, leads=fits)
         if common is not None and fits:
             at_end = functools.partial(

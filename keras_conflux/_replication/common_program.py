@@ -69,7 +69,7 @@ class _Line:
 
 
 class CommonProgram:
-    """A replica's trace between the begin of this object and its `end`.
+    """A replica's trace between the begin of this object and its `close`.
 
     Args:
         inputs: The replica's part of the data, a tree of tensors.
@@ -87,7 +87,7 @@ class CommonProgram:
         """The traced operations."""
         return self.graph.get_operations()[self._begin : self._end]
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leaves out operations that are traced from now on."""
         self._end = len(self.graph.get_operations())
         asked = tensorflow_tracing.ranks_asked_in(self.graph)
@@ -158,7 +158,7 @@ class CommonProgram:
         Args:
             of_graph: Lists the operations of the graph.
         """
-        lines = of_graph.of(self.operations)
+        lines = of_graph.listed(self.operations)
         if not self._knows_rank:
             return lines
         collectives = [line for line in lines if line.kind in COLLECTIVES]
@@ -277,7 +277,7 @@ class _Lines:
         self._library = {each.signature.name: each for each in library}
         self._variables = _variables_in(graph)
 
-    def of(self, operations: Sequence[tf.Operation]) -> list[_Line]:
+    def listed(self, operations: Sequence[tf.Operation]) -> list[_Line]:
         """Returns a line for each operation, after the functions' lines.
 
         Args:

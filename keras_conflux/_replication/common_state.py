@@ -81,7 +81,7 @@ class CommonState:
     def _owners(self) -> list[Any]:
         return list(state.stateful_objects(self._model))
 
-    def begin(self, what: str) -> None:
+    def agree_on_settings(self, what: str) -> None:
         """Raises in all processes unless all have the same settings.
 
         Learning rates are sent to all after this.
@@ -97,7 +97,7 @@ class CommonState:
         told = gather_if_different(what, Comparable(settings))
         _refuse_settings(what, told or [])
 
-    def begun(self) -> None:
+    def note_equal(self) -> None:
         """Notes that all processes hold the same now."""
         self._steps = 0
         replicated_extended.note_compared()

@@ -49,13 +49,13 @@ class Contrastive(keras.Model):
 @pytest.mark.skipif(MANY < 2, reason="needs two replicas")
 def test_replicas_of_any_rank_trace_one_program(monkeypatch):
     programs = []
-    original = CommonProgram.end
+    original = CommonProgram.close
 
-    def end(program):
+    def close(program):
         original(program)
         programs.append(program)
 
-    monkeypatch.setattr(CommonProgram, "end", end)
+    monkeypatch.setattr(CommonProgram, "close", close)
     model = Contrastive()
     model.compile("adam", jit_compile=False)
     kc.replicate(model, devices=2)
@@ -117,7 +117,7 @@ def test_all_variables_are_compared_after_many_steps_or_assignments(
     )
     different = set()
     common = common_state.CommonState(model)
-    common.begun()
+    common.note_equal()
     for steps in (400, 500, 99, 1, 900):
         common.agree_after("an epoch", steps)
     counts = [len(sums) for _, sums in compared]

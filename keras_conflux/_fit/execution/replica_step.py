@@ -162,7 +162,7 @@ class _ModelStep:
                 each.begin()
             program = CommonProgram(shard)
             output = self._run(shard, step)
-            program.end()
+            program.close()
             self._programs[replica_index()] = program
             if replica_index() == 0 and process_count() > 1:
                 self._plain_variables = [
