@@ -1,7 +1,6 @@
 """What the package knows of Keras and TensorFlow is listed, and compared."""
 
 import ast
-import importlib
 import pathlib
 import re
 import tomllib
@@ -21,7 +20,6 @@ from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )
-from keras_conflux._extensions.resume import private_names as resume
 from keras_conflux._fit import keras_patches
 
 PACKAGE = pathlib.Path(kc.__file__).parent
@@ -51,7 +49,7 @@ def test_installed_versions_are_as_expected():
 
 def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     clip, finite = Patched.CLIP_GRADIENTS, Patched.CHECK_FINITE
-    (inputs,) = (x for x in resume.NAMES if x.attribute == "_inputs")
+    (inputs,) = (x for x in private_names.RESUME if x.attribute == "_inputs")
     monkeypatch.delattr(inputs.owner, inputs.attribute)
     monkeypatch.delattr(clip.owner, clip.attribute)
     monkeypatch.setattr(
@@ -124,14 +122,6 @@ def test_each_patch_point_is_patched_once():
     listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
     assert found >= set(listed)
     assert found <= set(LISTED)
-
-
-def test_what_extensions_need_is_listed():
-    paths = [*(PACKAGE / "_extensions").glob("*/private_names.py")]
-    assert paths
-    for path in paths:
-        module = f"keras_conflux._extensions.{path.parent.name}.private_names"
-        assert set(importlib.import_module(module).NAMES) <= set(LISTED)
 
 
 def test_no_name_of_speed_is_in_the_table_of_the_core():

@@ -10,9 +10,9 @@ import keras
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat.patching import patch
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import fingerprint
-from keras_conflux._extensions.resume import private_names
 from keras_conflux._extensions.resume.callback_list import ResumableCallbacks
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import compiled_parts

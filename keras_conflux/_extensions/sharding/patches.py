@@ -4,9 +4,9 @@ from keras_conflux._compat.patching import patch
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_tensorflow_names import TAPE_GRADIENT
+from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.sharding import cutting
 from keras_conflux._extensions.sharding import gathered_weights
-from keras_conflux._extensions.sharding import private_names
 from keras_conflux._extensions.sharding import sharded_updates
 from keras_conflux._extensions.sharding import whole_models
 from keras_conflux._extensions.sharding import whole_values
