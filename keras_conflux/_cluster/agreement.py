@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._cluster import instance_keys
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
@@ -260,8 +261,8 @@ def _all_reduce() -> Callable[[tf.Tensor], tf.Tensor]:
             input=numbers,
             group_size=process_count(),
             group_key=_GROUP,
-            instance_key=tf.convert_to_tensor(
-                counter.assign_add(1, read_value=True)
+            instance_key=instance_keys.next_key(
+                counter, instance_keys.size_of(numbers), numbers.dtype
             ),
             ordering_token=[counter.handle],
             merge_op="Add",

@@ -308,9 +308,7 @@ class Communicator:
     def _early(self) -> Any:
         """The transport of collectives that run earlier than traced."""
         with tf.init_scope():
-            return CpuRing(
-                self.devices, self.size, self._group_key, first=1 << 30
-            )
+            return CpuRing(self.devices, self.size, self._group_key, lane=1)
 
     def _next_channel(self, index: int) -> int:
         self._next_call(index)

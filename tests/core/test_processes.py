@@ -17,6 +17,7 @@ import forked
 import hosts
 import numpy as np
 import pytest
+import tensorflow as tf
 from addresses import free_addresses
 from conftest import COUNTS
 from conftest import ON_GPU
@@ -29,11 +30,13 @@ from models import dense
 from process_cases import CASES
 from process_cases import CHECKS
 from process_cases import MORE_CASES
+from process_cases import MORE_CHECKS
 from process_cases import X
 from process_cases import Y
 from started import start
 from test_run import COMMAND
 
+from keras_conflux._cluster import instance_keys
 from keras_conflux._cluster import roll_call
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -121,8 +124,9 @@ def processes(request, tmp_path_factory):
         out,
         *CASES,
         *LOCAL_CASES,
-        *((*MORE_CASES, *MORE_LOCAL_CASES) if RUN_LONG_TESTS else ()),
         *CHECKS,
+        *((*MORE_CASES, *MORE_LOCAL_CASES) if RUN_LONG_TESTS else ()),
+        *(MORE_CHECKS if RUN_LONG_TESTS else ()),
         devices=devices,
         CONFLUX_TEST_COMPILED=str(len(compiled)),
     )
@@ -135,7 +139,7 @@ def assert_has_run(name, kind, processes):
         assert (out / f"{name}-{index}.{kind}").exists(), printed[index][-3000:]
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [*CHECKS, *map(long, MORE_CHECKS)])
 def test_processes(check, processes):
     assert_has_run(check, "passed", processes)
 
@@ -163,6 +167,24 @@ def assert_is_that_of_one_device(case, processes):
 @functools.cache
 def on_one_device(case):
     return (CASES | MORE_CASES)[case](lambda model: model)
+
+
+def test_keys_of_collectives_come_back():
+    counter = tf.Variable(0)
+
+    def keys(dtype=tf.float32, size=3, lane=0):
+        each = [
+            instance_keys.next_key(counter, of, dtype, lane)
+            for of in 2 * [size, tf.constant(size)]
+        ]
+        return {int(key) for key in each}
+
+    of_one = keys()
+    of_others = [keys(tf.int32), keys(lane=1), keys(size=4), keys(size=9**7)]
+    assert all(len(each) == 4 for each in (of_one, *of_others))
+    assert len(of_one.union(*of_others)) == 4 * (1 + len(of_others))
+    assert keys() == of_one
+    assert max(keys(tf.uint16, (1 << 23) - 16, 1)) < 1 << 31
 
 
 @pytest.mark.skipif(ON_GPU, reason="the layouts have these")

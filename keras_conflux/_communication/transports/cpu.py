@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_conflux._cluster import instance_keys
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
@@ -14,15 +15,15 @@ class CpuRing:
 
     TensorFlow finds the partners of a collective by an instance key. Here it
     comes from a counter variable on each device. So shapes may change from
-    call to call, an op may sit in a branch of `tf.cond`, and a failed step
-    leaves no key behind that a later one could meet.
+    call to call, and an op may sit in a branch of `tf.cond`. In one process a
+    failed step leaves no key behind that a later one could meet; several,
+    which do not recover, use keys again (`instance_keys.py`).
 
     Args:
         devices: One device per replica of this process, in replica order.
         size: The number of replicas of all processes.
         group_key: Tells this group of devices from others.
-        first: The number from which keys are counted, far from the keys of
-            another ring of the group.
+        lane: 0, or 1 for the keys of a second ring of the group.
     """
 
     def __init__(
@@ -30,10 +31,13 @@ class CpuRing:
         devices: Sequence[Device],
         size: int,
         group_key: int,
-        first: int = 0,
+        lane: int = 0,
     ) -> None:
         self._size = size
         self._group_key = group_key
+        self._lane = lane
+        self._spans_processes = size > len(devices)
+        first = lane << 30  # far from the keys of the other ring
         self._counters = [own_variable(device, first) for device in devices]
 
     def all_reduce(
@@ -44,7 +48,13 @@ class CpuRing:
         counter = self._counters[index]
         # It waits for the collective before, and for nothing else: of two
         # reasons to wait Grappler drops one, and later perhaps the other.
-        key = counter.assign_add(1, read_value=True)
+        if self._spans_processes:
+            size = instance_keys.size_of(tensor)
+            key = instance_keys.next_key(
+                counter, size, tensor.dtype, self._lane
+            )
+        else:
+            key = counter.assign_add(1, read_value=True)
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             group_size=self._size,

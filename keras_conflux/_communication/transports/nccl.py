@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_conflux._cluster import instance_keys
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
@@ -72,8 +73,9 @@ class NcclBetweenProcesses:
         if dtype == tf.int32:  # which TensorFlow keeps on the host
             tensor = tf.cast(tensor, tf.int64)
         counter, token = self._counters[index], self._tokens[index]
+        size = instance_keys.size_of(tensor)
         with tf.device("CPU:0"):
-            key = tf.convert_to_tensor(counter.assign_add(1, read_value=True))
+            key = instance_keys.next_key(counter, size, tensor.dtype)
         # It waits for the collective before, and for nothing else, so that
         # Grappler keeps the order. See `CpuRing`.
         turn = token.assign(0.0, read_value=False)
