@@ -10,7 +10,6 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
-from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 
 
@@ -176,76 +175,6 @@ def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
         f"{_shortened(here)}. Train with the former, or use "
         "another directory."
     )
-
-
-def name_what_is_not_built(model: keras.Model, strict: bool) -> None:
-    """Warns of optimizers that a checkpoint could not be restored into.
-
-    Args:
-        model: Before its first step.
-        strict: Whether that is an error.
-
-    Raises:
-        ValueError: If `strict`, and there is something to warn of.
-    """
-    unbuilt = model_state.unbuilt_optimizers(model)
-    if unbuilt:
-        _warn_or_raise(
-            "This training cannot be resumed, because a step of the model's "
-            f"own builds these optimizers: {', '.join(unbuilt)}. Before that "
-            "step, the state of a checkpoint cannot be restored into them. For "
-            f"each of them, {model_state.HOW_TO_BUILD}.",
-            strict,
-        )
-
-
-def name_what_varies(what: str, causes: list[str], strict: bool) -> bool:
-    """Warns of data that cannot be drawn a second time.
-
-    Args:
-        what: The name of the data.
-        causes: The causes from `varying_data`.
-        strict: Whether that is an error.
-
-    Returns:
-        Whether there is something to warn of.
-
-    Raises:
-        ValueError: If `strict`, and there is something to warn of.
-    """
-    if causes:
-        _warn_or_raise(
-            "This training cannot be resumed exactly, because its "
-            f"{what} is another each time: {'; '.join(causes)}. Where a seed "
-            "is missing, call keras.utils.set_random_seed(...) before the data "
-            "set is made, or give `shuffle` one.",
-            strict,
-        )
-    return bool(causes)
-
-
-def say_that_data_is_further_on(strict: bool) -> None:
-    """Warns of data that this process has used before.
-
-    Args:
-        strict: Whether that is an error.
-
-    Raises:
-        ValueError: If `strict`.
-    """
-    _warn_or_raise(
-        "This training does not go on exactly where it was, because its data "
-        "or validation data have been shuffled more often in this process than "
-        "when the checkpoint was saved. Make the data set anew, or start the "
-        "program again, and call `fit` before anything else uses the data.",
-        strict,
-    )
-
-
-def _warn_or_raise(message: str, strict: bool) -> None:
-    if strict:
-        raise ValueError(message)
-    warn(message)
 
 
 def _shapes(variables: Any) -> list[str]:

@@ -19,6 +19,7 @@ import keras
 from keras_conflux._cluster.agreement import all_gather_json
 from keras_conflux._cluster.failures import ExitOfAllProcesses
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._extensions.resume import compiled_settings
@@ -43,6 +44,18 @@ from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 
 _log = logging.getLogger("keras_conflux")
+_VARIES = (
+    "This training cannot be resumed exactly, because its {what} is another "
+    "each time: {causes}. Where a seed is missing, call "
+    "keras.utils.set_random_seed(...) before the data set is made, or give "
+    "`shuffle` one."
+)
+_FURTHER_ON = (
+    "This training does not go on exactly where it was, because its data or "
+    "validation data have been shuffled more often in this process than when "
+    "the checkpoint was saved. Make the data set anew, or start the program "
+    "again, and call `fit` before anything else uses the data."
+)
 
 
 class ResumableFit:
@@ -129,7 +142,7 @@ class ResumableFit:
         self._data = fingerprint.of_data(iterator)
         self._compiled = compiled_settings.of_model(self._model)
         if self._saved is None:
-            fingerprint.name_what_is_not_built(self._model, self._strict)
+            self._name_what_is_not_built()
             return
         fingerprint.assert_same_data(self._saved, self._data)
         keras_models.symbolic_build(
@@ -140,7 +153,7 @@ class ResumableFit:
         compiled_settings.name_changed(self._saved, self._compiled)
         state = self._saved.state
         if not self._position.restore(self._saved.is_over(self._epochs)):
-            fingerprint.say_that_data_is_further_on(self._strict)
+            self._warn_or_raise(_FURTHER_ON)
         self._done = state["done"]
         self._epoch = state["epoch"]
         self._interval.restart(self._done + state["step"])
@@ -153,24 +166,38 @@ class ResumableFit:
 
     def _name_what_varies(self) -> bool:
         """Returns whether the data of the training varies."""
-        iterator, validation = (
-            self._position.iterator,
-            self._position.validation,
-        )
-        varies = fingerprint.name_what_varies(
-            "data",
-            varying_data.causes(
-                epoch_iterators.dataset_of(iterator),
-                epoch_iterators.py_dataset_of(iterator),
+        position = self._position
+        found = {
+            "data": varying_data.causes(
+                epoch_iterators.dataset_of(position.iterator),
+                epoch_iterators.py_dataset_of(position.iterator),
             ),
-            self._strict,
-        )
-        fingerprint.name_what_varies(
-            "validation data",
-            varying_data.causes_in_validation(validation),
-            self._strict,
-        )
-        return varies
+            "validation data": varying_data.causes_in_validation(
+                position.validation
+            ),
+        }
+        for what, causes in found.items():
+            if causes:
+                self._warn_or_raise(
+                    _VARIES.format(what=what, causes="; ".join(causes))
+                )
+        return bool(found["data"])
+
+    def _name_what_is_not_built(self) -> None:
+        unbuilt = model_state.unbuilt_optimizers(self._model)
+        if unbuilt:
+            self._warn_or_raise(
+                "This training cannot be resumed, because a step of the "
+                f"model's own builds these optimizers: {', '.join(unbuilt)}. "
+                "Before that step, the state of a checkpoint cannot be "
+                "restored into them. For each of them, "
+                f"{model_state.HOW_TO_BUILD}."
+            )
+
+    def _warn_or_raise(self, message: str) -> None:
+        if self._strict:
+            raise ValueError(message)
+        warn(message)
 
     def begin_epoch(self, epoch: int) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
