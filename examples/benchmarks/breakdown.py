@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
-from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 
 STEPS = 16

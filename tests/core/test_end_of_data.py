@@ -13,7 +13,7 @@ import keras_conflux as kc
 from keras_conflux._compat import tensorflow_iterators
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import batch_sharder
-from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.device_batches import StackedBatch
 
 X, Y = regression(45)
 METHODS = "fit", "evaluate", "predict"

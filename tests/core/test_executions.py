@@ -31,8 +31,8 @@ from keras_conflux._fit.execution import step_executor
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
-from keras_conflux._fit.input.batches import StackedBatch
 from keras_conflux._fit.input.calls import needs_every_batch
+from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import EndOfData

@@ -18,7 +18,7 @@ from keras_conflux._common.user_warnings import warn
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import list_devices as all_devices
 from keras_conflux._extensions.keras_distribution import compat
-from keras_conflux._extensions.keras_distribution import layouts
+from keras_conflux._extensions.keras_distribution import model_parallel
 from keras_conflux._replication.strategy import Distributed
 
 _SUPPORTED = (
@@ -65,8 +65,8 @@ def set_distribution(original: Callable[..., Any], value: Any) -> None:
     if value is not None:
         _meaning_of(value)
     if isinstance(value, keras.distribution.ModelParallel):
-        layouts.assert_possible(value)
-        layouts.tell_once(value)
+        model_parallel.assert_possible(value)
+        model_parallel.tell_once(value)
     original(value)
     _set_here.value = value
 
@@ -180,8 +180,8 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
                 f"The layout {layout.axes} splits axis {axis} of a tensor over "
                 f"{name!r} of {layout.device_mesh}. Only the first axis of a "
                 "tensor, the batch's, is split here, and over the axis "
-                f"of a mesh that is for batches. {layouts.MEANING}, so give "
-                f"the outputs of layers no layout. {_SUPPORTED}"
+                f"of a mesh that is for batches. {model_parallel.MEANING}, so "
+                f"give the outputs of layers no layout. {_SUPPORTED}"
             )
     return tensor
 
@@ -196,7 +196,7 @@ def _batch_axis(mesh: keras.distribution.DeviceMesh) -> str:
 def _meaning_of(distribution: Any) -> Distributed:
     splits = None
     if isinstance(distribution, keras.distribution.ModelParallel):
-        splits = layouts.SplitByLayout(distribution)
+        splits = model_parallel.SplitByLayout(distribution)
     elif not isinstance(distribution, keras.distribution.DataParallel):
         raise NotImplementedError(
             "keras-conflux does not know this distribution. Received: "

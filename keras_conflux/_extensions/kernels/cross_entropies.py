@@ -8,7 +8,7 @@ may keep the exponentials of all logits for the gradient, in float32.
 import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_xla
-from keras_conflux._extensions.kernels.shapes import ShapeOf
+from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
 
 
 def replacement(

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._extensions.kernels import masks
+from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
 from keras_conflux._extensions.kernels.cudnn import Cudnn
 from keras_conflux._extensions.kernels.fused import Fused
 from keras_conflux._extensions.kernels.kernel import Form
 from keras_conflux._extensions.kernels.kernel import Kernel
 from keras_conflux._extensions.kernels.limits import Request
-from keras_conflux._extensions.kernels.shapes import compiled_shapes
 from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")

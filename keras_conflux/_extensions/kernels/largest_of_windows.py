@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels.shapes import ShapeOf
+from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
 
 _MOST = 9
 """How many entries a window may have, as each adds to the program."""

@@ -13,8 +13,8 @@ from keras_conflux._extensions.kernels import cross_entropies
 from keras_conflux._extensions.kernels import largest_of_windows
 from keras_conflux._extensions.kernels import residual_sums
 from keras_conflux._extensions.kernels import sums_over_samples
-from keras_conflux._extensions.kernels.shapes import ShapeOf
-from keras_conflux._extensions.kernels.shapes import compiled_shapes
+from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
+from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication.steps import Step
 

@@ -8,7 +8,7 @@ can add the sum before it, if summands that are no products come first.
 
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels.shapes import ShapeOf
+from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
 
 
 def replacement(

@@ -8,7 +8,7 @@ around before and after each product. A product asks for no other layout.
 
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels.shapes import ShapeOf
+from keras_conflux._extensions.kernels.compiled_shapes import ShapeOf
 
 
 def replacement(operation: tf.Operation, _: ShapeOf) -> list[tf.Tensor] | None:

@@ -18,8 +18,8 @@ from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.environment_numbers import (
     rank_and_count,
 )
-from keras_conflux._extensions.launchers.keras_variables import ADDRESSES
-from keras_conflux._extensions.launchers.keras_variables import INDEX
+from keras_conflux._extensions.launchers.job_addresses import ADDRESSES
+from keras_conflux._extensions.launchers.job_addresses import INDEX
 
 PMI_SIZE = "PMI_SIZE"
 """The one of these variables that Slurm sets as well."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from keras_conflux._cluster import launchers
-from keras_conflux._extensions.launchers import keras_variables
+from keras_conflux._extensions.launchers import job_addresses
 from keras_conflux._extensions.launchers import mpi
 from keras_conflux._extensions.launchers import slurm
 from keras_conflux._extensions.launchers import tf_config
@@ -37,7 +37,7 @@ class Launcher:
 LAUNCHERS = (
     Launcher(
         "KERAS_DISTRIBUTION_*",
-        keras_variables.announced,
+        job_addresses.announced,
         ("KERAS_DISTRIBUTION_",),
         starts_commands=False,
     ),

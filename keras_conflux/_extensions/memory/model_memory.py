@@ -10,9 +10,9 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.memory import amounts
 from keras_conflux._extensions.memory import step as step_of
-from keras_conflux._extensions.memory import table
-from keras_conflux._extensions.memory import variables
+from keras_conflux._extensions.memory import variable_bytes
 from keras_conflux._replication import state
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import Shard
@@ -91,19 +91,19 @@ class Memory:
 
     def __str__(self) -> str:
         rows = [self.with_shard(each) for each in SHARDS]
-        unit = table.unit_of(
+        unit = amounts.unit_of(
             max(max(row.variables, row.step or 0) for row in rows)
         )
         count = self.devices
         where = f"each of {count} devices" if count > 1 else "one device"
-        said = table.lines(
+        said = amounts.lines(
             [f"{unit} on {where}", "weights", "optimizer", "step"],
             [
                 [
                     f'shard="{row.shard}"' if row.shard else "shard=None",
-                    table.in_unit(row.weights, unit),
-                    table.in_unit(row.optimizer, unit),
-                    table.in_unit(row.step, unit),
+                    amounts.in_unit(row.weights, unit),
+                    amounts.in_unit(row.optimizer, unit),
+                    amounts.in_unit(row.step, unit),
                 ]
                 for row in rows
             ],
@@ -188,7 +188,7 @@ def _turns(model: keras.Model, whole: Memory, limit: int) -> int | None:
         return None
     return step_of.turns_that_fit(
         whole.step,
-        sum(map(variables.size_of, model.trainable_variables)),
+        sum(map(variable_bytes.size_of, model.trainable_variables)),
         whole.variables,
         limit,
     )
@@ -204,14 +204,14 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
 def _of_each_shard(
     model: keras.Model, devices: int, step: int | None, peak: int | None
 ) -> list[Memory]:
-    weights = variables.weights_of(model)
-    optimizers = variables.optimizers_of(model)
+    weights = variable_bytes.weights_of(model)
+    optimizers = variable_bytes.optimizers_of(model)
     return [
         Memory(
-            variables.total(weights, shard, devices),
+            variable_bytes.total(weights, shard, devices),
             None
             if optimizers is None
-            else variables.total(optimizers, shard, devices),
+            else variable_bytes.total(optimizers, shard, devices),
             step if shard is None or devices == 1 else None,
             peak,
             devices,

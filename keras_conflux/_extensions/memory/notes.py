@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import error_notes
+from keras_conflux._extensions.memory import amounts
 from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import step as step_of
-from keras_conflux._extensions.memory import table
-from keras_conflux._extensions.memory import variables
+from keras_conflux._extensions.memory import variable_bytes
 from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import limit_of
@@ -81,13 +81,13 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
             "there, before it runs. Less memory is needed with:"
         )
     limit = _limit(model)
-    there = f" of {table.readable(limit)}" if limit else ""
+    there = f" of {amounts.readable(limit)}" if limit else ""
     besides = "the rest is for a step"
     if step is not None:
-        besides = f"a step needs {table.readable(step)} besides, says XLA"
+        besides = f"a step needs {amounts.readable(step)} besides, says XLA"
     return (
         f"{model.name}: a device had no memory for its program. Variables "
-        f"take {table.readable(found.variables)}{there} on each of "
+        f"take {amounts.readable(found.variables)}{there} on each of "
         f"{found.devices}, {besides}. `keras_conflux.memory(model, batch)` "
         "tells both before training. Less is needed with one of these, where "
         "`...` stands for the present options of `replicate`:"
@@ -109,7 +109,7 @@ def _shards(model: Any, found: Memory) -> Iterator[_Row]:
         saved = found.variables - found.with_shard(shard).variables
         if saved <= 0 or combinations.refusal(shard, turns, owners):
             continue
-        saves = f"{table.readable(saved)} of the variables on each device"
+        saves = f"{amounts.readable(saved)} of the variables on each device"
         if not is_distributed:
             yield f'replicate(..., shard="{shard}")', f"saves {saves}"
         elif shard == "weights":  # a distributed model is replicated already
@@ -127,7 +127,7 @@ def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
     if step is not None:
         # Sums of gradients come with the first turns, and are no activations
         # later.
-        gradients = sum(map(variables.size_of, model.trainable_variables))
+        gradients = sum(map(variable_bytes.size_of, model.trainable_variables))
         activations = step - gradients * (turns > 1)
         fitting = step_of.turns_that_fit(
             activations, gradients, found.variables, _limit(model)
@@ -143,7 +143,7 @@ def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
 
 
 def _at_most(saved: int | None) -> str:
-    return "" if saved is None else f"saves at most {table.readable(saved)}: "
+    return "" if saved is None else f"saves at most {amounts.readable(saved)}: "
 
 
 def _known(model: Any) -> Memory | None:

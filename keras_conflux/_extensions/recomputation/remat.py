@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_models
 from keras_conflux._extensions.recomputation import compat
-from keras_conflux._extensions.recomputation import effects
 from keras_conflux._extensions.recomputation import runs
+from keras_conflux._extensions.recomputation import unrepeatable
 
 _custom_gradient: Any = tf.custom_gradient
 
@@ -213,7 +213,7 @@ class _Call:
         start = len(graph.get_operations())
         with self._first.second_run():
             flat = keras.tree.flatten(self._f(*args, **kwargs))
-        effects.refuse(graph.get_operations()[start:], self._name)
+        unrepeatable.refuse(graph.get_operations()[start:], self._name)
         return [flat[place] for place in self._places]
 
     def _refuse_in_loops(self, variables: list) -> None:

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._extensions.recomputation import compat
-from keras_conflux._extensions.recomputation.replicas import CallInStep
+from keras_conflux._extensions.recomputation.replica_effects import CallInStep
 from keras_conflux._replication import state
 
 _local = threading.local()

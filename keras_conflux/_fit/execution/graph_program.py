@@ -12,8 +12,8 @@ from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
-from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._fit.input.device_batches import Batch
+from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._replication import sums
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy

@@ -23,7 +23,7 @@ from keras_conflux._fit.execution.graph_in_turns import CannotRunInTurns
 from keras_conflux._fit.execution.graph_in_turns import Cut
 from keras_conflux._fit.execution.graph_in_turns import TracedTurn
 from keras_conflux._fit.input import specs
-from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import CompiledStep

@@ -21,9 +21,9 @@ from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.what_runs import tell_what_runs
 from keras_conflux._fit.execution.xla_program import XlaProgram
-from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import StackedBatch
-from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.device_batches import Batch
+from keras_conflux._fit.input.device_batches import StackedBatch
+from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._fit.numerics.exit import TraceAgain

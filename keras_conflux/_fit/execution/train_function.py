@@ -12,9 +12,9 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution import replica_step
 from keras_conflux._fit.execution.step_executor import StepExecutor
-from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import StackedBatch
-from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.device_batches import Batch
+from keras_conflux._fit.input.device_batches import StackedBatch
+from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication import promotion

@@ -23,8 +23,8 @@ from keras_conflux._fit.execution.traced_program import Purpose
 from keras_conflux._fit.execution.traced_program import StepPrograms
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.execution.traced_program import make
-from keras_conflux._fit.input.batches import StackedBatch
-from keras_conflux._fit.input.batches import batch_fractions
+from keras_conflux._fit.input.device_batches import StackedBatch
+from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
 from keras_conflux._replication import sums
 from keras_conflux._replication.steps import CompiledStep

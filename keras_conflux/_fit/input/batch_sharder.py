@@ -15,8 +15,8 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.input import host_to_device
-from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.device_batches import Batch
+from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.specs import Specs
 from keras_conflux._fit.input.specs import specs_of
 from keras_conflux._fit.input.specs import specs_of_shard

@@ -25,8 +25,8 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._fit.input import host_to_device
 from keras_conflux._fit.input import local_data
 from keras_conflux._fit.input.batch_sharder import BatchSharder
-from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import StackedBatch
+from keras_conflux._fit.input.device_batches import Batch
+from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._replication.strategy import ReplicatedStrategy
 
 

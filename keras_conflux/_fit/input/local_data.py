@@ -14,7 +14,7 @@ from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.input import specs
-from keras_conflux._fit.input.batches import Batch
+from keras_conflux._fit.input.device_batches import Batch
 
 
 def listed(told: list[Any]) -> str:

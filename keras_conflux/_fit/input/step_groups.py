@@ -21,9 +21,9 @@ from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_iterators
-from keras_conflux._fit.input.batches import Batch
-from keras_conflux._fit.input.batches import StackedBatch
-from keras_conflux._fit.input.batches import StepGroup
+from keras_conflux._fit.input.device_batches import Batch
+from keras_conflux._fit.input.device_batches import StackedBatch
+from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
