@@ -235,27 +235,18 @@ def test_a_hang_is_named_and_ended(conflux, tmp_path):
 import os, sys, time
 sys.stdout.flush()
 if os.fork() == 0:
-    time.sleep(4)
+    time.sleep(6)
     open({str(mark)!r}, "w")
 time.sleep(60)
 """
     began = time.monotonic()
-    status, out = conflux({"equal": script}, limit=1.5)
+    status, out = conflux({"equal": script}, limit=3)
     assert status == 1
-    assert "hangs: ended after 1.5 s in the sum of float32" in out
+    assert "hangs: ended after 3 s in the sum of float32" in out
     assert "type: NCCL_P2P_DISABLE=1 keras-conflux check" in out
     assert time.monotonic() - began < 20
-    time.sleep(3)
+    time.sleep(4)
     assert not mark.exists()  # what it has started has ended with it
-
-
-def test_a_start_may_take_longer_than_a_check(conflux, monkeypatch):
-    script = "import time; time.sleep(2.5); " + passed("fine")
-    assert conflux({"compute": script}, limit=1)[0] == 0
-    monkeypatch.setattr(check_runner, "START_SECONDS", 0.5)
-    status, out = conflux({"compute": script}, limit=1)
-    assert status == 1
-    assert re.search(r"compute +hangs: ended after 0.5 s in its start", out)
 
 
 def test_one_that_dies_is_named(conflux):

@@ -5,7 +5,6 @@ import os
 import pathlib
 import pty
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -195,39 +194,6 @@ def test_a_terminal_that_is_closed_for_real(start, tmp_path):
     os.close(own)
     wait_until(are_there(tmp_path, "saved"))
     assert process.wait(20) == 128 + signal.SIGTERM
-
-
-def test_what_is_missing_is_said_where_it_is_missing(start, tmp_path):
-    """A disk is full, and then has room again."""
-    script = """
-print("before " + 1000 * "a")
-print("dropped " + 3000 * "b")
-tell("dropped")
-wait_for("room")
-print("after")
-"""
-    log = tmp_path / "log"
-    with log.open("ab") as out:
-        process = start(
-            script,
-            count=1,
-            stdout=out,
-            stderr=out,
-            preexec_fn=lambda: resource.setrlimit(
-                resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY)
-            ),
-        )
-    wait_until(are_there(tmp_path, "dropped", 1))
-    wait_until(lambda: log.stat().st_size == 2000)
-    before = log.read_bytes()
-    os.truncate(log, 0)
-    (tmp_path / "room").touch()
-    assert process.wait(20) == 0
-    assert before.startswith(b"[0] before aaa")
-    missing = len("[0] before [0] dropped ") + 4000 + 2 - 2000
-    told = f"keras-conflux run: {missing} bytes are missing here, as they"
-    assert f"{told} could not" in log.read_text()
-    assert log.read_text().endswith("[0] after\n")
 
 
 def test_a_reader_that_pauses_for_ever(start, tmp_path):

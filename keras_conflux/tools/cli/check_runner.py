@@ -13,10 +13,6 @@ from typing import Any
 from keras_conflux._extensions.launchers.order import without_launchers
 from keras_conflux.tools.checks.table import Check
 
-START_SECONDS = 180
-"""How long a check may take to begin. The first import of TensorFlow in an
-environment takes more than a minute on a busy machine."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -64,7 +60,7 @@ def run_check(check: Check, devices: int) -> Result:
         process_group=0,
     )
     try:
-        out, err = _output(process, check.limit)
+        out, err = process.communicate(timeout=check.limit)
         is_late = False
     except subprocess.TimeoutExpired:
         is_late = True
@@ -75,27 +71,12 @@ def run_check(check: Check, devices: int) -> Result:
     said = _documents(out)
     at = next((each["doing"] for each in said[::-1] if "doing" in each), None)
     if is_late:
-        limit = check.limit if at else START_SECONDS
-        text = f"hangs: ended after {limit:g} s in {at or 'its start'}"
+        text = f"hangs: ended after {check.limit:g} s in {at or 'its start'}"
         result = Result(check.name, "wrong", text, check.if_it_hangs)
     else:
         result = _result(check, process.returncode, said, err, at)
     seconds = round(time.monotonic() - began, 1)
     return dataclasses.replace(result, seconds=seconds)
-
-
-def _output(process: "subprocess.Popen[str]", limit: float) -> tuple[str, str]:
-    """Returns the output of a check that ends in time, once it has begun."""
-    latest = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            return process.communicate(timeout=0.2)
-        except subprocess.TimeoutExpired as late:
-            if late.output:
-                break
-            if time.monotonic() > latest:
-                raise
-    return process.communicate(timeout=limit)
 
 
 def _result(

@@ -44,8 +44,7 @@ class Sink:
         self._limit: float = RUNNING
         self._is_closed = False
         self._is_gone = False
-        self._failure: OSError | None = None
-        self._lost = 0
+        self._is_failing = False
         self._thread = threading.Thread(target=self._write_all, daemon=True)
         self._thread.start()
 
@@ -82,12 +81,7 @@ class Sink:
 
     def _write_all(self) -> None:
         while data := self._next():
-            if self._lost == 0 or self._tells_of_loss():
-                self._lost += len(data) - self._written(data)
-            else:
-                self._lost += len(data)
-        if self._lost:
-            self._tells_of_loss()
+            self._write(data)
 
     def _next(self) -> bytes:
         """Returns the next bytes to write, none at the end."""
@@ -100,34 +94,23 @@ class Sink:
             self._in_hand = len(data)
             return data
 
-    def _tells_of_loss(self) -> bool:
-        """Notes the loss in the file itself, and tells whether it could."""
-        told = (
-            f"\nkeras-conflux run: {self._lost} bytes are missing here, as "
-            f"they could not be written: {self._failure}\n"
-        ).encode()
-        if self._written(told) < len(told):
-            return False
-        self._lost, self._failure = 0, None
-        return True
-
-    def _written(self, data: bytes) -> int:
-        """Writes, and returns how many bytes could be."""
+    def _write(self, data: bytes) -> None:
+        """Writes all that can be written, and drops the rest."""
         rest = memoryview(data)
         while rest and not self._is_gone:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
+                self._is_failing = False
             except BlockingIOError:
                 # Someone has set the file not to wait for its reader.
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 if self._has_no_reader(error):
                     self._give_up()
-                elif self._failure is None:
-                    self._failure = error
+                elif not self._is_failing:
+                    self._is_failing = True
                     self._on_failure(error)
                 break
-        return len(data) - len(rest)
 
     def _has_no_reader(self, error: OSError) -> bool:
         # A terminal that was closed fails like a broken disk.
