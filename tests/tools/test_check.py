@@ -384,7 +384,7 @@ def test_env(capsys, monkeypatch):
     assert "NCCL_P2P_DISABLE=1" in shown
     assert "| program cache" in shown
     assert re.search(
-        r"\| cluster variables +\| CONFLUX_TOKEN, TF_CONFIG +\|", shown
+        r"\| cluster variables +\| CONFLUX_TOKEN; TF_CONFIG +\|", shown
     )
     assert "secret" not in shown
     assert main(["env", "--json"]) == 0

@@ -85,7 +85,8 @@ def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
         'Expected a directory, such as "runs/a"; "." is the current one. '
         f"Received: {directory!r}"
     )
-    if not isinstance(directory, str | os.PathLike):
+    given: Any = directory
+    if not isinstance(given, str | os.PathLike):
         raise TypeError(said)
     if not str(directory):
         raise ValueError(said)
