@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
+from keras.src.backend.common import masking
 from keras.src.trainers import trainer as trainer_module
 
 from keras_conflux._common.errors import StrategyError
@@ -24,9 +24,9 @@ def is_of_keras(part: Any) -> bool:
 
 def copy_mask(source: Any, target: Any) -> None:
     """Gives a tensor the mask that Keras has attached to another one."""
-    mask = backend.get_keras_mask(source)
+    mask = masking.get_keras_mask(source)
     if mask is not None:
-        backend.set_keras_mask(target, mask)
+        masking.set_keras_mask(target, mask)
 
 
 def reduction_axes(layer: Any) -> list[int]:

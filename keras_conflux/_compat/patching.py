@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras.src.utils import traceback_utils
 
-from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import version_numbers
 
 
@@ -31,13 +31,13 @@ def _code_of_filter() -> types.CodeType:
     return traceback_utils.filter_traceback(print).__code__
 
 
-def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
+def patch(point: ListedName, replacement: Callable[..., Any]) -> None:
     """Puts `replacement(original, *args, **kwargs)` in place of a method.
 
     Or of a property, whose original is then the function that reads it.
 
     Args:
-        point: One of `private_keras_names.Patched`.
+        point: The method, one that is listed.
         replacement: Called with the original first; decides whether it has
             something to do and calls the original if not.
     """
@@ -57,7 +57,7 @@ def patch(point: PrivateName, replacement: Callable[..., Any]) -> None:
 
 
 def patch_all(
-    table: Iterable[tuple[PrivateName, Callable[..., Any]]],
+    table: Iterable[tuple[ListedName, Callable[..., Any]]],
 ) -> None:
     """Patches each point of a table that this version of Keras has."""
     version = version_numbers(keras.__version__)

@@ -9,17 +9,18 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivateName:
-    """Something inside of a library that the package relies on."""
+class ListedName:
+    """Something of a library that the package relies on."""
 
     path: str
-    """The path for `pkgutil.resolve_name`: `"module:Class.method"`."""
+    """The path for `pkgutil.resolve_name`: `"module:Class.method"`. The class
+    may inherit the method."""
     parameters: str | None = None
     """The names of a function's parameters, separated by commas; `None` where
     they do not matter."""
     mentions: tuple[str, ...] = ()
-    """The attributes that a function's code reads or sets, by which objects
-    are known to have them."""
+    """The attributes that the code of a function or class defines, reads or
+    sets, by which objects are known to have them."""
     since: tuple[int, int] | None = None
     """The first version of the library that has it, if not all have."""
 
@@ -34,9 +35,11 @@ class PrivateName:
 
     @property
     def owner(self) -> Any:
-        """The class or module that has it."""
+        """The module that has it, or the class that defines it."""
         module, _, inside = self.path.partition(":")
-        return pkgutil.resolve_name(f"{module}:{inside.rpartition('.')[0]}")
+        found = pkgutil.resolve_name(f"{module}:{inside.rpartition('.')[0]}")
+        classes = found.__mro__ if isinstance(found, type) else ()
+        return next((x for x in classes if self.attribute in vars(x)), found)
 
     @property
     def attribute(self) -> str:
@@ -44,7 +47,15 @@ class PrivateName:
         return re.split("[:.]", self.path)[-1]
 
 
-def problems(names: Iterable[PrivateName], version: tuple) -> list[str]:
+class PublicName(ListedName):
+    """A name that a library documents, with its parameters."""
+
+
+class PrivateName(ListedName):
+    """A name that a library may change, or a class with such attributes."""
+
+
+def problems(names: Iterable[ListedName], version: tuple) -> list[str]:
     """Returns a phrase for each name that is missing or has changed.
 
     Args:
@@ -59,7 +70,7 @@ def problems(names: Iterable[PrivateName], version: tuple) -> list[str]:
     ]
 
 
-def _problem(name: PrivateName) -> str | None:
+def _problem(name: ListedName) -> str | None:
     try:
         found = pkgutil.resolve_name(name.path)
     except (ImportError, AttributeError):
@@ -72,11 +83,14 @@ def _problem(name: PrivateName) -> str | None:
     return f"does not use `{'`, `'.join(missing)}`" if missing else None
 
 
-def _mentioned(function: Any) -> set[str]:
-    """Returns the names and strings in a function's code, nested ones too."""
-    function = inspect.unwrap(getattr(function, "fget", function))
-    waiting = [function.__code__]
-    found: set[str] = set()
+def _mentioned(whole: Any) -> set[str]:
+    """Returns the names and strings in the code of a function or a class."""
+    members, found = [whole], set[str]()
+    if isinstance(whole, type):
+        found = {*dir(whole)}
+        members = [x for each in whole.__mro__ for x in vars(each).values()]
+    functions = [inspect.unwrap(getattr(x, "fget", x)) for x in members]
+    waiting = [x.__code__ for x in functions if hasattr(x, "__code__")]
     while waiting:
         code = waiting.pop()
         found |= {*code.co_names, *code.co_varnames}

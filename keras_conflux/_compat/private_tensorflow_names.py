@@ -1,9 +1,7 @@
-"""Every name inside of TensorFlow that the core or the analysis relies on.
-
-Read in TensorFlow 2.20.0 and 2.21.0.
-"""
+"""Every name inside of TensorFlow that the core or the analysis relies on."""
 
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import PublicName
 
 MODULE_CALLS = (2, 21)
 """The first version whose names for calls of StableHLO modules were read."""
@@ -88,41 +86,18 @@ OVERRIDDEN = (
 )
 """The methods that our classes override."""
 
-TAPE_GRADIENT = PrivateName(
-    "tensorflow:GradientTape.gradient",
-    "self, target, sources, output_gradients, unconnected_gradients",
-)
-TAPE_JACOBIAN = PrivateName(
-    "tensorflow:GradientTape.jacobian",
-    "self, target, sources, unconnected_gradients, parallel_iterations, "
-    "experimental_use_pfor",
-)
-TAPE_BATCH_JACOBIAN = PrivateName(
-    "tensorflow:GradientTape.batch_jacobian",
-    "self, target, source, unconnected_gradients, parallel_iterations, "
-    "experimental_use_pfor",
-)
+TAPE_GRADIENT = PublicName("tensorflow:GradientTape.gradient")
+TAPE_JACOBIAN = PublicName("tensorflow:GradientTape.jacobian")
+TAPE_BATCH_JACOBIAN = PublicName("tensorflow:GradientTape.batch_jacobian")
 FORWARD_OF_OPERATION = PrivateName(
     "tensorflow.python.eager.forwardprop:_jvp_helper",
     "op_name, attr_tuple, inputs, outputs, tangents",
 )
-AVERAGE_LOSS = PrivateName(
-    "tensorflow:nn.compute_average_loss",
-    "per_example_loss, sample_weight, global_batch_size",
-)
-SCALE_REGULARIZATION = PrivateName(
-    "tensorflow:nn.scale_regularization_loss", "regularization_loss"
-)
-TO_TENSOR = PrivateName(
-    "tensorflow:RaggedTensor.to_tensor", "self, default_value, name, shape"
-)
-SEQUENCE_MASK = PrivateName(
-    "tensorflow:sequence_mask", "lengths, maxlen, dtype, name"
-)
-MERGE_CALL = PrivateName(
-    "tensorflow:distribute.ReplicaContext.merge_call",
-    "self, merge_fn, args, kwargs",
-)
+AVERAGE_LOSS = PublicName("tensorflow:nn.compute_average_loss")
+SCALE_REGULARIZATION = PublicName("tensorflow:nn.scale_regularization_loss")
+TO_TENSOR = PublicName("tensorflow:RaggedTensor.to_tensor")
+SEQUENCE_MASK = PublicName("tensorflow:sequence_mask")
+MERGE_CALL = PublicName("tensorflow:distribute.ReplicaContext.merge_call")
 CONDITION = PrivateName(
     "tensorflow.python.ops.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
 )
@@ -172,17 +147,21 @@ PATCHED = (
 """The names that are replaced."""
 
 READ = (
+    PrivateName("tensorflow:Graph", mentions=("_functions", "_get_function")),
     PrivateName(
-        "tensorflow.python.framework.ops:Graph.__init__", None, ("_functions",)
-    ),
-    PrivateName("tensorflow.python.framework.ops:Graph.create_op"),
-    PrivateName("tensorflow.python.framework.ops:Graph._get_function"),
-    PrivateName(
-        "tensorflow.python.framework.ops:Graph._add_function_recursive",
+        "tensorflow:Graph._add_function_recursive",
         "self, function, overwrite",
     ),
-    PrivateName(f"{_GRAPH}.captures"),
-    PrivateName(f"{_GRAPH}.internal_captures"),
+    PrivateName(
+        _GRAPH,
+        mentions=(
+            "capture",
+            "captures",
+            "control_outputs",
+            "internal_captures",
+            "outer_graph",
+        ),
+    ),
     PrivateName(
         "tensorflow.python.framework.auto_control_deps_utils:"
         "get_read_write_resource_inputs",
@@ -190,14 +169,13 @@ READ = (
     ),
     PrivateName("tensorflow.python.ops.resource_variable_ops:_UnreadVariable"),
     PrivateName(
-        "tensorflow.python.ops.variable_scope:VariableScope.set_caching_device",
+        "tensorflow:compat.v1.VariableScope.set_caching_device",
         "self, caching_device",
         ("_caching_device",),
     ),
     PrivateName(f"{_DISTRIBUTE}.distribute_lib:_get_per_thread_mode", ""),
     PrivateName(f"{_DISTRIBUTE}.distribute_lib:_pop_per_thread_mode", ""),
     PrivateName(f"{_DISTRIBUTE}.mirrored_run:_RequestedStop"),
-    PrivateName(f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.run"),
     PrivateName(
         f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.__init__",
         "self, dist, coord, replica_id, devices, variable_creator_fn, fn, "
@@ -226,30 +204,29 @@ READ = (
         "shared_variable_store, device_id",
     ),
     PrivateName(
-        "tensorflow.python.training.coordinator:Coordinator.__init__",
-        "self, clean_stop_exception_types",
-    ),
-    PrivateName(
-        "tensorflow.python.framework.ops:Graph.switch_to_thread_local", "self"
-    ),
-    PrivateName(
         "tensorflow.python.ops.script_ops:FuncRegistry.__call__",
         "self, token, device, args",
     ),
     PrivateName("tensorflow.python.eager.context:context", ""),
     PrivateName(
-        "tensorflow.python.eager.context:Context.ensure_initialized",
-        None,
-        ("_initialized",),
+        CONTEXT,
+        mentions=(
+            "_initialized",
+            "config",
+            "enable_collective_ops",
+            "ensure_initialized",
+            "function_call_options",
+            "get_config_key_value",
+            "get_task_states",
+            "report_error_to_cluster",
+            "set_config_key_value",
+        ),
     ),
-    PrivateName("tensorflow.python.eager.context:Context.config"),
-    PrivateName(f"{CONTEXT}.function_call_options"),
     PrivateName(
-        f"{_CALL_OPTIONS}.__init__",
-        "self, executor_type, config_proto",
+        _CALL_OPTIONS,
+        "executor_type, config_proto",
+        ("config_proto_serialized", "executor_type"),
     ),
-    PrivateName(f"{_CALL_OPTIONS}.config_proto_serialized"),
-    PrivateName(f"{_CALL_OPTIONS}.executor_type"),
     PrivateName(
         "tensorflow.python.framework.config:is_op_determinism_enabled", ""
     ),
@@ -265,37 +242,18 @@ READ = (
         "shutdown_barrier_timeout_in_ms, coordinated_jobs, "
         "allow_new_incarnation_to_reconnect",
     ),
-    PrivateName(f"{CONTEXT}.enable_collective_ops", "self, server_def"),
-    PrivateName(f"{CONTEXT}.set_config_key_value", "self, key, value"),
-    PrivateName(f"{CONTEXT}.get_config_key_value", "self, key, timeout_in_ms"),
-    PrivateName(f"{CONTEXT}.get_task_states", "self, job_configs"),
-    PrivateName(
-        f"{CONTEXT}.report_error_to_cluster",
-        "self, error_code, error_message",
-    ),
-    PrivateName(
-        "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2:"
-        "CoordinatedJob"
-    ),
-    PrivateName("tensorflow.core.protobuf.tensorflow_server_pb2:ServerDef"),
     PrivateName(
         "tensorflow.python.client.device_lib:list_local_devices",
         "session_config",
     ),
-    PrivateName(f"{_FUNCTION}._clone", "self, python_function"),
+    PrivateName(_FUNCTION, mentions=("_clone", "_function_cache")),
     PrivateName(
-        f"{_FUNCTION}._list_all_concrete_functions",
-        "self",
-        ("_function_cache",),
-    ),
-    PrivateName(f"{_GRAPH}.capture", "self, tensor, name, shape"),
-    PrivateName(f"{_GRAPH}.__init__", None, ("control_outputs", "outer_graph")),
-    PrivateName(f"{_ORDER}.__enter__", None, ("experimental_acd_manager",)),
-    PrivateName(f"{_ORDER}.run_independently", "self, op"),
-    PrivateName(
-        f"{_ORDER}.__exit__",
-        None,
-        ("_control_flow_context", "_get_resource_inputs"),
+        _ORDER,
+        mentions=(
+            "_control_flow_context",
+            "experimental_acd_manager",
+            "run_independently",
+        ),
     ),
     PrivateName(
         "tensorflow.python.framework.auto_control_deps:op_is_stateful", "op"
@@ -304,10 +262,9 @@ READ = (
         "tensorflow.python.framework.auto_control_deps:_get_resource_inputs",
         "op",
     ),
-    PrivateName("tensorflow.python.framework.ops:Operation._add_control_input"),
     PrivateName(
-        "tensorflow.python.framework.ops:Operation._update_input",
-        "self, index, tensor",
+        "tensorflow:Operation",
+        mentions=("_add_control_input", "_update_input"),
     ),
     PrivateName(f"{_CONTROL_FLOW}:CondBranchFuncGraph"),
     PrivateName(f"{_CONTROL_FLOW}:WhileBodyFuncGraph"),
@@ -317,11 +274,6 @@ READ = (
         "graph",
     ),
     PrivateName("tensorflow.python.eager.record:could_possibly_record", ""),
-    PrivateName(
-        "tensorflow.python.eager.forwardprop_util:TangentInfo.__new__",
-        None,
-        ("tangents",),
-    ),
     PrivateName(
         "tensorflow.python.eager.forwardprop_util:pack_tangents",
         "tensors",
@@ -387,10 +339,6 @@ READ = (
         "tensorflow.python.eager.polymorphic_function.atomic_function:"
         "AtomicFunction.call_with_captures",
         "self, args, kwargs, captures",
-    ),
-    PrivateName(
-        "tensorflow.python.eager.polymorphic_function.atomic_function:"
-        "AtomicFunction.graph",
     ),
     PrivateName(
         "tensorflow.python.data.util.structure:from_compatible_tensor_list",

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import mirrored_run
 from tensorflow.python.distribute import shared_variable_creator
-from tensorflow.python.training import coordinator
 
 from keras_conflux._compat.shared_trace import mark_replica_specific
 from keras_conflux._compat.tensorflow_tracing import note_rank
@@ -44,7 +43,7 @@ class _Replicas:
         self._fn = fn
         self._args, self._kwargs = args, kwargs
         self._variables: dict[str, Any] = {}
-        self._coordinator = coordinator.Coordinator(
+        self._coordinator = tf.train.Coordinator(
             clean_stop_exception_types=(mirrored_run._RequestedStop,)
         )
         self._scope = self.graph.get_name_scope()

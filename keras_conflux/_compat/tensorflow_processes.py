@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context
 
 _JOB = "worker"
@@ -48,16 +46,12 @@ def connect(
     running.configure_coordination_service(
         service_type="standalone",
         service_leader=_task(0),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(
-                name=_JOB, num_tasks=len(addresses)
-            )
-        ],
+        coordinated_jobs=[_job(len(addresses))],
         heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
         cluster_register_timeout_in_ms=int(connect_seconds * 1000),
     )
     running.enable_collective_ops(
-        tensorflow_server_pb2.ServerDef(
+        tf.train.ServerDef(
             cluster=tf.train.ClusterSpec(
                 {_JOB: list(addresses)}
             ).as_cluster_def(),
@@ -69,6 +63,12 @@ def connect(
     )
     with _sigterm_kept():
         running.ensure_initialized()
+
+
+def _job(tasks: int) -> Any:
+    # The module of this message has another name in TensorFlow 2.18.
+    service = tf.compat.v1.ConfigProto().experimental.coordination_config
+    return service.coordinated_job_list.add(name=_JOB, num_tasks=tasks)
 
 
 @contextlib.contextmanager

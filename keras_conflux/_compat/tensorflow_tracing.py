@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.eager import record
@@ -22,6 +20,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from tensorflow.python.ops import script_ops
 from tensorflow.python.ops import summary_ops_v2
 
+_OFF = type(tf.compat.v1.GraphOptions().rewrite_options).OFF
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 """The name scope of loops that `pfor` vectorizes."""
 
@@ -156,8 +155,8 @@ class Grappler(enum.Enum):
 
     NOTHING = ()
     OTHER_ORDERS = (
-        ("arithmetic_optimization", RewriterConfig.OFF),
-        ("constant_folding", RewriterConfig.OFF),
+        ("arithmetic_optimization", _OFF),
+        ("constant_folding", _OFF),
     )
     ALL = (("disable_meta_optimizer", True),)
 
@@ -199,7 +198,7 @@ def concrete_function(
 @functools.cache
 def _without(leaves_out: Grappler, executor: Any, serialized: bytes) -> Any:
     """Returns the options of a call, without something of Grappler's."""
-    config = config_pb2.ConfigProto.FromString(serialized)
+    config = tf.compat.v1.ConfigProto.FromString(serialized)
     rewrites = config.graph_options.rewrite_options
     for option, value in leaves_out.value:
         setattr(rewrites, option, value)

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterable
 
-from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import problems
 from keras_conflux._compat.private_names import version_numbers
 
@@ -35,7 +35,7 @@ def assert_installed() -> None:
         )
 
 
-def assert_supported(names: Iterable[PrivateName]) -> None:
+def assert_supported(names: Iterable[ListedName]) -> None:
     """Compares the insides of Keras and TensorFlow with the expected ones.
 
     A version beyond those that are tested is warned about once.

@@ -3,6 +3,7 @@
 import os
 
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.keras_distribution import (
@@ -53,7 +54,7 @@ RECOMPUTATION = (
     (private_names.REMAT, remat.remat),
     (private_names.REMATERIALIZED_CALL, remat.choose),
     (private_names.VARIABLE_VALUE, runs.read),
-    (private_names.VARIABLE_ASSIGN, runs.assign),
+    (Patched.ASSIGN, runs.assign),
 )
 """The methods of Keras by which activations are computed again."""
 

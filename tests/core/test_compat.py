@@ -13,7 +13,9 @@ import keras_conflux as kc
 from keras_conflux import _supported
 from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import PrivateName
+from keras_conflux._compat.private_names import PublicName
 from keras_conflux._compat.private_names import problems
 from keras_conflux._extensions import installation
 from keras_conflux._extensions.common import private_names
@@ -48,13 +50,11 @@ def test_installed_versions_are_as_expected():
 
 
 def test_all_that_is_wrong_is_said_at_once(monkeypatch):
-    clip, finite = Patched.CLIP_GRADIENTS, Patched.CHECK_FINITE
-    (inputs,) = (x for x in private_names.RESUME if x.attribute == "_inputs")
+    clip, logs = Patched.CLIP_GRADIENTS, Patched.METRICS_OR_LOGS
+    inputs = private_names.BUILD_METRICS
     monkeypatch.delattr(inputs.owner, inputs.attribute)
     monkeypatch.delattr(clip.owner, clip.attribute)
-    monkeypatch.setattr(
-        finite.owner, finite.attribute, lambda self, grads, why: True
-    )
+    monkeypatch.setattr(logs.owner, logs.attribute, lambda self, why: why)
     monkeypatch.setattr(keras, "__version__", "3.99.0")
     with pytest.raises(ImportError) as caught:
         versions.assert_supported(LISTED)
@@ -62,7 +62,7 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch):
     assert "Keras 3.99.0" in said
     assert f"`{clip.path}` is missing" in said
     assert f"`{inputs.path}` is missing" in said  # an extension's
-    assert f"`{finite.path}` takes (self, grads, why), not (self, " in said
+    assert f"`{logs.path}` takes (self, why), not (self, logs)" in said
     assert "Keras 3.14 to 3.15 and TensorFlow 2.20 to 2.21" in said
     assert "pip install 'keras>=3.14,<3.16' 'tensorflow>=2.20,<2.22'" in said
 
@@ -77,6 +77,30 @@ def test_an_attribute_that_is_renamed_is_noticed():
         f"`{__name__}:build` does not use `_accumulated`"
     ]
     assert problems([PrivateName("keras:not_yet", since=(4, 0))], (3, 15)) == []
+
+
+def test_a_method_is_found_where_a_class_inherits_it():
+    class Made:
+        def build(self):
+            self._made = True
+
+    class Heir(Made):
+        pass
+
+    globals()["Heir"] = Heir
+    path = f"{__name__}:Heir"
+    assert ListedName(f"{path}.build").owner is Made
+    assert ListedName(f"{path}.none").owner is Heir
+    attributes = PrivateName(path, mentions=("_made", "build", "_lost"))
+    assert problems([attributes], (3, 15)) == [f"`{path}` does not use `_lost`"]
+
+
+def test_names_are_public_or_private():
+    for name in LISTED:
+        is_public = not name.mentions and not re.search(
+            r"^\w+\.(src|python|compiler)\b|[.:]_[a-z]", name.path
+        )
+        assert isinstance(name, PublicName) == is_public, name
 
 
 @pytest.mark.parametrize("library", ["KERAS", "TENSORFLOW"])
@@ -119,7 +143,7 @@ def test_each_patch_point_is_patched_once():
         points = [point for point, _ in table]
         assert len(points) == len(set(points))
         found |= set(points)
-    listed = [v for v in vars(Patched).values() if isinstance(v, PrivateName)]
+    listed = [v for v in vars(Patched).values() if isinstance(v, ListedName)]
     assert found >= set(listed)
     assert found <= set(LISTED)
 

@@ -1,35 +1,26 @@
 """Names inside of Keras and TensorFlow that extensions need, by extension."""
 
-import keras
-
-from keras_conflux._compat.private_keras_names import OPTIMIZER
 from keras_conflux._compat.private_keras_names import TF_OPS
-from keras_conflux._compat.private_keras_names import TF_OPTIMIZER
-from keras_conflux._compat.private_keras_names import TF_TRAINER
+from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import PrivateName
-from keras_conflux._compat.private_names import version_numbers
+from keras_conflux._compat.private_names import PublicName
 from keras_conflux._compat.private_tensorflow_names import CONTEXT
 
 # --- keras.distribution
 
-_DISTRIBUTION = "keras.src.distribution.distribution_lib:"
-_KNOWS_PROCESSES = (
-    "Distribution"
-    if version_numbers(keras.__version__) >= (3, 15)
-    else "DataParallel"
-)
+_TRAINER = Patched.FIT.owner
 
-OPTIMIZER_INIT = PrivateName(f"{TF_OPTIMIZER}.__init__", "self, args, kwargs")
-TRAINER_INIT = PrivateName(f"{TF_TRAINER}.__init__", "self")
+OPTIMIZER_INIT = PublicName("keras.optimizers:Optimizer.__init__")
+# Models of layers do not call `Model.__init__`, which they inherit.
+TRAINER_INIT = PrivateName(
+    f"{_TRAINER.__module__}:{_TRAINER.__qualname__}.__init__", "self"
+)
 # Keras exports a second reference to this function.
-SET_DISTRIBUTION = PrivateName("keras.distribution:set_distribution", "value")
+SET_DISTRIBUTION = PublicName("keras.distribution:set_distribution")
 SET_DISTRIBUTION_INSIDE = PrivateName(
-    f"{_DISTRIBUTION}set_distribution", "value"
+    "keras.src.distribution.distribution_lib:set_distribution", "value"
 )
-DATA_PARALLEL_INIT = PrivateName(
-    f"{_DISTRIBUTION}DataParallel.__init__",
-    "self, device_mesh, devices, auto_shard_dataset",
-)
+DATA_PARALLEL_INIT = PublicName("keras.distribution:DataParallel.__init__")
 
 KERAS_DISTRIBUTION = (
     OPTIMIZER_INIT,
@@ -38,9 +29,7 @@ KERAS_DISTRIBUTION = (
     SET_DISTRIBUTION_INSIDE,
     DATA_PARALLEL_INIT,
     PrivateName(
-        f"{_DISTRIBUTION}{_KNOWS_PROCESSES}.__init__",
-        None,
-        ("_is_multi_process",),
+        "keras.distribution:DataParallel", mentions=("_is_multi_process",)
     ),
     PrivateName("keras.src.backend.tensorflow.distribution_lib:"),
 )
@@ -54,10 +43,7 @@ ATTENTION = PrivateName(
 )
 GELU = PrivateName(f"{TF_OPS}.nn:gelu", "x, approximate")
 EINSUM = PrivateName(f"{TF_OPS}.numpy:einsum", "subscripts, operands, kwargs")
-EINSUM_DENSE_CALL = PrivateName(
-    "keras.src.layers.core.einsum_dense:EinsumDense.call",
-    "self, inputs, training",
-)
+EINSUM_DENSE_CALL = PublicName("keras.layers:EinsumDense.call")
 CONV = PrivateName(
     f"{TF_OPS}.nn:conv",
     "inputs, kernel, strides, padding, data_format, dilation_rate",
@@ -86,38 +72,32 @@ MEMORY = (
         "self, loss, loss_weights, reduction, output_names",
         ("_user_loss", "_user_loss_weights", "output_names", "reduction"),
     ),
-    PrivateName(
-        "keras.src.trainers.trainer:Trainer.compute_loss",
-        "self, x, y, y_pred, sample_weight, training",
-        ("_compile_loss",),
-    ),
 )
 
 # --- optimizers
 
 DECAY_WEIGHTS = PrivateName(
-    f"{TF_OPTIMIZER}._apply_weight_decay", "self, variables"
+    "keras.optimizers:Optimizer._apply_weight_decay", "self, variables"
 )
 UPDATE_VARIABLES = PrivateName(
-    f"{TF_OPTIMIZER}._distributed_tf_update_step",
+    "keras.optimizers:Optimizer._distributed_tf_update_step",
     "self, distribution, grads_and_vars, learning_rate",
 )
 
 UPDATE_STEP = PrivateName(
-    f"{TF_OPTIMIZER}._backend_update_step",
+    "keras.optimizers:Optimizer._backend_update_step",
     "self, grads, trainable_variables, learning_rate",
 )
-ITERATE = PrivateName(
-    "keras.optimizers:Muon.zeropower_via_newtonschulz5",
-    "self, x, steps",
-)
+ITERATE = PublicName("keras.optimizers:Muon.zeropower_via_newtonschulz5")
 
 OPTIMIZERS = (
     DECAY_WEIGHTS,
     ITERATE,
     UPDATE_STEP,
     UPDATE_VARIABLES,
-    PrivateName(f"{OPTIMIZER}._use_weight_decay", "self, variable"),
+    PrivateName(
+        "keras.optimizers:Optimizer._use_weight_decay", "self, variable"
+    ),
 )
 
 # --- the program cache
@@ -135,30 +115,18 @@ PROGRAM_CACHE = (
 
 # --- recomputation
 
-_VARIABLE = "keras.src.backend.common.variables:Variable"
-_LAYER = "keras.src.layers.layer:Layer"
-
 REMAT = PrivateName(f"{TF_OPS}.core:remat", "f")
-VARIABLE_VALUE = PrivateName(f"{_VARIABLE}.value", None, ("_value",))
-VARIABLE_ASSIGN = PrivateName(
-    f"{_VARIABLE}.assign", None, ("_convert_to_tensor", "_dtype", "add_update")
-)
-REMATERIALIZED_CALL = PrivateName(
-    f"{_LAYER}.rematerialized_call",
-    "self, layer_call, args, kwargs",
-    ("_remat_mode", "mode", "activation"),
-)
+VARIABLE_VALUE = PublicName("keras:Variable.value")
+REMATERIALIZED_CALL = PublicName("keras:Layer.rematerialized_call")
 
 RECOMPUTATION = (
     REMAT,
     VARIABLE_VALUE,
-    VARIABLE_ASSIGN,
+    Patched.ASSIGN,
     REMATERIALIZED_CALL,
-    PrivateName(f"{_LAYER}._flatten_layers", "self, include_self, recursive"),
-    PrivateName(f"{_LAYER}._get_call_context", "self", ("current_call_ctx",)),
-    PrivateName("keras.src.layers.layer:CallContext", "entry_layer"),
-    PrivateName("keras.src.backend:AutocastScope", "dtype"),
-    PrivateName("keras.src.backend:get_autocast_scope", ""),
+    PrivateName("keras:Layer", mentions=("_remat_mode", "current_call_ctx")),
+    PrivateName("keras.src.backend.common.variables:AutocastScope", "dtype"),
+    PrivateName("keras.src.backend.common.variables:get_autocast_scope", ""),
     PrivateName("keras.src.backend:get_stateless_scope", ""),
     PrivateName("keras.src.backend:in_stateless_scope", ""),
     PrivateName(
@@ -170,7 +138,6 @@ RECOMPUTATION = (
 
 # --- resume
 
-_DATA = "tensorflow.python.data.ops"
 _COMPILED = "keras.src.trainers.compile_utils"
 BUILD_METRICS = PrivateName(
     f"{_COMPILED}:CompileMetrics.build", "self, y_true, y_pred"
@@ -183,7 +150,7 @@ RESUME = (
     BUILD_METRICS,
     BUILD_LOSS,
     PrivateName("keras.src.backend:compute_output_spec"),
-    PrivateName("keras.callbacks:CallbackList._flush_futures", "self"),
+    PrivateName("keras.callbacks:CallbackList", mentions=("_futures",)),
     PrivateName(
         "keras.callbacks:EarlyStopping._set_monitor_op",
         "self",
@@ -211,35 +178,22 @@ RESUME = (
         "keras.src.saving.saving_lib:H5IOStore.make", "self, path, metadata"
     ),
     PrivateName(f"{CONTEXT}._set_global_seed", "self, seed", ("_rng",)),
-    PrivateName("tensorflow:data.Dataset._inputs", "self"),
-    PrivateName("tensorflow:data.Dataset._functions", "self"),
-    PrivateName("tensorflow:data.Dataset._variant_tensor"),
+    PrivateName("tensorflow:data.Dataset", mentions=("_functions", "_inputs")),
     PrivateName(
-        f"{_DATA}.structured_function:StructuredFunctionWrapper.__init__",
+        "tensorflow.python.data.ops.cache_op:CacheDataset.__init__",
         None,
-        ("_func",),
+        ("_filename",),
     ),
-    PrivateName(f"{_DATA}.batch_op:_BatchDataset"),
-    PrivateName(f"{_DATA}.batch_op:_ParallelBatchDataset"),
-    PrivateName(
-        f"{_DATA}.cache_op:CacheDataset.__init__", None, ("_filename",)
-    ),
-    PrivateName(f"{_DATA}.concatenate_op:_ConcatenateDataset"),
-    PrivateName(f"{_DATA}.dataset_ops:_OptionsDataset"),
-    PrivateName(f"{_DATA}.filter_op:_FilterDataset"),
-    PrivateName(f"{_DATA}.map_op:_MapDataset"),
-    PrivateName(f"{_DATA}.map_op:_ParallelMapDataset"),
-    PrivateName(f"{_DATA}.prefetch_op:_PrefetchDataset"),
-    PrivateName(f"{_DATA}.repeat_op:_RepeatDataset"),
 )
 
 # --- sharding
 
 APPLY_FILTERED = PrivateName(
-    f"{OPTIMIZER}._backend_apply_gradients", "self, grads, trainable_variables"
+    "keras.optimizers:Optimizer._backend_apply_gradients",
+    "self, grads, trainable_variables",
 )
 UPDATE_AVERAGES = PrivateName(
-    f"{OPTIMIZER}._update_model_variables_moving_average",
+    "keras.optimizers:Optimizer._update_model_variables_moving_average",
     "self, trainable_variables",
 )
 PUSH_TAPE = PrivateName("tensorflow:GradientTape._push_tape", "self")

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common import symbolic_scope
+from keras.src.backend.common import variables
 from tensorflow.python.eager import record
 from tensorflow.python.ops import while_v2
 
@@ -84,7 +85,7 @@ class PythonState:
     """
 
     def __init__(self, owner: Any) -> None:
-        self._autocast = backend.get_autocast_scope()
+        self._autocast = variables.get_autocast_scope()
         self._context = _call_context()
         self._in_context = vars(self._context).copy() if self._context else {}
         layers = [] if owner is None else owner._flatten_layers()
@@ -99,7 +100,7 @@ class PythonState:
         _set_call_context(self._copied_context())
         autocast = contextlib.nullcontext()
         if self._autocast is not None:
-            autocast = backend.AutocastScope(self._autocast.dtype)
+            autocast = variables.AutocastScope(self._autocast.dtype)
         try:
             with autocast:
                 yield

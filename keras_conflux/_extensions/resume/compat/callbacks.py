@@ -12,4 +12,5 @@ def set_monitor(callback: Any) -> None:
 
 def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
     """Waits for callbacks that work in other threads."""
-    callbacks._flush_futures()
+    for future in callbacks._futures:
+        future.result()

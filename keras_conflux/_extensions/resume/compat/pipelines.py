@@ -1,17 +1,10 @@
 """The parts of a `tf.data.Dataset`."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import batch_op
-from tensorflow.python.data.ops import cache_op
-from tensorflow.python.data.ops import concatenate_op
-from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.data.ops import filter_op
-from tensorflow.python.data.ops import map_op
-from tensorflow.python.data.ops import prefetch_op
-from tensorflow.python.data.ops import repeat_op
 
 
 def datasets_below(
@@ -70,7 +63,7 @@ def is_kept_in_memory(dataset: tf.data.Dataset) -> bool:
 
 def _cache_file(dataset: Any) -> bytes | None:
     """Returns where a data set is cached, if it is: `b""` is in memory."""
-    if not isinstance(dataset, cache_op.CacheDataset):
+    if not _is_one_of(dataset, "cache"):
         return None
     return tf.get_static_value(dataset._filename) or b""
 
@@ -133,7 +126,7 @@ def begins_shuffles_later(dataset: Any) -> bool:
     return isinstance(dataset, tf.data.Dataset) and any(
         has_shuffles(each)
         for each in datasets_below(dataset)
-        if isinstance(each, _BEGINS_LATER) or has_unknown_parts(each)
+        if _is_one_of(each, *_BEGINS_LATER) or has_unknown_parts(each)
     )
 
 
@@ -156,7 +149,7 @@ def make_iterator(dataset: Any, drawn: bool) -> None:
     if not (drawn and begins_shuffles_later(dataset)):
         iter(dataset)
         return
-    while isinstance(dataset, _DRAWS_ALL):
+    while _is_one_of(dataset, *_DRAWS_ALL):
         (dataset,) = dataset._inputs()
     if is_endless(dataset):
         iter(dataset)
@@ -168,18 +161,37 @@ def make_iterator(dataset: Any, drawn: bool) -> None:
         variable.assign(value)
 
 
-_BEGINS_LATER = (
-    repeat_op._RepeatDataset,
-    concatenate_op._ConcatenateDataset,
-    cache_op.CacheDataset,
-)
+@functools.cache
+def _kinds() -> dict[str, type]:
+    """Returns classes of data sets by what makes them."""
+    numbers = tf.data.Dataset.range(1)
+    made = {
+        "batch": numbers.batch(1),
+        "cache": numbers.cache(),
+        "concatenate": numbers.concatenate(numbers),
+        "filter": numbers.filter(lambda _: True),
+        "map": numbers.map(tf.abs),
+        "options": numbers.with_options(tf.data.Options()),
+        "parallel batch": numbers.batch(1, num_parallel_calls=2),
+        "parallel map": numbers.map(tf.abs, num_parallel_calls=2),
+        "prefetch": numbers.prefetch(1),
+        "repeat": numbers.repeat(),
+    }
+    return {name: type(each) for name, each in made.items()}
+
+
+def _is_one_of(dataset: Any, *kinds: str) -> bool:
+    return isinstance(dataset, tuple(_kinds()[kind] for kind in kinds))
+
+
+_BEGINS_LATER = "cache", "concatenate", "repeat"
 _DRAWS_ALL = (
-    batch_op._BatchDataset,
-    batch_op._ParallelBatchDataset,
-    dataset_ops._OptionsDataset,
-    filter_op._FilterDataset,
-    map_op._MapDataset,
-    map_op._ParallelMapDataset,
-    prefetch_op._PrefetchDataset,
+    "batch",
+    "filter",
+    "map",
+    "options",
+    "parallel batch",
+    "parallel map",
+    "prefetch",
 )
 """The data sets that draw all of their input, once."""

@@ -4,14 +4,12 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
 from tensorflow.python.eager import context
 
 
 def present_global_seed() -> keras.Variable | None:
     """Returns the seed behind `keras.random`, if this thread has used it."""
-    name = seed_generator.GLOBAL_SEED_GENERATOR
-    generator = global_state.get_global_attribute(name)
+    generator = global_state.get_global_attribute("global_seed_generator")
     return None if generator is None else generator.state
 
 
