@@ -14,6 +14,7 @@ from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import patching as _patching
 from keras_conflux._custom_loops.collectives import allgather
 from keras_conflux._custom_loops.collectives import allreduce
 from keras_conflux._custom_loops.collectives import broadcast
@@ -114,8 +115,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _notices.obey_environment()
-_keras_patches.install()
-_installation.install(__version__)
+_keras_patches.install_functions()
+_patching.when_used(_keras_patches.install)
+_installation.install(__version__, _supported.MISFITS)
 
 
 def __dir__() -> list[str]:

@@ -8,11 +8,9 @@ from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat import versions
 from keras_conflux._extensions.common import private_names
 
-NAMES = (
-    *private_keras_names.NAMES,
-    *private_tensorflow_names.NAMES,
-    *private_names.NAMES,
-)
-"""All of them."""
+CORE = (*private_keras_names.NAMES, *private_tensorflow_names.NAMES)
+"""Without these, nothing works."""
 
-versions.assert_supported(NAMES)
+versions.assert_supported(CORE)
+MISFITS = versions.misfits(private_names.BY_EXTENSION)
+"""The extensions that do not fit, and why."""

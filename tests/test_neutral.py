@@ -1,4 +1,4 @@
-"""Importing the package changes nothing for what is not replicated."""
+"""Importing and using the package changes nothing that is not replicated."""
 
 import forked
 import keras
@@ -10,7 +10,8 @@ import os, random, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import keras, numpy as np, tensorflow as tf
 if sys.argv[1] == "with":
-    import keras_conflux
+    from keras_conflux._compat import patching
+    patching.begin()
 stock = sys.argv[2] == "mirrored"
 if stock:
     tf.config.set_logical_device_configuration(
@@ -73,6 +74,64 @@ def test_training_is_the_same_bit_by_bit(how):
     without = train("without", how)
     assert len(without) > 1000
     assert train("with", how) == without
+
+
+CHANGED = """
+import os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import keras, tensorflow as tf
+from keras.src.backend.tensorflow import distribution_lib
+
+def attributes():
+    found = {}
+    for name, module in [*sys.modules.items()]:
+        if name.split(".")[0] in ("keras", "tensorflow"):
+            for key, value in [*vars(module).items()]:
+                found[name, key] = value
+                if isinstance(value, type) and value.__module__ == name:
+                    found.update(
+                        ((name, key, k), v) for k, v in vars(value).items())
+    return {key: value for key, value in found.items()
+            if callable(value) or isinstance(value, property)}
+
+before = attributes()
+import keras_conflux as kc
+imported = attributes()
+for key, value in imported.items():
+    was = before.get(key)
+    ours = getattr(value, "__module__", None) or ""
+    if was is not value and (was or ours.startswith("keras_conflux")):
+        print(*key)
+kc.ReplicatedStrategy(1)
+used = attributes()
+print(sum(used[key] is not value for key, value in imported.items()))
+"""
+DOORS = """
+keras.distribution set_distribution
+keras.src.backend.tensorflow.core remat
+keras.src.backend.tensorflow.distribution_lib distribute_tensor
+keras.src.backend.tensorflow.distribution_lib get_device_count
+keras.src.backend.tensorflow.distribution_lib initialize
+keras.src.backend.tensorflow.distribution_lib list_devices
+keras.src.backend.tensorflow.distribution_lib num_processes
+keras.src.backend.tensorflow.distribution_lib process_id
+keras.src.distribution.distribution_lib DataParallel __init__
+keras.src.distribution.distribution_lib set_distribution
+keras.src.layers.layer Layer rematerialized_call
+tensorflow sequence_mask
+tensorflow._api.v2.nn compute_average_loss
+tensorflow._api.v2.nn scale_regularization_loss
+"""
+
+
+def test_the_import_changes_doors_alone():
+    result = forked.run("-c", CHANGED)
+    assert result.returncode == 0, result.stderr
+    *doors, count = result.stdout.splitlines()
+    # The package of the backend's operations has another name in Keras 3.16.
+    doors = [door.replace("tensorflow.ops.", "tensorflow.") for door in doors]
+    assert sorted(doors) == DOORS.split("\n")[1:-1]
+    assert int(count) > 80  # the first use changes the others
 
 
 class Momentum(keras.optimizers.Optimizer):

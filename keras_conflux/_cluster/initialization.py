@@ -12,6 +12,7 @@ from keras_conflux._cluster.discovery import find_cluster
 from keras_conflux._common import arguments
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.waiting import step_timeout
+from keras_conflux._compat import patching
 from keras_conflux._compat import tensorflow_internals
 
 _log = logging.getLogger("keras_conflux")
@@ -112,6 +113,7 @@ def join_others(environ: Mapping[str, str]) -> None:
 def _join(cluster: Any, heartbeat: float, timeout: float) -> None:
     if cluster is None:
         return
+    patching.begin()
     if len(cluster.addresses) > 1 and tensorflow_internals.has_started():
         raise ProcessError(
             f"{len(cluster.addresses)} processes are named by "

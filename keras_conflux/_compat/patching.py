@@ -2,12 +2,13 @@
 
 Keras has no plug-in point for the behaviour of replicas. `patch` adds one: a
 method behaves differently for replicated objects, and as before for all
-others.
+others. The replacements are put in place when the package is first used.
 """
 
 import functools
 import os
 import pathlib
+import threading
 import types
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -64,3 +65,21 @@ def patch_all(
     for point, replacement in table:
         if point.is_in(version):
             patch(point, replacement)
+
+
+_lock = threading.RLock()
+_waiting: list[Callable[[], None]] = []
+
+
+def when_used(function: Callable[[], None]) -> None:
+    """Has a function called once, before the package first does something."""
+    _waiting.append(function)
+
+
+def begin() -> None:
+    """Calls what waits. Whoever relies on replacements calls this first."""
+    while _waiting:
+        with _lock:  # other threads go on when all is called
+            if _waiting:
+                _waiting[0]()
+                del _waiting[0]

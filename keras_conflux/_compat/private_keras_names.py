@@ -62,12 +62,11 @@ class Patched:
     ASSIGN_ADD = PublicName("keras:Variable.assign_add")
     ASSIGN_SUB = PublicName("keras:Variable.assign_sub")
     VARIABLE_INITIALIZE = PrivateName(
-        "keras:Variable._initialize", "self, value", ("_value",)
+        "keras:Variable._initialize", "self, value", "_value"
     )
     VARIABLE_HANDLE = PublicName("keras:Variable.handle")
     SYNCHRONIZED_MOMENTS = PrivateName(
-        f"{TF_OPS}.nn:_compute_moments_sync",
-        "x, axes, keepdims",
+        f"{TF_OPS}.nn:_compute_moments_sync", "x, axes, keepdims"
     )
     MEAN_UPDATE = PublicName("keras.metrics:Mean.update_state")
     SUM_UPDATE = PublicName("keras.metrics:Sum.update_state")
@@ -107,7 +106,7 @@ class Patched:
     BATCH_NORM_MOMENTS = PrivateName(
         "keras.layers:BatchNormalization._moments",
         "self, inputs, mask",
-        ("_reduction_axes",),
+        "_reduction_axes",
     )
     MAKE_TRAIN_FUNCTION = PublicName("keras:Model.make_train_function")
     MAKE_TEST_FUNCTION = PublicName("keras:Model.make_test_function")
@@ -125,24 +124,21 @@ class Patched:
     SAVE_WEIGHTS = PublicName("keras:Model.save_weights")
     EXPORT = PublicName("keras:Model.export")
     SAVE_BACKUP = PrivateName(
-        "keras.callbacks:BackupAndRestore._save_model",
-        "self",
+        "keras.callbacks:BackupAndRestore._save_model", "self"
     )
     DELETE_BACKUP = PublicName("keras.callbacks:BackupAndRestore.on_train_end")
     ARRAY_DATASET = PrivateName(
         "keras.src.trainers.data_adapters:ArrayDataAdapter.get_tf_dataset",
         "self",
-        ("_batch_size", "_inputs", "_num_samples", "_shuffle"),
+        "_batch_size, _inputs, _num_samples, _shuffle",
     )
     ITERATOR_INIT = PrivateName(
         f"{_TF_ITERATOR}.__init__",
         "self, distribute_strategy, args, kwargs",
-        ("_distributed_dataset",),
+        "_distributed_dataset",
     )
     ENUMERATE_ITERATOR = PrivateName(
-        f"{_TF_ITERATOR}._enumerate_iterator",
-        "self",
-        ("steps_per_execution",),
+        f"{_TF_ITERATOR}._enumerate_iterator", "self", "steps_per_execution"
     )
     CATCH_END = PrivateName(f"{_TF_ITERATOR}.catch_stop_iteration", "self")
 
@@ -153,38 +149,22 @@ READ = (
     PrivateName("keras.src.utils.rng_utils:get_random_seed", ""),
     PrivateName(
         "keras:Variable",
-        mentions=(
-            "_autocast",
-            "_convert_to_tensor",
-            "_dtype",
-            "_map_aggregation",
-            "_map_synchronization",
-            "_value",
-        ),
+        mentions="_autocast, _convert_to_tensor, _dtype, _map_aggregation, "
+        "_map_synchronization, _value",
     ),
     PrivateName(
         "keras.optimizers:Optimizer",
-        mentions=(
-            "_accumulated_gradients",
-            "_distribution_strategy",
-            "_get_variable_index",
-            "_model_variables_moving_average",
-            "_trainable_variables",
-        ),
+        mentions="_accumulated_gradients, _distribution_strategy, "
+        "_get_variable_index, _model_variables_moving_average, "
+        "_trainable_variables",
     ),
     PrivateName(
         "keras:Model",
-        mentions=(
-            "_compile_loss",
-            "_compile_metrics",
-            "_distribute_strategy",
-            "_flatten_layers",
-            "_initial_epoch",
-            "_symbolic_build",
-        ),
+        mentions="_compile_loss, _compile_metrics, _distribute_strategy, "
+        "_flatten_layers, _initial_epoch, _symbolic_build",
     ),
     PrivateName(
-        "keras:StatelessScope.__enter__", "self", ("set_global_attribute",)
+        "keras:StatelessScope.__enter__", "self", "set_global_attribute"
     ),
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
     PrivateName("keras.src.utils.traceback_utils:_EXCLUDED_PATHS"),
@@ -202,20 +182,16 @@ READ = (
     PrivateName(
         "keras.src.trainers.data_adapters.array_slicing:TensorflowSparseWrapper"
     ),
-    PrivateName(_TF_ITERATOR, mentions=("data_adapter", "_num_batches")),
-    PrivateName("keras.callbacks:TensorBoard", mentions=("_start_batch",)),
+    PrivateName(_TF_ITERATOR, mentions="data_adapter, _num_batches"),
+    PrivateName("keras.callbacks:TensorBoard", mentions="_start_batch"),
     PrivateName("keras.src.random.seed_generator:draw_seed", "seed"),
     PrivateName(f"{_RANDOM}_cast_seed", "seed"),
     PrivateName(
         "keras.src.random.seed_generator:global_seed_generator",
         "",
-        ("get_global_attribute",),
+        "get_global_attribute",
     ),
-    PrivateName(
-        "keras.config:dtype_policy",
-        "",
-        ("dtype_policy",),
-    ),
+    PrivateName("keras.config:dtype_policy", "", "dtype_policy"),
     PrivateName(
         "keras.src.backend.common.global_state:get_global_attribute",
         "name, default, set_to_default",

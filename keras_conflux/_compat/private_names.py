@@ -1,9 +1,11 @@
 """Names inside of Keras and TensorFlow, and whether they are as expected."""
 
 import dataclasses
+import importlib
 import inspect
 import pkgutil
 import re
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +20,7 @@ class ListedName:
     parameters: str | None = None
     """The names of a function's parameters, separated by commas; `None` where
     they do not matter."""
-    mentions: tuple[str, ...] = ()
+    mentions: str = ""
     """The attributes that the code of a function or class defines, reads or
     sets, by which objects are known to have them."""
     since: tuple[int, int] | None = None
@@ -55,6 +57,17 @@ class PrivateName(ListedName):
     """A name that a library may change, or a class with such attributes."""
 
 
+def module_if_any(name: str) -> Any:
+    """Returns a module that an extension alone needs, empty if it is missing.
+
+    The extension is left out then, and the package imported all the same.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return types.ModuleType(name)
+
+
 def problems(names: Iterable[ListedName], version: tuple) -> list[str]:
     """Returns a phrase for each name that is missing or has changed.
 
@@ -79,7 +92,10 @@ def _problem(name: ListedName) -> str | None:
         parameters = ", ".join(inspect.signature(found).parameters)
         if parameters != name.parameters:
             return f"takes ({parameters}), not ({name.parameters})"
-    missing = [m for m in name.mentions if m not in _mentioned(found)]
+    if not name.mentions:
+        return None
+    known = _mentioned(found)
+    missing = [m for m in name.mentions.split(", ") if m not in known]
     return f"does not use `{'`, `'.join(missing)}`" if missing else None
 
 

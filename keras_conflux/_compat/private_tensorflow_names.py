@@ -111,7 +111,7 @@ LOOP = PrivateName(
     "maximum_iterations, name, return_same_structure, back_prop",
 )
 FUNCTION_CALL = PrivateName(
-    f"{_FUNCTION}.__call__", None, ("_omit_frequent_tracing_warning",)
+    f"{_FUNCTION}.__call__", None, "_omit_frequent_tracing_warning"
 )
 _DRAWS = "tensorflow.python.ops.gen_stateless_random_ops"
 DRAWN_OTHERWISE_BY_XLA = (
@@ -147,20 +147,14 @@ PATCHED = (
 """The names that are replaced."""
 
 READ = (
-    PrivateName("tensorflow:Graph", mentions=("_functions", "_get_function")),
+    PrivateName("tensorflow:Graph", mentions="_functions, _get_function"),
     PrivateName(
-        "tensorflow:Graph._add_function_recursive",
-        "self, function, overwrite",
+        "tensorflow:Graph._add_function_recursive", "self, function, overwrite"
     ),
     PrivateName(
         _GRAPH,
-        mentions=(
-            "capture",
-            "captures",
-            "control_outputs",
-            "internal_captures",
-            "outer_graph",
-        ),
+        mentions="capture, captures, control_outputs, internal_captures, "
+        "outer_graph",
     ),
     PrivateName(
         "tensorflow.python.framework.auto_control_deps_utils:"
@@ -171,7 +165,7 @@ READ = (
     PrivateName(
         "tensorflow:compat.v1.VariableScope.set_caching_device",
         "self, caching_device",
-        ("_caching_device",),
+        "_caching_device",
     ),
     PrivateName(f"{_DISTRIBUTE}.distribute_lib:_get_per_thread_mode", ""),
     PrivateName(f"{_DISTRIBUTE}.distribute_lib:_pop_per_thread_mode", ""),
@@ -180,15 +174,8 @@ READ = (
         f"{_DISTRIBUTE}.mirrored_run:_MirroredReplicaThread.__init__",
         "self, dist, coord, replica_id, devices, variable_creator_fn, fn, "
         "caching_scope, args, kwargs, thread_local_callables",
-        (
-            "done",
-            "has_paused",
-            "main_result",
-            "merge_args",
-            "merge_kwargs",
-            "merge_result",
-            "should_run",
-        ),
+        "done, has_paused, main_result, merge_args, merge_kwargs, "
+        "merge_result, should_run",
     ),
     PrivateName(
         f"{_DISTRIBUTE}.distribute_utils:regroup",
@@ -210,22 +197,14 @@ READ = (
     PrivateName("tensorflow.python.eager.context:context", ""),
     PrivateName(
         CONTEXT,
-        mentions=(
-            "_initialized",
-            "config",
-            "enable_collective_ops",
-            "ensure_initialized",
-            "function_call_options",
-            "get_config_key_value",
-            "get_task_states",
-            "report_error_to_cluster",
-            "set_config_key_value",
-        ),
+        mentions="_initialized, config, enable_collective_ops, "
+        "ensure_initialized, function_call_options, get_config_key_value, "
+        "get_task_states, report_error_to_cluster, set_config_key_value",
     ),
     PrivateName(
         _CALL_OPTIONS,
         "executor_type, config_proto",
-        ("config_proto_serialized", "executor_type"),
+        "config_proto_serialized, executor_type",
     ),
     PrivateName(
         "tensorflow.python.framework.config:is_op_determinism_enabled", ""
@@ -246,14 +225,11 @@ READ = (
         "tensorflow.python.client.device_lib:list_local_devices",
         "session_config",
     ),
-    PrivateName(_FUNCTION, mentions=("_clone", "_function_cache")),
+    PrivateName(_FUNCTION, mentions="_clone, _function_cache"),
     PrivateName(
         _ORDER,
-        mentions=(
-            "_control_flow_context",
-            "experimental_acd_manager",
-            "run_independently",
-        ),
+        mentions="_control_flow_context, experimental_acd_manager, "
+        "run_independently",
     ),
     PrivateName(
         "tensorflow.python.framework.auto_control_deps:op_is_stateful", "op"
@@ -263,8 +239,7 @@ READ = (
         "op",
     ),
     PrivateName(
-        "tensorflow:Operation",
-        mentions=("_add_control_input", "_update_input"),
+        "tensorflow:Operation", mentions="_add_control_input, _update_input"
     ),
     PrivateName(f"{_CONTROL_FLOW}:CondBranchFuncGraph"),
     PrivateName(f"{_CONTROL_FLOW}:WhileBodyFuncGraph"),
@@ -277,7 +252,7 @@ READ = (
     PrivateName(
         "tensorflow.python.eager.forwardprop_util:pack_tangents",
         "tensors",
-        ("TangentInfo",),
+        "TangentInfo",
     ),
     PrivateName(
         "tensorflow.python.eager.record:should_record_backprop", "tensors"
@@ -287,7 +262,7 @@ READ = (
         "tensorflow.python.ops.resource_variable_ops:"
         "BaseResourceVariable.__init__",
         None,
-        ("_unique_id", "_handle"),
+        "_unique_id, _handle",
     ),
     PrivateName(
         "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_all_reduce",
@@ -326,14 +301,14 @@ READ = (
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedVariable.__init__",
         None,
-        ("_distributed_container",),
+        "_distributed_container",
     ),
     PrivateName(f"{_DISTRIBUTE}.values_util:get_current_replica_id_as_int", ""),
     PrivateName(
         "tensorflow.python.eager.polymorphic_function.concrete_function:"
         "ConcreteFunction.__init__",
         None,
-        ("_inference_function",),
+        "_inference_function",
     ),
     PrivateName(
         "tensorflow.python.eager.polymorphic_function.atomic_function:"
@@ -347,12 +322,10 @@ READ = (
     PrivateName(
         f"{_DATA}.iterator_ops:OwnedIterator.__init__",
         None,
-        ("_flat_output_types", "_flat_output_shapes", "_iterator_resource"),
+        "_flat_output_types, _flat_output_shapes, _iterator_resource",
     ),
     PrivateName(
-        f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__",
-        None,
-        ("_value_specs",),
+        f"{_DISTRIBUTE}.values:PerReplicaSpec.__init__", None, "_value_specs"
     ),
 )
 """The names that are read or called, or on which attributes are set."""

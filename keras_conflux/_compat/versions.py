@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterable
+from collections.abc import Mapping
 
 from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import problems
@@ -41,37 +42,64 @@ def assert_supported(names: Iterable[ListedName]) -> None:
     A version beyond those that are tested is warned about once.
 
     Args:
-        names: All that the package replaces or reads.
+        names: All that the core replaces or reads.
 
     Raises:
         ImportError: If a private name is missing or has changed, with all of
             them, the versions, and those that are tested.
     """
+    from keras_conflux._common.user_warnings import warn
+
+    wrong = _wrong(names)
+    if wrong:
+        raise ImportError(
+            f"keras_conflux does not fit {_installed()}, which are installed: "
+            f"{'; '.join(wrong)}. {advice()}"
+        )
+    text = untested()
+    if text is not None:
+        warn(text)
+
+
+def advice() -> str:
+    """Returns what to install where something does not fit."""
+    return (
+        f"keras_conflux is tested with {_tested()}. Type `pip install "
+        f"{_requirement('keras', TESTED_KERAS)} "
+        f"{_requirement('tensorflow', TESTED_TENSORFLOW)}`, or install a newer "
+        "keras-conflux."
+    )
+
+
+def misfits(
+    extensions: Mapping[str, Iterable[ListedName]],
+) -> dict[str, str]:
+    """Returns the extensions that do not fit, and why.
+
+    Args:
+        extensions: The names that each of them needs.
+    """
+    found = {each: _wrong(names) for each, names in extensions.items()}
+    return {
+        extension: f"it does not fit {_installed()}: {'; '.join(wrong)}"
+        for extension, wrong in found.items()
+        if wrong
+    }
+
+
+def _wrong(names: Iterable[ListedName]) -> list[str]:
     import keras
     import tensorflow as tf
-
-    from keras_conflux._common.user_warnings import warn
 
     versions = {
         "keras": version_numbers(keras.__version__),
         "tensorflow": version_numbers(tf.__version__),
     }
-    wrong = [
+    return [
         problem
         for name in names
         for problem in problems([name], versions[name.library])
     ]
-    if wrong:
-        raise ImportError(
-            f"keras_conflux does not fit {_installed()}, which are installed: "
-            f"{'; '.join(wrong)}. It is tested with {_tested()}. Type "
-            f"`pip install {_requirement('keras', TESTED_KERAS)} "
-            f"{_requirement('tensorflow', TESTED_TENSORFLOW)}`, or a newer "
-            "keras-conflux."
-        )
-    text = untested()
-    if text is not None:
-        warn(text)
 
 
 def untested() -> str | None:
@@ -116,3 +144,24 @@ def _range(tested: tuple) -> str:
 def _requirement(name: str, tested: tuple) -> str:
     (major, oldest), (_, newest) = tested
     return f"'{name}>={major}.{oldest},<{major}.{newest + 1}'"
+
+
+_left_out: dict[str, str] = {}
+
+
+def leave_out(extension: str, reason: str) -> None:
+    """Has an extension be refused where it is asked for by name."""
+    _left_out[extension] = reason
+
+
+def refusal(extension: str, asked: str) -> str | None:
+    """Returns why what a user has written is refused, `None` if it is not."""
+    reason = _left_out.get(extension)
+    return reason and f"`{asked}` is an extension, and {reason}"
+
+
+def assert_in_place(extension: str, asked: str) -> None:
+    """Raises `NotImplementedError` if what a user has written is refused."""
+    refused = refusal(extension, asked)
+    if refused:
+        raise NotImplementedError(refused)

@@ -403,7 +403,7 @@ def _by_leaf(result: Replicas[Any]) -> Any:
         found.kind = result.kind
         return found
 
-    return keras.tree.map_structure(leaf, *result, none_is_leaf=True)
+    return keras.tree.map_structure(leaf, *result)
 
 
 def _weights(weight: Any, replicas: Replicas[Any]) -> Any:

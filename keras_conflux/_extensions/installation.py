@@ -1,8 +1,13 @@
 """Puts the extensions in place, each where the core offers a place."""
 
+import functools
 import os
+from collections.abc import Mapping
 
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import versions
 from keras_conflux._compat.patching import patch_all
+from keras_conflux._compat.patching import when_used
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.common import xla_flags
@@ -50,35 +55,78 @@ OPTIMIZERS = (
 )
 """Optimizers' methods in fewer operations, or once for all replicas."""
 
-RECOMPUTATION = (
+REMAT = (
     (private_names.REMAT, remat.remat),
     (private_names.REMATERIALIZED_CALL, remat.choose),
+)
+"""The functions of Keras by which a program asks for recomputation."""
+
+RECOMPUTATION = (
     (private_names.VARIABLE_VALUE, runs.read),
     (Patched.ASSIGN, runs.assign),
 )
-"""The methods of Keras by which activations are computed again."""
+"""The methods of variables that activations are computed again from."""
 
 
-def install(version: str) -> None:
-    """Puts all of them in place, unless the environment forbids it.
+def _recompute() -> None:
+    point = private_names.REMAT
+    if not has_own_remat(getattr(point.owner, point.attribute)):
+        patch_all(REMAT)
+        when_used(functools.partial(patch_all, RECOMPUTATION))
+
+
+def _run_kernels() -> None:
+    steps.finish_by(replacements.replace)
+    when_used(functools.partial(patch_all, KERNELS))
+
+
+_INSTALLS = {
+    "program_cache": cached_program.install,
+    "kernels": _run_kernels,
+    "sharding": sharding.install,
+    "optimizers": lambda: when_used(functools.partial(patch_all, OPTIMIZERS)),
+    "launchers": launchers.install,
+    "keras_distribution": keras_distribution.install,
+    "recomputation": _recompute,
+    "memory": memory.install,
+    "throughput": slow_input.install,
+    "resume": resume.install,
+}
+"""The functions that put each in place, in order."""
+_LOST = {
+    "keras_distribution": "`keras.distribution` has no effect",
+    "memory": "errors of memory have no notes, `kc.memory` is refused",
+    "program_cache": "programs are compiled anew at each start",
+    "recomputation": "`keras.remat` is what Keras makes of it",
+    "resume": "`kc.Resume`, `kc.save` and `kc.load` are refused",
+    "sharding": "`shard=` is refused",
+}
+"""The losses of a user; the others make steps faster."""
+
+
+def install(version: str, misfits: Mapping[str, str]) -> None:
+    """Puts all of them in place that fit, unless the environment forbids it.
 
     Args:
         version: The version of this package.
+        misfits: The extensions that do not fit, and why.
     """
     if os.environ.get(VARIABLE) == "0":
+        for extension in _INSTALLS:
+            versions.leave_out(
+                extension,
+                f"`{VARIABLE}=0` has left all of them out. Unset that variable "
+                "of the environment, or do without.",
+            )
         return
     xla_flags.choose_products()
-    setup.enable(version)
-    cached_program.install()
-    patch_all(KERNELS)
-    steps.finish_by(replacements.replace)
-    sharding.install()
-    patch_all(OPTIMIZERS)
-    launchers.install()
-    keras_distribution.install()
-    point = private_names.REMAT
-    if not has_own_remat(getattr(point.owner, point.attribute)):
-        patch_all(RECOMPUTATION)
-    memory.install()
-    slow_input.install()
-    resume.install()
+    for extension, put_in_place in _INSTALLS.items():
+        wrong = misfits.get(extension)
+        if wrong:
+            lost = _LOST.get(extension, "steps are slower")
+            versions.leave_out(extension, f"{wrong}. {versions.advice()}")
+            warn(f"The extension `{extension}` is left out, so {lost}: {wrong}")
+            continue
+        if extension == "program_cache":
+            setup.enable(version)
+        put_in_place()

@@ -93,8 +93,18 @@ PATCHES = (
 )
 
 
+def install_functions() -> None:
+    """Replaces functions that a program may import by name, at import."""
+    patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
+    patch(
+        private_tensorflow_names.SCALE_REGULARIZATION,
+        losses.scale_regularization,
+    )
+    patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
+
+
 def install() -> None:
-    """Puts the replacements in place. Called once, at import."""
+    """Puts the replacements in place. Called once, at the first use."""
     patch(private_tensorflow_names.TAPE_GRADIENT, tape.gradient)
     patch(private_tensorflow_names.TAPE_JACOBIAN, tape.jacobian)
     patch(private_tensorflow_names.TAPE_BATCH_JACOBIAN, tape.batch_jacobian)
@@ -105,13 +115,7 @@ def install() -> None:
     patch(private_tensorflow_names.INDEXED_CASE, choices.indexed_case)
     patch(private_tensorflow_names.LOOP, inner_graphs.while_loop)
     patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
-    patch(private_tensorflow_names.AVERAGE_LOSS, losses.compute_average)
-    patch(
-        private_tensorflow_names.SCALE_REGULARIZATION,
-        losses.scale_regularization,
-    )
     patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
-    patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
     patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
     for operation in private_tensorflow_names.DRAWN_OTHERWISE_BY_XLA:
         patch(operation, draws_by_xla.draw)

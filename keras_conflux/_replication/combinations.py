@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._compat import versions
 from keras_conflux._replication import parts
 
 
@@ -35,12 +36,9 @@ def refusal(
 
 
 def _refusal_of_shard(shard: str, owners: Sequence[Any]) -> str | None:
-    if not parts.can_be_cut():
-        return (
-            f"`shard={shard!r}` is an extension, and `CONFLUX_EXTENSIONS=0` "
-            "has left all of them out. Unset that variable of the environment, "
-            "or leave `shard` out."
-        )
+    refused = versions.refusal("sharding", f"shard={shard!r}")
+    if refused:
+        return refused
     if process_count() > 1:
         return (
             f"`shard={shard!r}` works in one process, on the devices of one "

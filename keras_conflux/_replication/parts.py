@@ -40,11 +40,6 @@ def cut_by(cutting: Cutting) -> None:
     _cutting.append(cutting)
 
 
-def can_be_cut() -> bool:
-    """Whether anything can."""
-    return bool(_cutting)
-
-
 def cut(owners: Iterable[Any], strategy: Any) -> None:
     """Cuts variables, one after another, so that one at a time is whole.
 

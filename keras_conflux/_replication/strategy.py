@@ -24,6 +24,7 @@ from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
+from keras_conflux._compat import patching
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._compat.tensorflow_internals import own_variable
@@ -84,6 +85,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
         microbatches: int = 1,
         cross_device_ops: Any = None,
     ) -> None:
+        patching.begin()
         initialize_from_environment()
         check_options(shard, microbatches)
         self._conflux_shard: Shard | None = shard

@@ -1,16 +1,21 @@
 """What the package knows of Keras and TensorFlow is listed, and compared."""
 
 import ast
+import itertools
 import pathlib
 import re
+import threading
+import time
 import tomllib
 import warnings
 
+import forked
 import keras
 import pytest
 
 import keras_conflux as kc
 from keras_conflux import _supported
+from keras_conflux._compat import patching
 from keras_conflux._compat import versions
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._compat.private_names import ListedName
@@ -25,7 +30,8 @@ from keras_conflux._extensions.keras_distribution import (
 from keras_conflux._fit import keras_patches
 
 PACKAGE = pathlib.Path(kc.__file__).parent
-LISTED = _supported.NAMES
+EXTENSIONS = private_names.BY_EXTENSION
+LISTED = [*_supported.CORE, *itertools.chain(*EXTENSIONS.values())]
 
 
 def may_know_private_names(path: pathlib.Path) -> bool:
@@ -71,7 +77,7 @@ def test_an_attribute_that_is_renamed_is_noticed():
     def build(self):
         self._other_gradients = []
 
-    name = PrivateName(f"{__name__}:build", mentions=("_accumulated",))
+    name = PrivateName(f"{__name__}:build", mentions="_accumulated")
     globals()["build"] = build
     assert problems([name], (3, 15)) == [
         f"`{__name__}:build` does not use `_accumulated`"
@@ -91,7 +97,7 @@ def test_a_method_is_found_where_a_class_inherits_it():
     path = f"{__name__}:Heir"
     assert ListedName(f"{path}.build").owner is Made
     assert ListedName(f"{path}.none").owner is Heir
-    attributes = PrivateName(path, mentions=("_made", "build", "_lost"))
+    attributes = PrivateName(path, mentions="_made, build, _lost")
     assert problems([attributes], (3, 15)) == [f"`{path}` does not use `_lost`"]
 
 
@@ -138,6 +144,7 @@ def test_each_patch_point_is_patched_once():
         keras_distribution.PATCHES,
         installation.KERNELS,
         installation.OPTIMIZERS,
+        installation.REMAT,
         installation.RECOMPUTATION,
     ):
         points = [point for point, _ in table]
@@ -146,6 +153,62 @@ def test_each_patch_point_is_patched_once():
     listed = [v for v in vars(Patched).values() if isinstance(v, ListedName)]
     assert found >= set(listed)
     assert found <= set(LISTED)
+
+
+MISFIT = """
+import warnings, sys
+import keras, numpy as np
+from keras.src.saving import saving_lib
+sys.modules["tensorflow.compiler.xla.service.hlo_pb2"] = None
+del saving_lib.H5IOStore
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import keras_conflux as kc
+memory, resume = (str(each.message) for each in caught)
+assert "`memory` is left out, so errors of memory have no notes" in memory
+assert "`tensorflow.compiler.xla.service.hlo_pb2:HloProto` is miss" in memory
+assert "`resume` is left out, so `kc.Resume`" in resume
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+for name, call in {
+    "kc.Resume": lambda: kc.Resume("runs"),
+    "kc.save": lambda: kc.save(model, "runs", step=1),
+    "kc.load": lambda: kc.load(model, "runs"),
+    "kc.memory": lambda: kc.memory(model),
+}.items():
+    try:
+        call()
+        sys.exit(name)
+    except NotImplementedError as error:
+        assert f"`{name}` is an extension, and it does not" in str(error), error
+        assert "pip install" in str(error)
+model.compile("sgd", "mse")
+kc.replicate(model, "CPU:0").fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
+"""
+
+
+def test_an_extension_that_does_not_fit_is_left_out():
+    ended = forked.run("-c", MISFIT)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_threads_wait_until_all_replacements_are_in_place():
+    called, seen = [], []
+
+    def slow():
+        time.sleep(0.1)
+        called.append(1)
+
+    def use():
+        patching.begin()
+        seen.append(len(called))
+
+    patching.when_used(slow)
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1, 1, 1]
 
 
 def test_no_name_of_speed_is_in_the_table_of_the_core():
@@ -168,7 +231,7 @@ def test_listed_private_names_stand_where_they_are_listed():
     private = {
         name
         for each in LISTED
-        for name in (each.attribute, *each.mentions)
+        for name in (each.attribute, *each.mentions.split(", "))
         if re.match(r"_[a-z]", name, re.IGNORECASE)
     }
     assert "_clip_gradients" in private

@@ -29,7 +29,7 @@ KERAS_DISTRIBUTION = (
     SET_DISTRIBUTION_INSIDE,
     DATA_PARALLEL_INIT,
     PrivateName(
-        "keras.distribution:DataParallel", mentions=("_is_multi_process",)
+        "keras.distribution:DataParallel", mentions="_is_multi_process"
     ),
     PrivateName("keras.src.backend.tensorflow.distribution_lib:"),
 )
@@ -54,14 +54,7 @@ SEPARABLE_CONV = PrivateName(
     "data_format, dilation_rate",
 )
 
-KERNELS = (
-    ATTENTION,
-    GELU,
-    EINSUM,
-    EINSUM_DENSE_CALL,
-    CONV,
-    SEPARABLE_CONV,
-)
+KERNELS = (ATTENTION, GELU, EINSUM, EINSUM_DENSE_CALL, CONV, SEPARABLE_CONV)
 
 # --- memory
 
@@ -70,7 +63,7 @@ MEMORY = (
     PrivateName(
         "keras.src.trainers.compile_utils:CompileLoss.__init__",
         "self, loss, loss_weights, reduction, output_names",
-        ("_user_loss", "_user_loss_weights", "output_names", "reduction"),
+        "_user_loss, _user_loss_weights, output_names, reduction",
     ),
 )
 
@@ -109,7 +102,7 @@ PROGRAM_CACHE = (
     PrivateName(
         f"{CONTEXT}._initialize_physical_devices",
         "self, reinitialize",
-        ("_physical_devices",),
+        "_physical_devices",
     ),
 )
 
@@ -124,7 +117,7 @@ RECOMPUTATION = (
     VARIABLE_VALUE,
     Patched.ASSIGN,
     REMATERIALIZED_CALL,
-    PrivateName("keras:Layer", mentions=("_remat_mode", "current_call_ctx")),
+    PrivateName("keras:Layer", mentions="_remat_mode, current_call_ctx"),
     PrivateName("keras.src.backend.common.variables:AutocastScope", "dtype"),
     PrivateName("keras.src.backend.common.variables:get_autocast_scope", ""),
     PrivateName("keras.src.backend:get_stateless_scope", ""),
@@ -150,21 +143,21 @@ RESUME = (
     BUILD_METRICS,
     BUILD_LOSS,
     PrivateName("keras.src.backend:compute_output_spec"),
-    PrivateName("keras.callbacks:CallbackList", mentions=("_futures",)),
+    PrivateName("keras.callbacks:CallbackList", mentions="_futures"),
     PrivateName(
         "keras.callbacks:EarlyStopping._set_monitor_op",
         "self",
-        ("monitor_op", "min_delta"),
+        "monitor_op, min_delta",
     ),
     PrivateName(
         "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
         "self",
-        ("_get_iterator", "_steps_seen", "_current_iterator", "_num_batches"),
+        "_get_iterator, _steps_seen, _current_iterator, _num_batches",
     ),
     PrivateName(
         "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.__init__",
         None,
-        ("py_dataset",),
+        "py_dataset",
     ),
     PrivateName(
         "keras.src.saving.saving_lib:_save_state",
@@ -177,12 +170,12 @@ RESUME = (
     PrivateName(
         "keras.src.saving.saving_lib:H5IOStore.make", "self, path, metadata"
     ),
-    PrivateName(f"{CONTEXT}._set_global_seed", "self, seed", ("_rng",)),
-    PrivateName("tensorflow:data.Dataset", mentions=("_functions", "_inputs")),
+    PrivateName(f"{CONTEXT}._set_global_seed", "self, seed", "_rng"),
+    PrivateName("tensorflow:data.Dataset", mentions="_functions, _inputs"),
     PrivateName(
         "tensorflow.python.data.ops.cache_op:CacheDataset.__init__",
         None,
-        ("_filename",),
+        "_filename",
     ),
 )
 
@@ -200,13 +193,13 @@ PUSH_TAPE = PrivateName("tensorflow:GradientTape._push_tape", "self")
 
 SHARDING = (APPLY_FILTERED, PUSH_TAPE, UPDATE_AVERAGES)
 
-NAMES = (
-    *KERAS_DISTRIBUTION,
-    *KERNELS,
-    *MEMORY,
-    *OPTIMIZERS,
-    *PROGRAM_CACHE,
-    *RECOMPUTATION,
-    *RESUME,
-    *SHARDING,
-)
+BY_EXTENSION = {
+    "keras_distribution": KERAS_DISTRIBUTION,
+    "kernels": KERNELS,
+    "memory": MEMORY,
+    "optimizers": OPTIMIZERS,
+    "program_cache": PROGRAM_CACHE,
+    "recomputation": RECOMPUTATION,
+    "resume": RESUME,
+    "sharding": SHARDING,
+}

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from keras.src.backend.tensorflow import (
-    distribution_lib as backend_distribution,
+from keras_conflux._compat.private_names import module_if_any
+
+backend_distribution = module_if_any(
+    "keras.src.backend.tensorflow.distribution_lib"
 )
 
 

@@ -15,6 +15,7 @@ from keras_conflux._cluster.initialization import join_others
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import patching
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._devices.device import list_devices as all_devices
 from keras_conflux._extensions.keras_distribution import compat
@@ -62,6 +63,7 @@ def distributed() -> Distributed | None:
 
 def set_distribution(original: Callable[..., Any], value: Any) -> None:
     """Refuses a distribution that cannot run, before anything is made."""
+    patching.begin()
     if value is not None:
         _meaning_of(value)
     if isinstance(value, keras.distribution.ModelParallel):

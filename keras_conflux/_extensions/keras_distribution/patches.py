@@ -1,10 +1,13 @@
 """The methods of Keras that know the distribution that is set."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.keras_distribution import compat
@@ -26,6 +29,8 @@ def make_distributed(original: Callable, *args: Any, **kwargs: Any) -> None:
 PATCHES = (
     (private_names.OPTIMIZER_INIT, make_distributed),
     (private_names.TRAINER_INIT, make_distributed),
+)
+DOORS = (
     (private_names.SET_DISTRIBUTION, keras_distribution.set_distribution),
     (
         private_names.SET_DISTRIBUTION_INSIDE,
@@ -33,10 +38,11 @@ PATCHES = (
     ),
     (private_names.DATA_PARALLEL_INIT, keras_distribution.make_data_parallel),
 )
+"""The replacements that are in place from the import on."""
 
 
 def install() -> None:
-    """Puts the replacements in place. Called once, at import."""
+    """Puts the doors in place, and the rest at the first use."""
     ask_for_distribution(keras_distribution.distributed)
     compat.provide_distribution(
         keras_distribution.distribute_tensor,
@@ -46,4 +52,7 @@ def install() -> None:
         keras_distribution.process_id,
         keras_distribution.list_devices,
     )
-    patch_all(PATCHES)
+    patch_all(DOORS)
+    patching.when_used(functools.partial(patch_all, PATCHES))
+    if keras.distribution.distribution() is not None:
+        patching.begin()

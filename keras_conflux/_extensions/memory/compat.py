@@ -10,7 +10,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.compiler.xla.service import hlo_pb2
+
+from keras_conflux._compat.private_names import module_if_any
+
+hlo_pb2 = module_if_any("tensorflow.compiler.xla.service.hlo_pb2")
 
 _TEMPORARY = re.compile(
     r"preallocated temp allocation: +([\d.]+)((?:[KMGTP]i)?)B\b"

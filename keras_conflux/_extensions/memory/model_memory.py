@@ -10,6 +10,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._compat import versions
 from keras_conflux._extensions.memory import amounts
 from keras_conflux._extensions.memory import step as step_of
 from keras_conflux._extensions.memory import variable_bytes
@@ -157,6 +158,7 @@ def memory(
         assert kc.memory(model).shard == "optimizer"
         ```
     """
+    versions.assert_in_place("memory", "kc.memory")
     arguments.assert_is(model, keras.Model, "a Keras model")
     if devices is not None:
         arguments.assert_count("devices", devices, "a number of devices")

@@ -9,16 +9,17 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.backend.common import symbolic_scope
-from keras.src.backend.common import variables
 from tensorflow.python.eager import record
 from tensorflow.python.ops import while_v2
 
+from keras_conflux._compat.private_names import module_if_any
 from keras_conflux._graphs import resources
 from keras_conflux._replication import state
 
+symbolic_scope = module_if_any("keras.src.backend.common.symbolic_scope")
+variables = module_if_any("keras.src.backend.common.variables")
 _CALL_CONTEXT = "current_call_ctx"
-_OF_LOOP_GRADIENTS: Any = getattr(while_v2, "_WhileBodyGradFuncGraph")  # noqa: B009
+_OF_LOOP_GRADIENTS: Any = getattr(while_v2, "_WhileBodyGradFuncGraph", ())
 
 
 def asks_for_shapes() -> bool:

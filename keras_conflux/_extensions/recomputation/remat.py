@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._compat import keras_models
+from keras_conflux._compat import patching
 from keras_conflux._extensions.recomputation import compat
 from keras_conflux._extensions.recomputation import runs
 from keras_conflux._extensions.recomputation import unrepeatable
@@ -34,6 +35,7 @@ def remat(original: Callable, f: Callable) -> Callable:
         shapes, it does nothing else.
     """
     del original
+    patching.begin()
 
     @functools.wraps(f, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,8 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common.user_warnings import warn
+from keras_conflux._compat import patching
+from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import checkpoint_writing
@@ -69,6 +71,7 @@ def save(
         ```
     """
     arguments.assert_is(model, keras.Model, "a Keras model")
+    versions.assert_in_place("resume", "kc.save")
     arguments.assert_count("keep", keep, "how many checkpoints stay")
     arguments.assert_count("step", step, "how many steps are done", least=0)
     if step > checkpoint_files.LAST_STEP:
@@ -157,6 +160,8 @@ def load(
         ```
     """
     arguments.assert_is(model, keras.Model, "a Keras model")
+    versions.assert_in_place("resume", "kc.load")
+    patching.begin()
     saved = between_processes.read_newest(directory)
     if saved is None:
         return None

@@ -7,6 +7,8 @@ import time
 import keras
 
 from keras_conflux._common import arguments
+from keras_conflux._compat import patching
+from keras_conflux._compat import versions
 from keras_conflux._extensions.resume.checkpoint_files import directory_of
 from keras_conflux._extensions.resume.signals import Preemption
 
@@ -67,6 +69,8 @@ class Resume(keras.callbacks.Callback):
         strict: bool = False,
     ) -> None:
         super().__init__()
+        versions.assert_in_place("resume", "kc.Resume")
+        patching.begin()
         arguments.assert_count("keep", keep, "how many checkpoints stay")
         self.directory = directory_of(directory)
         self.every = every

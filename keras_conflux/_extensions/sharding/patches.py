@@ -1,5 +1,6 @@
 """The methods of Keras that do otherwise where variables lie in parts."""
 
+from keras_conflux._compat import patching
 from keras_conflux._compat.patching import patch
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.private_keras_names import Patched
@@ -31,9 +32,13 @@ PATCHES = (
 
 
 def install() -> None:
-    """Puts the replacements in place. Called once, at import."""
+    """Has the replacements put in place at the first use."""
     parts.cut_by(cutting)
     tape.differentiate_in(gathered_weights.differentiating)
+    patching.when_used(_replace)
+
+
+def _replace() -> None:
     patch(private_names.PUSH_TAPE, gathered_weights.begin_tape)
     patch(TAPE_GRADIENT, whole_values.gradient)
     patch(TAPE_GRADIENT, whole_models.gradient)

@@ -8,7 +8,11 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.saving import saving_lib
+
+from keras_conflux._compat.private_names import module_if_any
+
+saving_lib = module_if_any("keras.src.saving.saving_lib")
+_Store: Any = getattr(saving_lib, "H5IOStore", object)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,7 @@ def _copied(value: Any) -> np.ndarray:
 
 def write(entries: list[Entry], path: pathlib.Path) -> None:
     """Writes a file, as `model.save_weights` would have."""
-    store = saving_lib.H5IOStore(str(path), mode="w")
+    store = _Store(str(path), mode="w")
     try:
         for entry in entries:
             group = store.make(entry.path, metadata=entry.metadata)
@@ -104,7 +108,7 @@ _SLACK = 4
 _SMALL = 2**22
 
 
-class _Recorder(saving_lib.H5IOStore):
+class _Recorder(_Store):
     """Records the entries of layers, and writes no file."""
 
     def __init__(self) -> None:
