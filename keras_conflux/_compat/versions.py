@@ -8,8 +8,8 @@ from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import problems
 from keras_conflux._compat.private_names import version_numbers
 
-TESTED_KERAS = (3, 14), (3, 15)
-TESTED_TENSORFLOW = (2, 20), (2, 21)
+TESTED_KERAS = (3, 11), (3, 15)
+TESTED_TENSORFLOW = (2, 18), (2, 21)
 """The oldest and the newest version that the tests pass with."""
 
 
@@ -114,7 +114,8 @@ def untested() -> str | None:
     return (
         f"keras_conflux is tested with {_tested()}. Installed are "
         f"{_installed()}. What it relies on is there, but whether N devices "
-        "still compute what one does has not been tried."
+        "still compute what one does has not been tried: type `keras-conflux "
+        "check`."
     )
 
 
@@ -156,8 +157,9 @@ def leave_out(extension: str, reason: str) -> None:
 
 def refusal(extension: str, asked: str) -> str | None:
     """Returns why what a user has written is refused, `None` if it is not."""
-    reason = _left_out.get(extension)
-    return reason and f"`{asked}` is an extension, and {reason}"
+    if extension not in _left_out:
+        return None
+    return f"`{asked}` is an extension, and {_left_out[extension]}"
 
 
 def assert_in_place(extension: str, asked: str) -> None:
