@@ -1,14 +1,20 @@
 """Lines for the user, and the switch that silences all of them."""
 
+import contextlib
 import logging
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 
 from keras_conflux._common.errors import ConfluxWarning
 
 VARIABLE = "CONFLUX_QUIET"
 """An environment variable, which is 1 to print neither lines nor warnings."""
+
+SLOW = 5.0
+"""After how many seconds the user is told that something takes long."""
 
 _log = logging.getLogger("keras_conflux")
 
@@ -33,4 +39,22 @@ def tell(text: str) -> None:
     if _log.isEnabledFor(logging.INFO) and _log.hasHandlers():
         _log.info(line)
     elif max(_log.level, _log.manager.disable) <= logging.INFO:
-        print(line, file=sys.stderr, flush=True)
+        # The line of a terminal may hold Keras' progress bar.
+        begin = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(begin + line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def told_if_slow(text: str) -> Iterator[None]:
+    """Tells the user something if the code inside takes long.
+
+    Args:
+        text: See `tell`.
+    """
+    timer = threading.Timer(SLOW, tell, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

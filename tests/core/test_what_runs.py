@@ -2,8 +2,10 @@
 
 import logging
 import os
+import time
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +19,7 @@ import keras_conflux as kc
 from keras_conflux._common import notices
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._fit.execution import what_runs
+from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 
 X, Y = regression(10)
@@ -150,3 +153,42 @@ def test_devices_of_what_is_replicated_or_not():
     assert kc.devices_of(unbuilt) == ()
     assert kc.devices_of(kc.replicate(unbuilt, MANY)) == DEVICES[:MANY]
     assert tf.is_tensor(model(np.zeros((1, X.shape[1]), "float32")))
+
+
+class SlowToTrace(keras.Sequential):
+    def train_step(self, data):
+        time.sleep(0.2)
+        return super().train_step(data)
+
+
+def slow_model(compiles=True):
+    model = SlowToTrace([keras.Input((3,)), keras.layers.Dense(1)], name="slow")
+    model.compile("sgd", "mse", jit_compile=compiles)
+    return model
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_long_wait_for_the_compiler_is_explained(
+    compiles, capsys, monkeypatch
+):
+    monkeypatch.setattr(notices, "SLOW", 0.02)
+    model = kc.replicate(slow_model(compiles), devices=1)
+    for _ in range(2):  # a program that exists is not compiled again
+        model.fit(np.zeros((10, 3)), np.zeros((10, 1)), **FIT)
+    said = capsys.readouterr().err
+    line = "slow: XLA compiles a step for float32(10, 3), float32(10, 1) on "
+    assert said.count(line) == compiles
+
+
+def test_another_process_does_not_explain_it(capsys, monkeypatch):
+    monkeypatch.setattr(xla_program, "process_index", lambda: 1)
+    monkeypatch.setattr(notices, "SLOW", 0.02)
+    model = kc.replicate(slow_model(), devices=1)
+    model.fit(np.zeros((10, 3)), np.zeros((10, 1)), **FIT)
+    assert "compiles" not in capsys.readouterr().err
+
+
+def test_an_execution_in_time_explains_nothing(capsys):
+    with notices.told_if_slow("This is not seen."):
+        pass
+    assert capsys.readouterr().err == ""

@@ -19,6 +19,7 @@ from test_callbacks import scalars
 
 import keras_conflux as kc
 from keras_conflux._extensions.throughput import slow_input
+from keras_conflux._extensions.throughput.throughput import KEYS
 from keras_conflux._fit.execution.step_executor import StepExecutor
 from keras_conflux._fit.input import measurements
 from keras_conflux._fit.input.calls import may_steer_data
@@ -103,7 +104,7 @@ def test_the_sums_of_replicas(clock):
         validation_data=(X, Y),
         validation_batch_size=8,
         verbose=0,
-        callbacks=[callback, kc.Throughput()],
+        callbacks=[callback, kc.Throughput(KEYS)],
     ).history
     # Of the first epoch, three steps and 21 samples are not the first.
     assert history["compile_s"] == [12.0, 0.0]
@@ -125,7 +126,7 @@ def test_the_sums_of_the_loop_of_keras(clock):
             X,
             Y,
             validation_data=(X, Y),
-            callbacks=[callback, kc.Throughput()],
+            callbacks=[callback, kc.Throughput(KEYS)],
             **FIT,
         )
         .history
@@ -156,7 +157,7 @@ def test_all_that_read_logs_see_it(made, tmp_path, capsys):
             keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: seen.append(dict(logs))
             ),
-            kc.Throughput(),
+            kc.Throughput(KEYS),
         ],
         **FIT | {"verbose": 2},
     )
@@ -183,7 +184,7 @@ def test_a_list_of_callbacks_of_ones_own():
         keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, logs: seen.append(dict(logs))
         ),
-        kc.Throughput(),
+        kc.Throughput(KEYS),
     ]
     callbacks = keras.callbacks.CallbackList(
         others, add_history=True, model=model
@@ -191,6 +192,13 @@ def test_a_list_of_callbacks_of_ones_own():
     model.fit(X, Y, callbacks=callbacks, **FIT)
     assert len(seen) == 2
     assert all(set(logs) >= IN_KERAS for logs in seen)
+
+
+def test_the_progress_bar_has_no_time_of_the_compiler(made):
+    model, keys = made
+    history = model.fit(X, Y, callbacks=[kc.Throughput()], **FIT).history
+    shown = without_memory(history).keys() - {"loss", "mae"}
+    assert shown == keys - {"compile_s"}
 
 
 def test_keys_and_prefix():
@@ -208,7 +216,7 @@ def test_nothing_else_changes(made, deterministic):
     variables = model.variables + model.optimizer.variables
     begin = [variable.numpy().copy() for variable in variables]
     found = []
-    for callbacks in ([], [kc.Throughput()]):
+    for callbacks in ([], [kc.Throughput(KEYS)]):
         for variable, value in zip(variables, begin, strict=True):
             variable.assign(value)
         history = model.fit(X, Y, callbacks=callbacks, **FIT).history
@@ -218,11 +226,11 @@ def test_nothing_else_changes(made, deterministic):
 
 
 def test_it_looks_at_no_batch():
-    assert not needs_every_batch(kc.Throughput())
-    assert not may_steer_data(kc.Throughput())
+    assert not needs_every_batch(kc.Throughput(KEYS))
+    assert not may_steer_data(kc.Throughput(KEYS))
     model = dense(jit_compile=True)
     strategy = kc.replicate(model, 1).distribute_strategy
-    plan = ExecutionPlan.of_fit(model, strategy, [kc.Throughput()])
+    plan = ExecutionPlan.of_fit(model, strategy, [kc.Throughput(KEYS)])
     assert plan.chooses_steps
 
     class Own(kc.Throughput):
@@ -235,7 +243,7 @@ def test_it_looks_at_no_batch():
 def test_a_program_of_many_steps():
     model = kc.replicate(dense(jit_compile=True), 1)
     x, y = regression(8 * 20)
-    history = model.fit(x, y, callbacks=[kc.Throughput()], **FIT).history
+    history = model.fit(x, y, callbacks=[kc.Throughput(KEYS)], **FIT).history
     assert history["compile_s"][0] > 0 == history["compile_s"][1]
     for wait in history["input_wait"]:
         assert 0 <= wait < 1
@@ -249,7 +257,7 @@ def test_monitoring():
             "samples_per_second", min_delta=1e12, **options
         )
         return model.fit(
-            X, Y, callbacks=[stop, kc.Throughput()], **FIT | {"epochs": 9}
+            X, Y, callbacks=[stop, kc.Throughput(KEYS)], **FIT | {"epochs": 9}
         ).epoch
 
     assert fit(mode="max", patience=2) == [0, 1, 2]
@@ -282,11 +290,13 @@ def test_a_step_of_ones_own():
     model = Own()
     model.compile("sgd", jit_compile=False)
     with pytest.warns(kc.ConfluxWarning, match=r"own.*replicate\(model, dev"):
-        history = model.fit(X, Y, callbacks=[kc.Throughput()], **FIT).history
+        history = model.fit(
+            X, Y, callbacks=[kc.Throughput(KEYS)], **FIT
+        ).history
     assert "samples_per_second" not in history
     assert len(history["step_ms"]) == 2
     model = kc.replicate(model, SOME)
-    history = model.fit(X, Y, callbacks=[kc.Throughput()], **FIT).history
+    history = model.fit(X, Y, callbacks=[kc.Throughput(KEYS)], **FIT).history
     assert len(history["samples_per_second"]) == 2
 
 
@@ -298,7 +308,7 @@ def test_an_epoch_that_a_callback_ends(made):
 
     callbacks = [
         keras.callbacks.LambdaCallback(on_train_batch_end=stop),
-        kc.Throughput(),
+        kc.Throughput(KEYS),
     ]
     history = model.fit(X, Y, callbacks=callbacks, **FIT).history
     assert keys <= set(history)

@@ -30,6 +30,7 @@ KEYS = (
     "compile_s",
     "peak_gib",
 )
+_DEFAULT = tuple(key for key in KEYS if key != "compile_s")
 _FAST = ("samples_per_second",)
 """Keys of values that are large where a process is fast."""
 
@@ -42,9 +43,9 @@ class Throughput(LogSource):
     in any case: the callback does nothing at a batch, and executions stay as
     long as without it.
 
-    The first execution of a program compiles it. Its time is in `compile_s`
-    only, and its samples do not count, unless all executions of the epoch are
-    of this kind. Validation does not count either.
+    The first execution of a program compiles it. Its time is `compile_s`,
+    which only `keys` adds, and its samples do not count, unless all executions
+    of the epoch are of this kind. Validation does not count either.
 
     | key | meaning |
     |---|---|
@@ -62,7 +63,7 @@ class Throughput(LogSource):
     each value is the slowest process', or the largest one.
 
     Args:
-        keys: The values to add; by default all.
+        keys: The values to add; by default all but `compile_s`.
         prefix: The beginning of the names in the logs, such as `"speed/"`.
 
     Raises:
@@ -78,7 +79,9 @@ class Throughput(LogSource):
         ```
     """
 
-    def __init__(self, keys: Sequence[str] = KEYS, prefix: str = "") -> None:
+    def __init__(
+        self, keys: Sequence[str] = _DEFAULT, prefix: str = ""
+    ) -> None:
         super().__init__()
         arguments.assert_is(keys, Iterable, f"keys of {', '.join(KEYS)}")
         keys = (keys,) if isinstance(keys, str) else tuple(keys)

@@ -6,14 +6,18 @@ hundreds of variables (docs/performance.md). So an execution gets the batches of
 many steps, and a loop of the program walks them.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import trees
+from keras_conflux._common.notices import told_if_slow
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
 from keras_conflux._compat.shared_trace import SharedTrace
@@ -72,7 +76,21 @@ class XlaProgram(StepPrograms):
                 stack.shards, self._strategy.devices, strict=True
             )
         ]
-        return self._program(key, trace)(tf.constant(stack.count), shards)
+        with self._waiting_for(key, stack):
+            return self._program(key, trace)(tf.constant(stack.count), shards)
+
+    def _waiting_for(
+        self, key: Hashable, stack: StackedBatch
+    ) -> AbstractContextManager[None]:
+        """Says what a long first execution does, in the first process."""
+        if key in self._programs or process_index() > 0:
+            return contextlib.nullcontext()
+        shapes = ", ".join(trees.describe(leaf[0]) for leaf in stack.shards[0])
+        return told_if_slow(
+            f"{self._step.name}: XLA compiles a step for {shapes} on each "
+            "device, which may take minutes. Later starts are shorter where "
+            "programs are kept, as `keras-conflux env` says."
+        )
 
     def _made(
         self, key: Hashable, trace: Callable[[], TracedProgram]
