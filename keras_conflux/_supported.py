@@ -3,6 +3,12 @@
 The core and the extensions list the private names that they need.
 """
 
+try:
+    import keras as _keras  # noqa: F401
+except (ImportError, ValueError) as error:  # of another backend
+    error.add_note("keras-conflux runs with KERAS_BACKEND=tensorflow only.")
+    raise
+
 from keras_conflux._compat import private_keras_names
 from keras_conflux._compat import private_tensorflow_names
 from keras_conflux._compat import versions

@@ -1,9 +1,15 @@
 """A mistake of a user's is refused with what to write."""
 
+import os
+import subprocess
+import sys
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import MANY
+from conftest import ON_GPU
 from models import dense
 
 import keras_conflux as kc
@@ -31,3 +37,40 @@ def test_fit_of_batches_for_a_loop():
     batches = kc.distribute([(X, Y)], MANY)
     with pytest.raises(ValueError, match=r"give `fit`, .* the data set itself"):
         model.fit(batches, verbose=0)
+
+
+def test_samples_in_place_of_batches():
+    model = kc.replicate(dense(), MANY)
+    samples = tf.data.Dataset.from_tensor_slices((X, Y))
+    with pytest.raises(ValueError, match=r"input shape") as raised:
+        model.fit(samples, verbose=0)
+    assert any("`dataset.batch(" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.skipif(MANY < 2 or ON_GPU, reason="takes several CPU devices")
+def test_the_compiler_is_asked_for_on_several_cpu_devices(capsys):
+    model = kc.replicate(dense(), MANY)
+    model.compile("sgd", "mse", jit_compile=True)
+    model.fit(X, Y, verbose=0)
+    assert "which is for one CPU device or GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(MANY < 2, reason="takes several devices")
+def test_a_plain_loop_says_once_that_one_device_computes(capsys):
+    model = kc.replicate(dense(), MANY)
+    optimizer = kc.replicate(keras.optimizers.SGD(), MANY)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X) - Y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+    said = capsys.readouterr().err
+    assert said.count("one device computes") == 1
+    assert "`keras_conflux.withdevices`" in said
+
+
+def test_another_backend_that_is_not_there():
+    environ = os.environ | {"KERAS_BACKEND": "nonsense"}
+    command = [sys.executable, "-c", "import keras_conflux"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert "KERAS_BACKEND=tensorflow" in ended.stderr

@@ -1,6 +1,7 @@
 """`keras.RematScope` changes memory, and nothing else."""
 
 import itertools
+import warnings
 
 import keras
 import numpy as np
@@ -96,6 +97,19 @@ def scoped(layer, *more):
     )
     model.compile("sgd", "mse", jit_compile=False)
     return model
+
+
+def test_a_scope_around_fit_is_warned_of():
+    made = scoped(lambda: layers.Dense(16))
+    late = keras.models.clone_model(made)
+    late.compile("sgd", "mse", jit_compile=False)
+    for model, warned in ((made, 0), (late, 1)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with keras.RematScope("full"):
+                model.fit(X, Y, 4, verbose=0)
+        found = [w for w in caught if "RematScope" in str(w.message)]
+        assert len(found) == warned, caught
 
 
 class OfTensorFlow(layers.Layer):

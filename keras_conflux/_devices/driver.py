@@ -3,6 +3,7 @@
 Nothing here needs TensorFlow, so `keras-conflux run` is quick.
 """
 
+import os
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -62,7 +63,9 @@ def unseen(listed: int, seen: int) -> str:
     """
     if listed <= seen:
         return ""
-    return f"the driver lists {listed} GPUs, and TensorFlow sees {seen}"
+    chosen = "CUDA_VISIBLE_DEVICES" in os.environ
+    who = "CUDA_VISIBLE_DEVICES names" if chosen else "the driver lists"
+    return f"{who} {listed} GPU{'s' * (listed > 1)}, and TensorFlow sees {seen}"
 
 
 def cure(for_cuda: bool) -> str:
@@ -71,6 +74,10 @@ def cure(for_cuda: bool) -> str:
     Args:
         for_cuda: Whether TensorFlow is built for CUDA.
     """
+    there = _all_gpus()
+    named = [name for name in visible_gpus(os.environ) if name.isdigit()]
+    if set(named) - set(there):
+        return f"nvidia-smi -L, which lists all {len(there)} GPUs"
     if not for_cuda:
         return "pip install 'tensorflow[and-cuda]'; this one has no CUDA"
     installed = {each.name for each in metadata.distributions()}

@@ -62,10 +62,11 @@ REMAT = (
 """The functions of Keras by which a program asks for recomputation."""
 
 RECOMPUTATION = (
+    (Patched.FIT, remat.fit),
     (private_names.VARIABLE_VALUE, runs.read),
     (Patched.ASSIGN, runs.assign),
 )
-"""The methods of variables that activations are computed again from."""
+"""`fit`, and the methods of variables that a second computation reads."""
 
 
 def _recompute() -> None:

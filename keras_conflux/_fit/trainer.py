@@ -15,6 +15,7 @@ import numpy as np
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._common import error_notes
+from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
@@ -178,8 +179,17 @@ def build(
         promotion.promote_new_state(model, strategy)
     else:
         known = {id(variable) for variable in model.metrics_variables}
-        with error_notes.added(model):
-            promotion.build(model, spec, strategy)
+        try:
+            with error_notes.added(model):
+                promotion.build(model, spec, strategy)
+        except ValueError as error:
+            leaves = trees.flatten(spec)
+            if all(len(leaf.shape) == 0 or leaf.shape[0] for leaf in leaves):
+                error.add_note(
+                    f"The data yield {', '.join(map(trees.describe, leaves))}. "
+                    "If that is one sample, give `fit` `dataset.batch(32)`."
+                )
+            raise
         _keep_at_next_reset(
             model, [v for v in model.metrics_variables if id(v) not in known]
         )

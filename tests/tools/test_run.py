@@ -587,3 +587,9 @@ def test_python_m(module, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["[0] there", "[1] there"]
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "907")
+    assert driver.unseen(1, 0).startswith("CUDA_VISIBLE_DEVICES names 1 GPU,")
+    assert driver.cure(for_cuda=True).startswith("nvidia-smi -L")

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import patching
 from keras_conflux._extensions.recomputation import compat
@@ -74,6 +75,18 @@ def choose(
     symbolic: Any = keras.tree.map_structure(_symbolic, (args, kwargs))
     args, kwargs = symbolic
     return original(layer, call, *args, **kwargs)
+
+
+def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Warns of a scope around `fit` in which no layer was made."""
+    in_scope = compat.mode_of(keras.layers.Identity(name="in_scope"))
+    layers = keras_models.all_layers(model)
+    if in_scope and model.built and not any(map(compat.mode_of, layers)):
+        warn(
+            f"{model.name}: a `keras.RematScope` around `fit` changes nothing. "
+            "Write it around the lines that make the layers."
+        )
+    return original(model, *args, **kwargs)
 
 
 def _symbolic(value: Any) -> Any:

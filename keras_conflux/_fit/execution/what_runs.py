@@ -40,6 +40,9 @@ def tell_what_runs(
         return
     _told[model] = plan.strategy
     how = "XLA" if plan.compiled else "without XLA"
+    on_gpu = plan.strategy.communicator.on_gpu
+    if model.jit_compile is True and not plan.compiled and not on_gpu:
+        how = "without XLA, which is for one CPU device or GPUs"
     turns = plan.turns
     if plan.compiled and any(n % turns or n != sizes[0] for n in sizes):
         how = "without XLA where batches are uneven"
@@ -48,7 +51,7 @@ def tell_what_runs(
         sizes = [sum(sizes)]
     parts = f", each in {turns} parts" * (turns > 1)
     tell(f"{_devices(plan.strategy)}, {how}, {_batches(sizes)}{parts}")
-    if plan.strategy.devices[0].kind == "CPU":
+    if not on_gpu:
         _tell_of_driver()
 
 

@@ -76,15 +76,11 @@ class XlaProgram(StepPrograms):
                 stack.shards, self._strategy.devices, strict=True
             )
         ]
-        with self._waiting_for(key, stack):
+        is_known = key in self._programs or process_index() > 0
+        with contextlib.nullcontext() if is_known else self._waiting(stack):
             return self._program(key, trace)(tf.constant(stack.count), shards)
 
-    def _waiting_for(
-        self, key: Hashable, stack: StackedBatch
-    ) -> AbstractContextManager[None]:
-        """Says what a long first execution does, in the first process."""
-        if key in self._programs or process_index() > 0:
-            return contextlib.nullcontext()
+    def _waiting(self, stack: StackedBatch) -> AbstractContextManager[None]:
         shapes = ", ".join(trees.describe(leaf[0]) for leaf in stack.shards[0])
         return told_if_slow(
             f"{self._step.name}: XLA compiles a step for {shapes} on each "

@@ -16,7 +16,9 @@ import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.notices import tell
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
@@ -344,6 +346,12 @@ def _outside(
     functions = _outside_functions.setdefault(optimizer, {})
     key = strategy, tuple(map(id, given or ()))
     if key not in functions:
+        if strategy.communicator.size > 1 and process_index() == 0:
+            tell(
+                f"{optimizer.name}: in a loop outside of steps one device "
+                "computes the gradients. To use all, decorate the loop's step "
+                "with `keras_conflux.withdevices`."
+            )
         with strategy.scope():
             _make_variables(optimizer, given)
         weakly = weakref.ref(optimizer)  # which `functions` lives as long as
