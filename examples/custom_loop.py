@@ -40,13 +40,14 @@ def main() -> None:
         gradients = kc.allreduce("mean", gradients, weight=len(x))
         optimizer.apply(gradients, model.trainable_variables)
         # BatchNormalization has moved its averages by this device's samples.
-        kc.allreduce("mean", model.non_trainable_weights)
-        return loss
+        averages = model.non_trainable_weights
+        kc.allreduce("mean", averages, weight=len(x))
+        return kc.allreduce("mean", loss, weight=len(x))
 
     for epoch in range(epochs):
         losses = []
         for x, y in kc.distribute(dataset, devices):
-            losses.append(np.mean(step(x, y)))  # a loss a device
+            losses.append(float(step(x, y)[0]))  # all devices have it
         print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}")
 
     kc.assert_in_sync(model)

@@ -210,6 +210,15 @@ def test_every_block_says_its_language():
         assert set(languages(document)) <= known, document
 
 
+def test_loops_weight_their_means():
+    programs = [*DOCUMENTS, *(ROOT / "examples").glob("*.py")]
+    programs += (ROOT / "keras_conflux").rglob("*.py")
+    for path in programs:
+        for call in re.findall(r"reduce\(\s*.mean.,[^()]*\)", path.read_text()):
+            about = re.search(r"\b(gradients|loss|weights|averages)\b", call)
+            assert not about or "weight=" in call, (path, call)
+
+
 def test_users_have_few_words_to_read():
     counted = document_sizes.words()
     assert {"README.md", "quickstart.md", "guarantees.md"} <= counted.keys()

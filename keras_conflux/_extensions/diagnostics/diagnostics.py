@@ -132,7 +132,7 @@ def assert_finite(target: Any) -> None:
 
         @kc.withdevices
         def checked(gradients):
-            kc.assert_finite(kc.allreduce("mean", gradients))
+            kc.assert_finite(kc.allreduce("sum", gradients))
         ```
     """
     for where, leaf in _places(target):
