@@ -8,7 +8,6 @@ import pathlib
 import posixpath
 import re
 import runpy
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
@@ -21,11 +20,13 @@ OUTSIDE_DOCS = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "LICENSE": "LICENSE",
-    "tests/batch_analysis/known-operations.md": "notes/known-operations.md",
 }
 """Files of the repository, and where they are in the site."""
+NOT_IN_SITE = ("docs/log.md", "docs/notes/", "tests/")
+"""The beginnings of paths that links lead to in the repository."""
+REPOSITORY = "https://github.com/keras-conflux/keras-conflux/blob/main"
 SEARCH = {
-    ("log.", "notes/", "changelog"): {"exclude": True},
+    ("changelog",): {"exclude": True},
     ("design/", "contributing", "keras-suite", "parity"): {"boost": 0.2},
     ("recipes", "troubleshooting"): {"boost": 2},
     ("index", "questions", "quickstart"): {"boost": 4},
@@ -33,11 +34,6 @@ SEARCH = {
 """How pages are found that do not begin with the others' weight of 1."""
 
 _LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)#:"\s]+)')
-
-
-def on_config(config: MkDocsConfig) -> None:
-    """Puts the pages of a folder where the navigation has `folder/*.md`."""
-    config.nav = _expanded(config.nav)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -64,23 +60,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return _LINK.sub(lambda link: link[1] + _in_site(link[2], here), markdown)
 
 
-def _expanded(nav: Any) -> Any:
-    if isinstance(nav, list):
-        return [_expanded(item) for item in nav]
-    if isinstance(nav, dict):
-        return {title: _expanded(below) for title, below in nav.items()}
-    return _pages(nav) if "*" in nav else nav
-
-
-def _pages(pattern: str) -> list[str]:
-    docs = ROOT / "docs"
-    return sorted(p.relative_to(docs).as_posix() for p in docs.glob(pattern))
-
-
 def _in_site(target: str, here: str) -> str:
     """Returns the link to `target` from the page `here` of the site."""
     in_repository = {page: source for source, page in OUTSIDE_DOCS.items()}
     source = in_repository.get(here, f"docs/{here}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    if path.startswith(NOT_IN_SITE):
+        return f"{REPOSITORY}/{path}"
     page = OUTSIDE_DOCS.get(path) or path.removeprefix("docs/")
     return posixpath.relpath(page, posixpath.dirname(here) or ".")

@@ -104,10 +104,8 @@ def replicate(
     * any other callable: calls it in the strategy's scope and returns its
       result.
 
-    Conflux.jl and FluxDistributed.jl replicate any tree, too.
-
     Args:
-        target: See above.
+        target: A model, an optimizer or values; see above.
         devices: See `keras_conflux.devices`. Default: all for a strategy; for
             all else the devices of the open scope, else of
             `keras.distribution`, else all.

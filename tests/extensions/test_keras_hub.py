@@ -4,6 +4,8 @@ It is installed at night. Of what it needs, its models take no more than
 `regex`, `sentencepiece` and `tokenizers`.
 """
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
@@ -132,3 +134,28 @@ def test_replicas(name):
     found = build(name)
     kc.replicate(found, min(MANY, 3))
     assert_equal(found, build(name))
+
+
+def test_the_page_on_fine_tuning_runs(tmp_path, capsys):
+    sizes = OF_ENCODERS | {"max_sequence_length": TOKENS}
+    backbone = hub.models.BertBackbone(**sizes)
+    hub.models.BertTextClassifier(backbone, 2).save_to_preset(tmp_path)
+    page = pathlib.Path(__file__).parents[2] / "docs" / "fine-tuning.md"
+    program = page.read_text().partition("```py\n")[2].partition("```")[0]
+    program = program.replace('"bert_base_en_uncased"', repr(str(tmp_path)))
+    rows = np.random.default_rng(0).integers(WORDS, size=(SAMPLES, TOKENS))
+    texts = {
+        "token_ids": rows,
+        "padding_mask": np.ones_like(rows),
+        "segment_ids": np.zeros_like(rows),
+    }
+    names = {"keras": keras, "kc": kc, "texts": texts, "labels": rows[:, 0] % 2}
+    exec(program, names)
+    assert "Trainable params: 1,218" in capsys.readouterr().out
+    model, file = names["model"], tmp_path / "model.weights.h5"
+    assert model.optimizer.iterations == 1
+    backbone.load_weights(file)
+    table = "token_embedding/embeddings"
+    (wanted,) = [v for v in backbone.variables if v.path.endswith(table)]
+    (found,) = [v for v in model.variables if v.path.endswith(table)]
+    np.testing.assert_array_equal(found, wanted)
