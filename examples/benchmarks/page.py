@@ -19,6 +19,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
 
+from examples.benchmarks import diagrams
 from examples.benchmarks import plot
 from examples.benchmarks import report
 
@@ -57,6 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
         if data_file(image.stem).exists():
             data = json.loads(data_file(image.stem).read_text())
             plot.draw_document(image, compared(data))
+    if data_file("larger_models").exists():
+        data = json.loads(data_file("larger_models").read_text())
+        diagrams.draw_all(ROOT / "docs" / "images", data)
 
 
 def data_file(name: str) -> Path:

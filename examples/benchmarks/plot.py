@@ -101,7 +101,7 @@ def draw(image: Path, runs: list[dict], machine: dict) -> None:
     ]
     heights = [ROW * max(map(_rows, line)) + 0.75 for line in lines]
     width, inches = PANEL * columns, sum(heights) + 0.5
-    with _picture(image, width, inches) as figure:
+    with picture(image, width, inches) as figure:
         top = inches - 0.5
         for line, height in zip(lines, heights, strict=True):
             for column, panel in enumerate(line):
@@ -125,7 +125,7 @@ def draw_losses(image: Path, document: dict) -> None:
     several, one = document["losses"].values()
     epochs = [*range(1, len(one) + 1)]
     furthest = max(abs(a - b) for a, b in zip(several, one, strict=True))
-    with _picture(image, 5, 2.4) as figure:
+    with picture(image, 5, 2.4) as figure:
         axes = figure.add_axes((0.1, 0.2, 0.87, 0.66))
         wide: Any = {"color": HIGHLIGHT, "linewidth": 7}
         axes.plot(epochs, several, label="four devices", **wide)
@@ -141,7 +141,7 @@ def draw_losses(image: Path, document: dict) -> None:
 
 
 @contextlib.contextmanager
-def _picture(image: Path, width: float, height: float) -> Iterator[Any]:
+def picture(image: Path, width: float, height: float) -> Iterator[Any]:
     """Yields a figure of so many inches, and writes it to a file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -25,6 +25,7 @@ from conftest import ON_GPU
 
 from examples.benchmarks import __main__ as benchmarks
 from examples.benchmarks import attention
+from examples.benchmarks import diagrams
 from examples.benchmarks import measured
 from examples.benchmarks import messages
 from examples.benchmarks import models
@@ -429,6 +430,17 @@ def test_the_picture_of_losses_shows_the_recorded_data(tmp_path):
     drawn = texts(tmp_path / "drawn.svg")
     assert "four devices" in drawn
     assert drawn == texts(DOCS / "images/equality.svg")
+
+
+def test_the_diagrams_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    data = json.loads((DOCS / "data/larger_models.json").read_text())
+    diagrams.draw_all(tmp_path, data)
+    drawn = {each.name: texts(each) for each in tmp_path.iterdir()}
+    assert {"26", "16", "12"} <= {*drawn["memory_by_shard.svg"]}
+    assert drawn["batch.svg"].count("16 samples") == 4
+    for name, said in drawn.items():
+        assert said == texts(DOCS / "images" / name)
 
 
 def test_the_documents_say_what_is_recorded():
