@@ -58,6 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
         if data_file(image.stem).exists():
             data = json.loads(data_file(image.stem).read_text())
             plot.draw_document(image, compared(data))
+            narrow = image.with_stem(f"{image.stem}_narrow")
+            if narrow.exists():
+                plot.draw_document(narrow, compared(data), columns=1)
     if data_file("larger_models").exists():
         data = json.loads(data_file("larger_models").read_text())
         diagrams.draw_all(ROOT / "docs" / "images", data)

@@ -75,26 +75,29 @@ def draw_file(source: Path, image: Path) -> None:
     draw_document(image, json.loads(source.read_text()))
 
 
-def draw_document(image: Path, document: dict) -> None:
-    """Draws measurements; see `draw_file`."""
+def draw_document(image: Path, document: dict, columns: int = COLUMNS) -> None:
+    """Draws measurements; see `draw_file` and `draw`."""
     shown = report.shown(document)
     image.parent.mkdir(parents=True, exist_ok=True)
     machine = document["machine"]
     # Runs that are kept may have been made on another machine than the last.
     names = [run["gpu"] for run in shown if run.get("gpu")]
-    draw(image, shown, machine | {"gpus": names or machine["gpus"]})
+    draw(image, shown, machine | {"gpus": names or machine["gpus"]}, columns)
 
 
-def draw(image: Path, runs: list[dict], machine: dict) -> None:
+def draw(
+    image: Path, runs: list[dict], machine: dict, columns: int = COLUMNS
+) -> None:
     """Draws runs as horizontal bars, grouped by the number of devices.
 
     Args:
         image: The file to write.
         runs: At least one; see `examples.benchmarks.train` for their fields.
         machine: What `report.machine` returns.
+        columns: The number of panels beside each other; one on a phone.
     """
     by_model = panels(runs)
-    columns = min(COLUMNS, len(by_model))
+    columns = min(columns, len(by_model))
     lines = [
         by_model[begin : begin + columns]
         for begin in range(0, len(by_model), columns)
