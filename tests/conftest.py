@@ -204,7 +204,11 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Says how much of the rules has been proven, if their tests have run."""
+    """Says which tests were left out, and how much of the rules is proven."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(report.longrepr[2] for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} times {reason}")
     counts = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

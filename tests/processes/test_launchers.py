@@ -97,11 +97,11 @@ def test_mpirun_trains():
 
 @with_torchrun
 def test_torchrun():
-    printed = printed_by("torchrun", "--nproc-per-node=3", SCRIPT)
+    printed = printed_by("torchrun", "--nproc_per_node=3", SCRIPT)
     assert_agree(printed, "torchrun")
 
 
 @with_torchrun
 @pytest.mark.long
 def test_torchrun_trains():
-    assert_trains("torchrun", "--nproc-per-node=3", "--no-python")
+    assert_trains("torchrun", "--nproc_per_node=3", "--no-python")
