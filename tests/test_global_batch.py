@@ -1165,7 +1165,7 @@ def test_what_mixes_samples_and_cannot_be_computed_once_more_warns(kind):
     model = keras.Sequential([keras.Input((6,)), *body, keras.layers.Dense(3)])
     model.compile("sgd", "mse", jit_compile=False)
     kc.replicate(model, MANY)
-    with pytest.warns(kc.ConfluxWarning, match="'mixing' computes of a sample"):
+    with pytest.warns(kc.ConfluxWarning, match="'mixing' for a sample depends"):
         model.fit(X, Y, **FIT)
 
 
@@ -1241,7 +1241,7 @@ def test_layers_that_mix_samples_warn_once_each():
     with pytest.warns(kc.ConfluxWarning) as caught:
         model.fit(x, y, batch_size=16, epochs=2, verbose=0)
     told = [str(each.message) for each in caught]
-    told = [each for each in told if "computes of a sample" in each]
+    told = [each for each in told if "for a sample depends" in each]
     assert len(told) == len(set(told)) == 3
 
 

@@ -720,7 +720,7 @@ def test_what_is_refused():
         kc.replicate(one, devices=2, shard="optimizer")
     with pytest.raises(ValueError, match="there are no copies to reduce"):
         kc.allreduce("mean", one)
-    with pytest.raises(ValueError, match="each has a part"):
+    with pytest.raises(ValueError, match="is sharded"):
         kc.synchronize(one, root=1)
     kc.synchronize(one)
 

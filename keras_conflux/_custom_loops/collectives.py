@@ -428,9 +428,9 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     for variable in found:
         if state.is_in_parts(variable):
             raise ValueError(
-                f"{call}: of {state.name_of(variable)} each device has a part, "
-                "and there are no copies to reduce. Reduce what you have "
-                "computed in the replicas, or replicate without `shard`."
+                f"{call}: {state.name_of(variable)} is sharded, so there are "
+                "no copies to reduce. Reduce values that the replicas have "
+                "computed, or replicate without `shard`."
             )
     if not found:
         raise ValueError(
@@ -510,7 +510,7 @@ def _as_replicas(
     raise StrategyError(
         f"{call}: outside of replicas there is one tree per device, but a "
         f"single {type(value).__name__} came. Call it inside a `withdevices` "
-        "function, or pass a `Replicas`, what `strategy.run` returned, or the "
+        "function, or pass a `Replicas`, the result of `strategy.run`, or the "
         f"{len(devices)} trees one after another, as in "
         "`allreduce(op, tree0, tree1)`, or in a list."
     )

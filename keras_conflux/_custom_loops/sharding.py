@@ -104,7 +104,7 @@ def shard(
     if not hasattr(samples, "__len__") or isinstance(samples, dict | str):
         raise TypeError(
             "`shard` takes arrays, a tree of arrays, a `tf.data.Dataset`, or "
-            "what has a length and indices. Received: "
+            "an object with a length and indices. Received: "
             f"{type(samples).__name__}."
         )
     return _View(samples, *_part(len(samples), index, count, pad))

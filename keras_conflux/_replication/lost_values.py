@@ -37,10 +37,10 @@ def after(error: BaseException, program: Any) -> None:
     if lost:
         empty(lost)
         error.add_note(
-            "The values of the variables are lost, as TensorFlow had given "
-            "their memory to the program that needed more. Make the model "
-            "anew, or load its weights, its optimizer's state and that of its "
-            "seeds, and call `model.reset_metrics()`, before it is used again."
+            "The values of the variables are lost: TensorFlow gave their "
+            "memory to the program that needed more. Make the model anew. Or "
+            "load its weights and the states of its optimizer and seeds, and "
+            "call `model.reset_metrics()`, before it is used again."
         )
 
 

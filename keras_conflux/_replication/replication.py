@@ -211,7 +211,7 @@ def replicate(
             return target()
     if shard is not None:
         raise TypeError(
-            "`shard` says what of a model lies in parts, and has no meaning "
+            "`shard` divides the variables of a model, and has no meaning "
             f"for: {type(target).__name__}. Leave it out."
         )
     return _replicate_tree(target, strategy)
@@ -225,8 +225,8 @@ def _is_in_place(target: Any) -> bool:
 def _check_target(target: Any) -> None:
     if isinstance(target, str | int) and not isinstance(target, bool):
         raise TypeError(
-            f"`replicate` takes what is to be put on every device. Received: "
-            f"{target!r}. To choose devices, write "
+            "`replicate` takes a model, an optimizer or values for every "
+            f"device. Received: {target!r}. To choose devices, write "
             f"`replicate(devices={target!r})`."
         )
     for path, leaf in trees.with_paths(target):

@@ -314,8 +314,8 @@ def _refuse_parts(target: Any, root: int) -> None:
     for variable in state.variables_of(target):
         if state.is_in_parts(variable):
             raise ValueError(
-                f"`synchronize(..., root={root})` copies the variables of one "
-                f"replica to others, and of {state.name_of(variable)} each has "
-                "a part. Leave out `root`, which copies what there are copies "
-                "of, or call `keras_conflux.unreplicate` first."
+                f"`synchronize(..., root={root})` copies one replica's "
+                f"variables to others, but {state.name_of(variable)} is "
+                "sharded. Leave out `root` to copy only variables that have "
+                "copies, or call `keras_conflux.unreplicate` first."
             )

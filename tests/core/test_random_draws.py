@@ -720,7 +720,8 @@ SHARED_BY_SAMPLES = {
 def test_what_samples_share_and_each_replica_draws_warns(name):
     (text,) = warned(SHARED_BY_SAMPLES[name])
     assert (
-        "the samples of a batch share what the operation 'Random" in text
+        "the samples of a batch share the numbers that the operation 'Random"
+        in text
         or ("'TruncatedNormal'" in text)
     )
     assert "`keras.random.SeedGenerator`" in text

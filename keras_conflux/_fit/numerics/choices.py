@@ -171,8 +171,8 @@ def _apart(what: str, step: str) -> str:
         f"{step} {what} in a loop, or in a branch that each replica chooses by "
         "its own samples, in a way that the graph does not show. Replicas that "
         "choose different branches get different weights, or wait for each "
-        "other. Compute the condition from `keras_conflux.allreduce` of what "
-        "the replicas have."
+        "other. Compute the condition from `keras_conflux.allreduce` of the "
+        "replicas' values."
     )
 
 

@@ -166,9 +166,8 @@ def _warn_of_rows(variable: keras.Variable, step: Step) -> None:
         f"metric {name}",
         f"the metric {name!r} gets rows that depend on other samples of "
         "the batch, in a way that replicas cannot reproduce for the whole "
-        "batch, so each counts those of its own part. Give it what all "
-        "replicas have, with `keras_conflux.allgather`, or rows of single "
-        "samples.",
+        "batch, so each counts only its own part. Give it the rows of all "
+        "replicas, with `keras_conflux.allgather`, or rows of single samples.",
     )
 
 

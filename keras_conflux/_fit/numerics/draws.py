@@ -440,8 +440,8 @@ def _warn_of_own_seeds(step: Step) -> None:
     step.warn_once(
         "seeds",
         "the step takes a seed from a `SeedGenerator` by itself. Each replica "
-        "gets another one, so numbers that are drawn by it differ from those "
-        "of one device. Give the generator to a function of `keras.random`, "
+        "gets another one, so numbers drawn with it differ from one device's. "
+        "Give the generator to a function of `keras.random`, "
         "as `seed=`.",
     )
 
@@ -449,9 +449,9 @@ def _warn_of_own_seeds(step: Step) -> None:
 def _warn_of_own_draw(number: int, draw: tf.Operation, step: Step) -> None:
     step.warn_once(
         f"own draw {number}: {draw.type}",
-        f"the samples of a batch share what the operation {draw.type!r} of "
-        "TensorFlow draws. Each replica draws numbers of its own there, where "
-        "one device draws them once for all samples. Draw by `keras.random` "
+        "the samples of a batch share the numbers that the operation "
+        f"{draw.type!r} of TensorFlow draws. Each replica draws its own there, "
+        "where one device draws once for all samples. Draw by `keras.random` "
         "with a `keras.random.SeedGenerator`.",
         draw,
     )
@@ -462,8 +462,8 @@ def _warn_of(name: str, step: Step) -> None:
     step.warn_once(
         f"draws {name}",
         f"the graph does not show for which samples `keras.random.{name}` "
-        f"draws in {scope!r}. Each replica draws numbers "
-        "of its own there, which differ from those of one device. Make the "
-        "shape of `keras.ops.shape(x)`, where `x` has a row for each sample, "
+        f"draws in {scope!r}. Each replica draws its "
+        "own numbers there, which differ from one device's. Make the shape "
+        "from `keras.ops.shape(x)`, where `x` has a row for each sample, "
         "and draw outside of loops over samples.",
     )

@@ -141,8 +141,8 @@ def own_rows(tensor: tf.Tensor, step: Step) -> tf.Tensor:
             f"{step.name}: a `tf.autodiff.ForwardAccumulator` follows "
             f"{tensor.name}, which mixes samples of all replicas. Follow it "
             "with two GradientTapes, the outer one around the gradient by "
-            "`output_gradients`, or follow weights through what keeps samples "
-            "apart."
+            "`output_gradients`, or follow weights through operations that "
+            "keep samples apart."
         )
     known = reduced_by_role(found.sources, step)
     whole = recomputed(found, known, step)

@@ -130,10 +130,10 @@ class _Loop:
                 self._step.warn_once(
                     "writes in a loop",
                     "the step writes a variable or updates a metric in a loop "
-                    "whose next turn goes on with what is computed from all "
-                    "samples, of which a replica has its own only. Write it "
-                    "after the loop, or give the loop what all replicas have, "
-                    "with `keras_conflux.allreduce` before it.",
+                    "whose next turn needs a value of all samples, and a "
+                    "replica has only its own. Write it after the loop, or "
+                    "give the loop the value of all replicas, with "
+                    "`keras_conflux.allreduce` before it.",
                 )
                 return
 

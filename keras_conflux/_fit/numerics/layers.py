@@ -241,10 +241,11 @@ def _warn_of_mixing(layer: Any, step: Step) -> None:
     """Says of a layer that replicas mix their own samples only."""
     step.warn_once(
         f"layer {Layers.of(step).place(layer)}: {type(layer).__name__}",
-        f"what the layer {layer.name!r} computes of a sample depends on other "
-        "samples of the batch, and on a replica, on those of its own part. One "
-        "device would use the whole batch. Give the layer what all replicas "
-        "have, with `keras_conflux.allgather` or `keras_conflux.allreduce`.",
+        f"the output of the layer {layer.name!r} for a sample depends on other "
+        "samples of the batch. A replica uses the samples of its own part, and "
+        "one device would use the whole batch. Give the layer the values of "
+        "all replicas, with `keras_conflux.allgather` or "
+        "`keras_conflux.allreduce`.",
     )
 
 
@@ -253,9 +254,9 @@ def _warn_of_gradient(layer: Any, operation: tf.Operation, step: Step) -> None:
     step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
         f"the gradient that the layer {layer.name!r} defines, as by "
-        "`tf.custom_gradient`, mixes samples of the batch, and on a replica, "
-        "those of its own part. One device would use the whole batch. Compute "
-        "what it mixes from what all replicas have, with "
+        "`tf.custom_gradient`, mixes samples of the batch. A replica mixes "
+        "the samples of its own part, and one device would mix the whole "
+        "batch. Reduce the mixed values over all replicas with "
         "`keras_conflux.allreduce`.",
         operation,
     )
@@ -268,11 +269,11 @@ def _warn_of_untried_gradient(
     step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
         f"the gradient that the layer {layer.name!r} defines, as by "
-        "`tf.custom_gradient`, cannot be tried out on samples that are drawn, "
-        "as of Python code, or of a value that is no row of samples. If it "
-        "mixes samples, a replica mixes those of its own part. Compute it with "
-        "operations of TensorFlow from rows of samples, and what it mixes from "
-        "what all replicas have, with `keras_conflux.allreduce`.",
+        "`tf.custom_gradient`, cannot be tried out on drawn samples: it has "
+        "Python code, or a value that is no row of samples. If it mixes "
+        "samples, a replica mixes only its own part. Compute it with "
+        "operations of TensorFlow from rows of samples, and reduce mixed "
+        "values over all replicas with `keras_conflux.allreduce`.",
         operation,
     )
 
@@ -296,7 +297,7 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
         warnings.warn_of_unknown_values(
             step,
             "input of a layer",
-            f"what the layer {layer.name!r} is given",
+            f"the input of the layer {layer.name!r}",
         )
     of_rows = [kind for kind in kinds if kind.role is Role.ROWS]
     others = {kind.role for kind in kinds} - {Role.ROWS}

@@ -125,7 +125,7 @@ def _are_of_samples(values: tf.Tensor, step: Step) -> bool:
     kind = kind_by_trial(values, step.kinds)
     if kind.role is Role.OPAQUE:
         warnings.warn_of_unknown_values(
-            step, "values of a loss", "what a loss takes the mean of"
+            step, "values of a loss", "the input of a loss"
         )
         return True
     return kind.role is Role.ROWS and not kind.depends_on_other_samples

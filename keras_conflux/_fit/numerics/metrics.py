@@ -53,7 +53,7 @@ def _warn(metric: Any, values: tf.Tensor, step: Step) -> None:
         warnings.warn_of_unknown_values(
             step,
             f"metric {metric.name}",
-            f"what the metric {metric.name!r} is given",
+            f"the input of the metric {metric.name!r}",
         )
         unclear.add(values)
 

@@ -323,8 +323,8 @@ def _warn_of_return(step: Step, path: str, leaf: tf.Tensor, what: str) -> None:
         f"the graph does not show how {path}, which the step returns, is "
         f"computed from the samples. The {what} have the mean of the "
         "replicas' values, or their rows joined. Compute it from "
-        "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
-        "replicas have.",
+        "`keras_conflux.allreduce` or `keras_conflux.allgather` of the "
+        "replicas' values.",
     )
 
 

@@ -219,11 +219,10 @@ def _warn_if_distinct_before(
     name = state.name_of(source)
     step.warn_once(
         f"distinct rows of {name}",
-        f"rows of {name} are looked up by indices that are made of those of "
-        "`tf.unique`, in a way that does not show which one device would "
-        "have once. Each replica has them once, and optimizers that square "
-        "gradients, or clip them, see a row once per replica. Look the rows "
-        "up by what `tf.unique` returns, and take those of the samples from "
-        "the result.",
+        f"rows of {name} are looked up by indices computed from `tf.unique`, "
+        "in a way that does not show which rows one device would look up once. "
+        "Each replica looks them up once, so optimizers that square gradients, "
+        "or clip them, see a row once per replica. Look the rows up by the "
+        "result of `tf.unique`, and take the rows of the samples from there.",
         origin.op,
     )

@@ -56,13 +56,13 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
     if found:
         warn(
             f"{model.name}: a step cannot be traced for any number of samples "
-            f"({type(error).__name__}: {reason[:200]}). It is traced for that "
-            "of a replica, where no graph shows how "
+            f"({type(error).__name__}: {reason[:200]}). It is traced for "
+            "the number of a replica, and no graph shows how "
             f"{_listed(found)} computes from the samples. On several replicas "
             "a loss of one number is taken for a mean, samples are compared "
-            "within a replica only, what is added to a weight is summed, and "
-            "what is set is averaged. Results may differ from those of one "
-            "device. Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, "
+            "within a replica only, additions to a weight are summed, and "
+            "assigned values are averaged. Results may differ from one "
+            "device's. Write `keras.ops.shape(x)[0]` in place of `x.shape[0]`, "
             "and shapes with -1."
         )
 
@@ -242,7 +242,7 @@ def _warn_of_value(
     step.warn_once(
         f"value of {state.name_of(weight)}",
         f"a step writes {state.name_of(weight)} by methods of its `value`, so "
-        "each replica writes what its own samples tell. Call `assign`, "
+        "each replica writes a value of its own samples. Call `assign`, "
         "`assign_add` or `assign_sub` of the variable itself.",
         write,
     )
@@ -262,6 +262,6 @@ def _of_any(described: str) -> str:
     return (
         f"a step writes the `tf.Variable` {described}. Each replica writes it, "
         "so one device may leave it with another value. Make it a "
-        "`keras.Variable(..., trainable=False)`, or what `self.add_weight` of "
-        "a layer returns: these are kept as on one device."
+        "`keras.Variable(..., trainable=False)`, or use `self.add_weight` of "
+        "a layer: both are kept as on one device."
     )

@@ -412,8 +412,8 @@ def _warn_of_weight(step: Step, weight: keras.Variable) -> None:
         f"the graph does not show how {weight.path}, which the step sets, is "
         "computed from the samples. The replicas' values are "
         "averaged, and integers are those of replica 0. Compute it from "
-        "`keras_conflux.allreduce` or `keras_conflux.allgather` of what the "
-        "replicas have.",
+        "`keras_conflux.allreduce` or `keras_conflux.allgather` of the "
+        "replicas' values.",
     )
 
 
@@ -421,9 +421,9 @@ def _warn_of_inner_write(step: Step, weight: keras.Variable) -> None:
     step.warn_once(
         f"weight {weight.path}",
         f"the step writes {weight.path} in a loop, or in a branch that each "
-        "replica chooses by its own samples, or with what cannot be computed "
-        "there from those of all. What is added is summed, what is set is "
-        "averaged, and integers that are set are those of replica 0, which one "
+        "replica chooses by its own samples, or with a value that cannot be "
+        "computed there from all samples. Additions are summed, assigned "
+        "values are averaged, and assigned integers are replica 0's, which one "
         "device may set to another value. Write it once, outside, as in "
         "`v.assign(keras.ops.where(condition, new, v))`.",
     )
