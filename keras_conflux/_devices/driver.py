@@ -65,7 +65,7 @@ def unseen(listed: int, seen: int) -> str:
         return ""
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ
     who = "CUDA_VISIBLE_DEVICES names" if chosen else "the driver lists"
-    return f"{who} {listed} GPU{'s' * (listed > 1)}, and TensorFlow sees {seen}"
+    return f"{who} {listed} GPUs, and TensorFlow sees {seen}"
 
 
 def cure(for_cuda: bool) -> str:

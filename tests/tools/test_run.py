@@ -591,5 +591,5 @@ def test_python_m(module, tmp_path):
 
 def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "907")
-    assert driver.unseen(1, 0).startswith("CUDA_VISIBLE_DEVICES names 1 GPU,")
+    assert driver.unseen(1, 0).startswith("CUDA_VISIBLE_DEVICES names 1 GPUs,")
     assert driver.cure(for_cuda=True).startswith("nvidia-smi -L")
