@@ -3,8 +3,10 @@
 The core and the extensions list the private names that they need.
 """
 
+import importlib
+
 try:
-    import keras as _keras  # noqa: F401
+    importlib.import_module("keras")
 except (ImportError, ValueError) as error:  # of another backend
     error.add_note("keras-conflux runs with KERAS_BACKEND=tensorflow only.")
     raise
