@@ -170,7 +170,7 @@ del saving_lib.H5IOStore
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import keras_conflux as kc
-memory, resume = (str(each.message) for each in caught)
+*_, memory, resume = (str(each.message) for each in caught)
 assert "`memory` is left out, so errors of memory have no notes" in memory
 assert "`tensorflow.compiler.xla.service.hlo_pb2:HloProto` is miss" in memory
 assert "`resume` is left out, so `kc.Resume`" in resume
