@@ -46,11 +46,7 @@ def tell(text: str) -> None:
 
 @contextlib.contextmanager
 def told_if_slow(text: str) -> Iterator[None]:
-    """Tells the user something if the code inside takes long.
-
-    Args:
-        text: See `tell`.
-    """
+    """Tells the user something if the code inside takes long."""
     timer = threading.Timer(SLOW, tell, [text])
     timer.daemon = True
     timer.start()

@@ -57,12 +57,7 @@ def _is_equal_outside(tensor: Any) -> bool:
 
 
 def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
-    """Whether an operation is a collective, or runs one.
-
-    Args:
-        operation: A traced operation.
-        inside: Whether one counts only in a graph that the operation runs.
-    """
+    """Whether an operation runs a collective, or, unless `inside`, is one."""
     runs_others = operation.type in bodies.WITH_BODIES
     waits = Effect.WAITS in effect_of(operation)
     return waits and (runs_others or not inside)

@@ -357,13 +357,7 @@ def _on_every_device(
 
 
 def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
-    """Makes a call in the form that the place of the caller asks for.
-
-    Args:
-        call: The call, as each replica makes it.
-        values: The trees that the user has given.
-        *weight: The weight of this replica, or of each, if the call takes one.
-    """
+    """Makes a call in the form that the place of the caller asks for."""
     if not any(_leaves(tree) for tree in values):
         raise ValueError(f"{call}: the tree {values[0]!r} has no leaves.")
     first, *others = values

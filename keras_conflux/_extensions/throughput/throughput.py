@@ -208,11 +208,7 @@ class Throughput(LogSource):
         return self._values
 
     def _computed(self, seconds: float) -> dict[str, float | None]:
-        """Returns the values by their keys, `None` where one is not known.
-
-        Args:
-            seconds: The duration of the epoch.
-        """
+        """Returns the values by their keys, `None` where one is not known."""
         measured, work = self._measured, self._measured.other
         if work.steps:
             seconds -= measured.first.seconds

@@ -198,14 +198,7 @@ def _compiled(
     shard_spec: Tree,
     limit: int,
 ) -> Callable:
-    """Returns the XLA program that calls `one_step` for each batch.
-
-    Args:
-        one_step: A function that takes the leaves of a shard.
-        after_steps: A function that is called after them.
-        shard_spec: The spec of a replica's shard of a batch.
-        limit: The largest number of batches.
-    """
+    """Returns the XLA program that runs a step for each of `limit` batches."""
 
     def many_steps(steps: tf.Tensor, stacked: list[Any]) -> Tree:
         # Traced on its own, so that the loop knows the results of a step.

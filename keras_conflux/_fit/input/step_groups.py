@@ -298,12 +298,7 @@ class StepGroups:
         return batches, None
 
     def _draw_ahead(self, epoch: _RunningEpoch, drawn: _Drawn) -> None:
-        """Begins to draw the next batches, or says how they are drawn later.
-
-        Args:
-            epoch: Gets the source of the next batches.
-            drawn: The batches that are about to be run.
-        """
+        """Begins to draw the next batches, or says how they are drawn later."""
         maximum, source = min(epoch.left, epoch.maximum), epoch.source
         budget = NO_DEADLINE
         if self._draws_ahead and not self._steps.agreed_on:

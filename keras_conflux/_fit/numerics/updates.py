@@ -383,14 +383,7 @@ def _in_replicas(
 def _apply_once(
     original: Callable, optimizer: Any, grads: Any, trained: list[Any] | None
 ) -> Any:
-    """Applies gradients as one device does.
-
-    Args:
-        original: The optimizer's `apply`.
-        optimizer: The optimizer, whose variables may have copies.
-        grads: The gradients of the whole batch.
-        trained: Their variables, unless the optimizer knows.
-    """
+    """Applies the gradients of the whole batch as one device does."""
     if trained and not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(trained)
