@@ -4,9 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._extensions.resume.compat import (
-    callbacks as private_callbacks,
-)
+from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 
 
@@ -48,7 +46,7 @@ class ResumableCallbacks(keras.callbacks.CallbackList):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Saves, if it is time."""
         assert self.training is not None
-        private_callbacks.flush_callbacks(self)
+        private_state.flush_callbacks(self)
         self.training.before_step(batch)
         super().on_train_batch_begin(batch, logs)
 

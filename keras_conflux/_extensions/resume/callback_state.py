@@ -6,9 +6,7 @@ import keras
 
 from keras_conflux._extensions.resume import held_objects
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume.compat import (
-    callbacks as private_callbacks,
-)
+from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
@@ -65,7 +63,7 @@ class CallbackStates:
         ):
             values = plain_values.decode(encoded, arrays)
             if values.pop("monitor_op", False) and callback.monitor_op is None:
-                private_callbacks.set_monitor(callback)
+                private_state.set_monitor(callback)
             if held is None:
                 callback.load_state_dict(values)
             else:

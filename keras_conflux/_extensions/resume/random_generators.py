@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_conflux._extensions.resume.compat import pipelines
-from keras_conflux._extensions.resume.compat import seeds
+from keras_conflux._extensions.resume.compat import private_state
 
 
 def states(dataset: Any = None) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def states(dataset: Any = None) -> dict[str, Any]:
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "tensorflow": seeds.eager_seed_state(),
+        "tensorflow": private_state.eager_seed_state(),
         "variables": variables(dataset),
     }
 
@@ -28,7 +28,7 @@ def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
     """Puts the generators where they stood, also those in a data set."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
-    seeds.set_eager_seed_state(saved["tensorflow"])
+    private_state.set_eager_seed_state(saved["tensorflow"])
     set_variables(dataset, saved["variables"])
 
 

@@ -1,4 +1,4 @@
-"""Seeds from which random numbers go on."""
+"""State that Keras and TensorFlow keep out of sight, of seeds and callbacks."""
 
 from typing import Any
 
@@ -27,3 +27,14 @@ def set_eager_seed_state(saved: Any) -> None:
     generator = getattr(context.context(), "_rng", None)
     if saved is not None and generator is not None:
         generator.setstate(saved)
+
+
+def set_monitor(callback: Any) -> None:
+    """Makes a callback choose its comparison, as at its first epoch's end."""
+    callback._set_monitor_op()
+
+
+def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
+    """Waits for callbacks that work in other threads."""
+    for future in callbacks._futures:
+        future.result()
