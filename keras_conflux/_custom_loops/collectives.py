@@ -29,11 +29,11 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_index
+from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas
 from keras_conflux._replication.strategy import current_strategy
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_index
-from keras_conflux._replication.strategy import whole_batch_strategy
 from keras_conflux._replication.user_reductions import UserReductions
 
 KerasVariables: TypeAlias = (

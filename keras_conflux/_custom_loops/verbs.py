@@ -20,9 +20,9 @@ from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_rank
-from keras_conflux._replication.strategy import whole_batch_strategy
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_rank
+from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.user_reductions import UserReductions
 from keras_conflux._replication.user_reductions import operations_of
 

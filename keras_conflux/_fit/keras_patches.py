@@ -18,6 +18,7 @@ from keras_conflux._fit.numerics import draws_by_xla
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layers
+from keras_conflux._fit.numerics import lengths
 from keras_conflux._fit.numerics import losses
 from keras_conflux._fit.numerics import metrics
 from keras_conflux._fit.numerics import tape
@@ -100,7 +101,7 @@ def install_functions() -> None:
         private_tensorflow_names.SCALE_REGULARIZATION,
         losses.scale_regularization,
     )
-    patch(private_tensorflow_names.SEQUENCE_MASK, choices.sequence_mask)
+    patch(private_tensorflow_names.SEQUENCE_MASK, lengths.sequence_mask)
 
 
 def install() -> None:
@@ -115,7 +116,7 @@ def install() -> None:
     patch(private_tensorflow_names.INDEXED_CASE, choices.indexed_case)
     patch(private_tensorflow_names.LOOP, inner_graphs.while_loop)
     patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
-    patch(private_tensorflow_names.TO_TENSOR, choices.to_tensor)
+    patch(private_tensorflow_names.TO_TENSOR, lengths.to_tensor)
     patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
     for operation in private_tensorflow_names.DRAWN_OTHERWISE_BY_XLA:
         patch(operation, draws_by_xla.draw)

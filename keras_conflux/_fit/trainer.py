@@ -37,11 +37,11 @@ from keras_conflux._replication import synchronization
 from keras_conflux._replication import traced_functions
 from keras_conflux._replication.common_state import CommonState
 from keras_conflux._replication.common_state import agree_on_assigned
+from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.running import running
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import has_strategies
-from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
 
 _told_at_the_end: list[Callable[[str, Measurements], None]] = []

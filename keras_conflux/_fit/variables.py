@@ -13,10 +13,10 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import distribution_strategy
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import whole_batch_strategy
 
 
 def initialize(original: Callable, variable: Any, value: Any) -> None:

@@ -14,11 +14,11 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._replication import state
 from keras_conflux._replication.across_processes import run_everywhere
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_index
+from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_index
-from keras_conflux._replication.strategy import replica_rank
 
 
 def add_up_on_first_replica(owners: Iterable[Any]) -> None:

@@ -25,8 +25,8 @@ from keras_conflux._compat import replicated_extended
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import outside_of_strategies
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import outside_of_strategies
 
 _TOLERANCE = 1e-4
 """The part of its norm by which a variable of floats may differ. XLA sums in

@@ -1,12 +1,10 @@
 """The strategy: one replica per device, each running the whole program."""
 
 import contextlib
-import contextvars
 import functools
 import threading
 from collections.abc import Callable
 from collections.abc import Hashable
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 from typing import Literal
@@ -20,12 +18,9 @@ import tensorflow as tf
 from keras_conflux._cluster.initialization import initialize_from_environment
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
-from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import patching
-from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
@@ -35,6 +30,7 @@ from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
 from keras_conflux._replication.across_processes import AcrossProcesses
+from keras_conflux._replication.replica_context import replica_collectives
 
 Shard: TypeAlias = Literal["optimizer", "weights"]
 """The state of a model that lies in parts, one on each device."""
@@ -369,104 +365,3 @@ def is_replicated(value: Any) -> bool:
     return isinstance(value, tf.distribute.DistributedValues) and isinstance(
         getattr(value, "distribute_strategy", None), ReplicatedStrategy
     )
-
-
-def in_replica() -> bool:
-    """Whether a replica of a `ReplicatedStrategy` is running here."""
-    context = tf.distribute.get_replica_context()
-    return context is not None and isinstance(
-        context.strategy, ReplicatedStrategy
-    )
-
-
-_on_whole_batch: contextvars.ContextVar[ReplicatedStrategy | None] = (
-    contextvars.ContextVar("strategy_on_whole_batch", default=None)
-)
-
-
-@contextlib.contextmanager
-def on_whole_batch(strategy: ReplicatedStrategy) -> Iterator[None]:
-    """Runs a step once in this thread, on the whole batch.
-
-    `run_eagerly=True` does that, outside of all strategies: the step runs as on
-    one device. It reads the first copy of a variable, and writes all.
-
-    Args:
-        strategy: The strategy that replicates the model.
-    """
-    token = _on_whole_batch.set(strategy)
-    try:
-        yield
-    finally:
-        _on_whole_batch.reset(token)
-
-
-def whole_batch_strategy() -> ReplicatedStrategy | None:
-    """Returns the strategy of the model whose step runs once here, if any."""
-    return None if in_replica() else _on_whole_batch.get()
-
-
-def outside_of_replicas(function: Callable[[], Any]) -> Any:
-    """Calls a function that may run a strategy of its own.
-
-    In a replica that runs eagerly, it is called in another thread.
-    """
-    if not in_replica() or not tf.executing_eagerly():
-        return function()
-    return outside_of_strategies(function)
-
-
-def outside_of_strategies(function: Callable[[], Any]) -> Any:
-    """Calls a function where no scope of a strategy is open.
-
-    If one is, it is called in another thread.
-    """
-    if not tf.distribute.has_strategy():
-        return function()
-    call = DaemonCall(keras_internals.with_this_threads_state(function))
-    call.wait()
-    return call.result()
-
-
-def replica_rank() -> Any:
-    """Returns the position of the running replica among all processes'.
-
-    A trace that asks for it serves this replica alone. For a turn of a replica,
-    it is the position among all turns, a tensor.
-    """
-    return _channel().rank_as_constant(replica_index())
-
-
-def rank_as_tensor() -> Any:
-    """Returns `replica_rank`, as a tensor in compiled steps of replicas."""
-    step = steps.current()
-    if step is not None and step.turns is not None:
-        return step.turns.rank
-    ranks = step and step.compiled and step.compiled.rank
-    if ranks is None:
-        return replica_rank()
-    return ranks.values[replica_index()].read_value()
-
-
-def replica_index() -> int:
-    """Returns the index of the running replica in this process.
-
-    Use it to choose a copy of a variable. For the number that a program sees,
-    use `replica_rank`. There must be a running replica.
-    """
-    return tensorflow_internals.replica_index()
-
-
-def replica_collectives() -> ReplicaCollectives:
-    """Returns the collectives of the running replica. There must be one."""
-    return ReplicaCollectives(
-        _channel(), replica_index(), steps.in_xla(), rank_as_tensor
-    )
-
-
-def _channel() -> Any:
-    """Returns the channel of the running replica, or of its turn."""
-    step = steps.current()
-    if step is not None and step.turns is not None:
-        return step.turns
-    return tf.distribute.get_strategy().communicator

@@ -19,7 +19,7 @@ from models import regression
 import keras_conflux as kc
 from keras_conflux._replication import combinations
 from keras_conflux._replication import state
-from keras_conflux._replication.strategy import replica_index
+from keras_conflux._replication.replica_context import replica_index
 
 
 def test_nothing_gives_a_strategy(count):

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_index
 
 
 @dataclasses.dataclass(frozen=True)

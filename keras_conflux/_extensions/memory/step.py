@@ -16,7 +16,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._extensions.memory import compat
 from keras_conflux._replication import state
-from keras_conflux._replication.strategy import outside_of_strategies
+from keras_conflux._replication.replica_context import outside_of_strategies
 
 _USED = 0.9
 """How much of a device's memory a step may take. The allocator needs pieces

@@ -16,8 +16,8 @@ import tensorflow as tf
 from keras_conflux._compat import keras_models
 from keras_conflux._replication import parts
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import outside_of_strategies
 from keras_conflux._replication.strategy import Shard
-from keras_conflux._replication.strategy import outside_of_strategies
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from keras_conflux._compat import keras_optimizers
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_collectives
 
 _Iterated = Callable[[tf.Tensor], tf.Tensor]
 

@@ -19,8 +19,8 @@ from keras_conflux._custom_loops.signatures import R
 from keras_conflux._custom_loops.signatures import R_co
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._devices.device import DevicesLike
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replicas import Replicas
-from keras_conflux._replication.strategy import replica_index
 
 
 class SkippingFunction(PerDeviceCall[P, R_co], Protocol[P, R_co]):

@@ -21,10 +21,10 @@ from keras_conflux._extensions.sharding.compat import apart
 from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._extensions.sharding.whole_values import gathered
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import outside_of_strategies
+from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import outside_of_strategies
-from keras_conflux._replication.strategy import rank_as_tensor
 
 WHOLE_BELOW = 1 << 12
 """Variables with fewer entries are held by all devices."""

@@ -35,10 +35,10 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_collectives
 
 AHEAD = 1
 """How many units earlier than they are read weights may be gathered."""

@@ -27,11 +27,11 @@ from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
 
 
 class ShardedUpdates(Part):

@@ -13,7 +13,7 @@ from keras_conflux._extensions.sharding import cutting
 from keras_conflux._replication import state
 from keras_conflux._replication.promotion import demote
 from keras_conflux._replication.promotion import promote
-from keras_conflux._replication.strategy import in_replica
+from keras_conflux._replication.replica_context import in_replica
 
 
 def gradient(

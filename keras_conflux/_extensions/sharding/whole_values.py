@@ -14,9 +14,9 @@ import tensorflow as tf
 from keras_conflux._extensions.sharding.compat import ShardedVariable
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import replica_collectives
 
 
 class WholeValues(Part):

@@ -15,9 +15,9 @@ from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._replication import sums
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import replica_index
 
 
 class GraphProgram(StepPrograms):

@@ -26,12 +26,12 @@ from keras_conflux._fit.input import specs
 from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._replication import combinations
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_index
 
 _NUMBERS = {
     "rank": tf.int32,

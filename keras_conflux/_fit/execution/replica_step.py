@@ -33,11 +33,11 @@ from keras_conflux._replication import common_program
 from keras_conflux._replication import common_state
 from keras_conflux._replication import steps
 from keras_conflux._replication.common_program import CommonProgram
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import Turns
-from keras_conflux._replication.strategy import replica_index
 
 
 class ReplicaStep(Protocol):

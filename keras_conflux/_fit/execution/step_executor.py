@@ -33,8 +33,8 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.common_state import agree_on_assigned
-from keras_conflux._replication.strategy import on_whole_batch
-from keras_conflux._replication.strategy import outside_of_strategies
+from keras_conflux._replication.replica_context import on_whole_batch
+from keras_conflux._replication.replica_context import outside_of_strategies
 from keras_conflux._replication.watchdog import StepAbandoned
 
 STEPS_AS_GRAPH = 100

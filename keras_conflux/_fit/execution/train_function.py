@@ -18,8 +18,8 @@ from keras_conflux._fit.input.device_batches import StepGroup
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._replication import promotion
+from keras_conflux._replication.replica_context import outside_of_replicas
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import outside_of_replicas
 
 
 def make_function(

@@ -31,11 +31,11 @@ from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import batch_fractions
 from keras_conflux._fit.input.host_to_device import concatenated
 from keras_conflux._replication import sums
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import CompiledStep
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_index
 
 
 class XlaProgram(StepPrograms):

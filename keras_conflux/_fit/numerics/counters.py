@@ -22,11 +22,11 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import Turns
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_index
 
 SUMS = ("Add", "AddV2", "Sub")
 """Operations that add a change to a variable's former value."""

@@ -27,11 +27,11 @@ from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
 from keras_conflux._fit.numerics.inner_graphs import Loops
 from keras_conflux._graphs import bodies
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Place
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import current_strategy
-from keras_conflux._replication.strategy import replica_index
 
 
 class OfConstant(NotDerivable):

@@ -39,11 +39,11 @@ from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.writes import not_recording
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_index
 
 # Seeds count up from a seed of the user's; replicas must not meet each other's.
 _STRIDE = 1_000_003

@@ -11,10 +11,10 @@ from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat import tensorflow_xla
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_rank
 
 
 class _GatheredBlock:

@@ -25,9 +25,9 @@ from keras_conflux._fit.numerics.gathered_rows import own_part
 from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import rewriting
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import replica_collectives
 
 
 def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:

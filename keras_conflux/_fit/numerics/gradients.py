@@ -19,9 +19,9 @@ from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import rank_as_tensor
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import rank_as_tensor
-from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.user_reductions import UserReductions
 from keras_conflux._replication.user_reductions import operations_of
 

@@ -29,10 +29,10 @@ from keras_conflux._fit.numerics import warnings
 from keras_conflux._fit.numerics.global_values import own_rows
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_collectives
 
 _OF_USERS = (keras.layers.Lambda,)
 """Layers of Keras that run code of users."""

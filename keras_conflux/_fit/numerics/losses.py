@@ -17,10 +17,10 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._fit.numerics import warnings
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import ReplicatedStrategy
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_collectives
 
 
 def scale(original: Callable, value: Any) -> Any:

@@ -20,8 +20,8 @@ from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import replica_index
 
 
 def is_moving_average(

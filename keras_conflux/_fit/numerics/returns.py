@@ -30,8 +30,8 @@ from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._fit.numerics.writes import Writes
 from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import replica_collectives
 
 
 class _Result(NamedTuple):

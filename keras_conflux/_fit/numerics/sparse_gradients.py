@@ -11,8 +11,8 @@ from keras_conflux._batch_analysis import EQUAL
 from keras_conflux._batch_analysis import sources_of_entries
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import replica_collectives
 
 _DISTINCT = {
     "Unique": 0,

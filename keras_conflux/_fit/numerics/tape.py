@@ -37,9 +37,9 @@ from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._graphs import walks
 from keras_conflux._replication import steps
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import in_replica
-from keras_conflux._replication.strategy import replica_collectives
 from keras_conflux._replication.user_reductions import UserReductions
 
 _Seeded = list[tuple[Any, Any]]

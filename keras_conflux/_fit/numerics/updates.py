@@ -34,11 +34,11 @@ from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.across_processes import run_everywhere
+from keras_conflux._replication.replica_context import in_replica
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.strategy import in_replica
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import whole_batch_strategy
 
 _outside_functions: Any = weakref.WeakKeyDictionary()
 

@@ -17,11 +17,11 @@ from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import replica_collectives
-from keras_conflux._replication.strategy import replica_index
 
 _UNKNOWN = (
     keras.layers.Lambda,

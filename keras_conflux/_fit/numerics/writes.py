@@ -35,9 +35,9 @@ from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
+from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
 from keras_conflux._replication.strategy import is_replicated
-from keras_conflux._replication.strategy import replica_collectives
 
 _Values = list[tf.Tensor]
 
