@@ -51,6 +51,13 @@ def with_paths(tree: Tree) -> list[tuple[str, Leaf]]:
     return list(zip(paths(tree), flatten(tree), strict=True))
 
 
+def length(flat: tf.Tensor) -> int:
+    """Returns the number of entries of a leaf of one axis."""
+    found = flat.shape[0]
+    assert found is not None, "parts are of known sizes"
+    return found
+
+
 def describe(leaf: Leaf) -> str:
     """Returns a leaf's shape and dtype in words, such as `float32(3, 4)`."""
     if leaf is None:

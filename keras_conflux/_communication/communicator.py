@@ -26,7 +26,7 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import ReplicaMismatchError
 from keras_conflux._common.errors import StrategyError
-from keras_conflux._common.parts import length
+from keras_conflux._common.trees import length
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.transports import eager

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ReplicaMismatchError
-from keras_conflux._common.parts import length
 from keras_conflux._common.trees import Tree
+from keras_conflux._common.trees import length
 from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.buckets import neighbours

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from keras_conflux._common.parts import length
+from keras_conflux._common.trees import length
 from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._compat.private_tensorflow_names import MODULE_CALLS
 from keras_conflux._graphs import effects

@@ -10,6 +10,7 @@ from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.patching import when_used
 from keras_conflux._compat.private_keras_names import Patched
 from keras_conflux._extensions.common import private_names
+from keras_conflux._extensions.common import self_check
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
@@ -112,6 +113,7 @@ def install(version: str, misfits: Mapping[str, str]) -> None:
         version: The version of this package.
         misfits: The extensions that do not fit, and why.
     """
+    when_used(functools.partial(self_check.compare_once, version))
     if os.environ.get(VARIABLE) == "0":
         for extension in _INSTALLS:
             versions.leave_out(

@@ -4,10 +4,12 @@ import ast
 import itertools
 import pathlib
 import re
+import subprocess
 import threading
 import time
 import tomllib
 import warnings
+from unittest import mock
 
 import forked
 import keras
@@ -25,6 +27,7 @@ from keras_conflux._compat.private_names import PublicName
 from keras_conflux._compat.private_names import problems
 from keras_conflux._extensions import installation
 from keras_conflux._extensions.common import private_names
+from keras_conflux._extensions.common import self_check
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )
@@ -119,6 +122,39 @@ def test_a_version_beyond_those_tested_warns_once(library, monkeypatch):
     with pytest.warns(kc.ConfluxWarning, match=message) as caught:
         versions.assert_supported(LISTED)
     assert len(caught) == 1
+
+
+@pytest.fixture
+def untested(monkeypatch, tmp_path):
+    monkeypatch.setattr(versions, "TESTED_KERAS", ((1, 0), (1, 9)))
+    monkeypatch.setenv("KERAS_CONFLUX_CACHE", str(tmp_path))
+
+
+def test_untested_versions_are_tried_once(untested, monkeypatch):
+    ended = subprocess.CompletedProcess([], 0, "", "")
+    run = mock.Mock(return_value=ended)
+    monkeypatch.setattr(self_check.subprocess, "run", run)
+    for version, runs in (("0.1", 1), ("0.1", 1), ("0.2", 2)):
+        self_check.compare_once(version)
+        assert run.call_count == runs
+    monkeypatch.setattr(versions, "untested", lambda: None)
+    self_check.compare_once("0.3")
+    assert run.call_count == 2
+
+
+@pytest.mark.parametrize("program", ["equal._TOLERANCE = -1; ", "1 / 0; "])
+def test_untested_versions_that_train_otherwise_are_refused(
+    program, untested, monkeypatch, capfd
+):
+    begin, compare = self_check._TRAINING.split("; ")
+    monkeypatch.setattr(self_check, "_TRAINING", f"{begin}; {program}{compare}")
+    if "equal" in program:
+        expected = pytest.raises(ImportError, match=r"differs by .*pip install")
+    else:
+        expected = pytest.warns(kc.ConfluxWarning, match="ZeroDivisionError")
+    with expected:
+        self_check.compare_once("0.1")
+    assert "a training is compared, once" in capfd.readouterr().err
 
 
 def test_a_patch_release_does_not_warn(monkeypatch):

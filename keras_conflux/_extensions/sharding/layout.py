@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._common.parts import length
+from keras_conflux._common.trees import length
 
 
 @dataclasses.dataclass(frozen=True)

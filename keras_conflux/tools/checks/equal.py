@@ -25,6 +25,26 @@ _WITHOUT_XLA = (
 
 def check(count: int) -> Passed:
     """Trains a small model on all devices, and on one."""
+    import keras_conflux as kc
+
+    devices = kc.devices(count)
+    on_gpu = devices[0].kind == "GPU"
+    difference, expected = compare(count)
+    # Several CPU devices have no program of XLA.
+    _compare_with_xla(devices if on_gpu else devices[:1], expected)
+    return Passed(
+        f"a training on all devices differs by {difference:.0e} from one on "
+        f"one device, and XLA compiles it{'' if on_gpu else ' for one'}",
+        {"difference": difference},
+    )
+
+
+def compare(count: int) -> tuple[float, list[Any]]:
+    """Trains without XLA, and raises `Wrong` if the results differ.
+
+    Returns:
+        The largest difference, and what one device has learned.
+    """
     import tensorflow as tf
 
     import keras_conflux as kc
@@ -47,13 +67,7 @@ def check(count: int) -> Passed:
             f"{difference:.1e} from one that is trained on one",
             _ACCESS * on_gpu + _REPORT,
         )
-    # Several CPU devices have no program of XLA.
-    _compare_with_xla(devices if on_gpu else devices[:1], expected)
-    return Passed(
-        f"a training on all devices differs by {difference:.0e} from one on "
-        f"one device, and XLA compiles it{'' if on_gpu else ' for one'}",
-        {"difference": difference},
-    )
+    return difference, expected
 
 
 def _compare_with_xla(devices: Any, expected: Any) -> None:
