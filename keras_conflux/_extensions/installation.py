@@ -9,8 +9,8 @@ from keras_conflux._compat import versions
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.patching import when_used
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._extensions import self_check
 from keras_conflux._extensions.common import private_names
-from keras_conflux._extensions.common import self_check
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,

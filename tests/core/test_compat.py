@@ -26,8 +26,8 @@ from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import PublicName
 from keras_conflux._compat.private_names import problems
 from keras_conflux._extensions import installation
+from keras_conflux._extensions import self_check
 from keras_conflux._extensions.common import private_names
-from keras_conflux._extensions.common import self_check
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )

@@ -10,7 +10,7 @@ from keras import layers
 
 import keras_conflux as kc
 from keras_conflux._extensions.keras_distribution import (
-    layouts as parallel_layouts,
+    model_parallel as parallel_layouts,
 )
 from keras_conflux._replication import state
 
