@@ -224,7 +224,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
     ) -> Any:
         # Replicas write their copies without this.
         if tf.executing_eagerly():
-            _note_assignment(var)
+            _assigned[id(var)] = var
         if some_in_parts(var, args, kwargs):
             return fn(var, *args, **kwargs)
         return super()._update(var, fn, args, kwargs, group)
@@ -278,11 +278,6 @@ _assigned: Any = weakref.WeakValueDictionary()
 """By their ids, variables that nobody has compared since."""
 
 
-def _note_assignment(variable: Any) -> None:
-    variable.conflux_assignments = assignments(variable) + 1
-    _assigned[id(variable)] = variable
-
-
 def assigned() -> list[Any]:
     """Returns what was assigned outside of replicas, and not compared since."""
     return [*_assigned.values()]
@@ -292,12 +287,6 @@ def note_compared(variables: Iterable[Any] | None = None) -> None:
     """Notes variables, or all, that processes have compared."""
     for variable in assigned() if variables is None else variables:
         _assigned.pop(id(variable), None)
-
-
-def assignments(variable: Any) -> int:
-    """Returns how often a variable has been assigned outside of replicas."""
-    # Not by `getattr`, which would read a variable that has no value.
-    return vars(variable).get("conflux_assignments", 0)
 
 
 class _WholeScope:
