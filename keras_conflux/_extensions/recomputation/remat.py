@@ -79,9 +79,11 @@ def choose(
 
 def fit(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Warns of a scope around `fit` in which no layer was made."""
-    in_scope = compat.mode_of(keras.layers.Identity(name="in_scope"))
-    layers = keras_models.all_layers(model)
-    if in_scope and model.built and not any(map(compat.mode_of, layers)):
+    if (
+        model.built
+        and compat.mode_of(keras.layers.Identity(name="in_scope"))
+        and not any(map(compat.mode_of, keras_models.all_layers(model)))
+    ):
         warn(
             f"{model.name}: a `keras.RematScope` around `fit` changes nothing. "
             "Write it around the lines that make the layers."
