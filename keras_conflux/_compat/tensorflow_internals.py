@@ -124,8 +124,13 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
         made: Any = resource_variable_ops.ResourceVariable(
             tf.constant(value), trainable=False
         )
-    _own_variables[id(handle_of(made))] = made
+    note_own_variable(made)
     return made
+
+
+def note_own_variable(variable: tf.Variable) -> None:
+    """Makes a variable one of the package's own."""
+    _own_variables[id(handle_of(variable))] = variable
 
 
 def is_own_variable(handle: Any) -> bool:

@@ -22,6 +22,7 @@ from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import keras_internals
 from keras_conflux._compat import patching
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
+from keras_conflux._compat.tensorflow_internals import note_own_variable
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
@@ -149,6 +150,7 @@ class ReplicatedStrategy(tf.distribute.MirroredStrategy):
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
             for index, copy in enumerate(found.values):
+                note_own_variable(copy)
                 copy.assign(self.communicator.rank(index))
         return found
 

@@ -10,6 +10,7 @@ from conftest import MANY
 from keras import layers
 
 import keras_conflux as kc
+from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._replication import common_state
 from keras_conflux._replication.common_program import CommonProgram
 from keras_conflux._replication.common_program import _Lines
@@ -139,3 +140,9 @@ def test_all_variables_are_compared_after_many_steps_or_assignments(
     compare()
     compare()
     assert [*map(len, compared)] == [1, 2, 0, 1, 0]
+
+
+def test_ranks_of_replicas_are_no_variables_of_the_user():
+    """Processes have others, and a compiled step that draws reads them."""
+    ranks = kc.ReplicatedStrategy(MANY).ranks
+    assert all(is_own_variable(copy.handle) for copy in ranks.values)
