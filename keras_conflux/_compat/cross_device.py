@@ -55,6 +55,35 @@ def may_be_traced_once(
     )
 
 
+def on_devices(
+    value: Any, chosen: tf.distribute.CrossDeviceOps, devices: Sequence[str]
+) -> Any:
+    """Returns a value of replicas with each part on its replica's device.
+
+    Functions return constants of all replicas on one device, and tensors of a
+    graph need not have one. NCCL takes one part from each GPU.
+
+    Args:
+        value: Any value.
+        chosen: The reduction. All but NCCL take parts from anywhere.
+        devices: One for each replica.
+    """
+    if (
+        not isinstance(chosen, tf.distribute.NcclAllReduce)
+        or not isinstance(value, values.PerReplica)
+        or tuple(value._devices) == tuple(devices)
+    ):
+        return value
+    parts = []
+    for part, device in zip(as_tensors(value), devices, strict=True):
+        with tf.device(device):
+            moved = tf.nest.map_structure(
+                tf.identity, part, expand_composites=True
+            )
+        parts.append(moved)
+    return values.PerReplica(parts)
+
+
 def able_to_reduce(
     value: Any, chosen: tf.distribute.CrossDeviceOps
 ) -> tf.distribute.CrossDeviceOps:

@@ -26,6 +26,7 @@ from keras_conflux._communication.transports import ops
 from keras_conflux._communication.transports.cpu import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
+from keras_conflux._compat import cross_device
 from keras_conflux._replication import steps
 
 OPS = {
@@ -563,6 +564,7 @@ def _two_sums(x, y):
     return sums, lambda dx, dy: (dx, dy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("around", [lambda run: run, tf.function])
 def test_after_a_gradient_of_the_users_own(around):
     """TensorFlow joins its results, and later drops what joins them."""
@@ -824,3 +826,26 @@ def test_an_all_reduce_outside_of_functions_is_traced_once(monkeypatch):
             for copy in strategy.experimental_local_results(each):
                 np.testing.assert_array_equal(copy, total)
         assert len(traced) == times * MANY
+
+
+@pytest.mark.skipif(MANY < 2, reason="needs two devices")
+def test_nccl_is_given_parts_on_the_devices_of_their_replicas():
+    nccl = tf.distribute.NcclAllReduce()
+    strategy = kc.ReplicatedStrategy(MANY, cross_device_ops=nccl)
+    parts = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.ones([3]) * context.replica_id_in_sync_group
+    )
+    extended, local = strategy.extended, strategy.experimental_local_results
+    assert len({part.device for part in local(parts)}) == 1
+    (in_batch,) = extended.batch_reduce_to("SUM", [(parts, parts)])
+    for found in (extended.reduce_to("SUM", parts, parts), in_batch):
+        for copy in local(found):
+            np.testing.assert_array_equal(copy, [MANY * (MANY - 1) / 2] * 3)
+
+    def placed(parts):
+        moved = cross_device.on_devices(parts, nccl, extended.worker_devices)
+        assert [x.device for x in local(moved)] == [*extended.worker_devices]
+        return moved
+
+    placed(parts)
+    tf.function(placed, autograph=False)(parts)
