@@ -42,6 +42,8 @@ BEGIN_WITH = (
     "test_recomputation.py",
 )
 
+# Of the cases that their marks leave, CI runs one in so many.
+ONE_OF = 3
 TESTS_BETWEEN_FREEZING = 20
 _until_freezing = 0
 
@@ -51,7 +53,7 @@ tf.config.experimental.enable_tensor_float_32_execution(False)
 # What is drawn is the same in each run; a long search is done by hand, with
 # HYPOTHESIS_PROFILE=search, and HYPOTHESIS_EXAMPLES if it shall be shorter.
 hypothesis.settings.register_profile(
-    "ci", max_examples=40, derandomize=True, deadline=None, database=None
+    "ci", max_examples=15, derandomize=True, deadline=None, database=None
 )
 hypothesis.settings.register_profile(
     "search",
@@ -68,8 +70,8 @@ def pytest_configure(config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "sampled(every): one of so many of its cases runs, and all of them "
-        "with CONFLUX_ALL_TESTS=1 and on GPUs",
+        f"sampled(every): one of {ONE_OF} times as many of its cases runs, and "
+        "all of them with CONFLUX_ALL_TESTS=1 and on GPUs",
     )
     config.addinivalue_line(
         "filterwarnings", "error::keras_conflux.ConfluxWarning"
@@ -128,22 +130,25 @@ def _left_out(cases) -> list:
     Of a sampled test those that remain are not every third, for example, which
     might all have the same number of devices. Tests on each number of devices
     run on one, which depends on the name of the test: every other one on the
-    most, whose parts are the least even.
+    most, whose parts are the least even. Of what remains CI runs a third.
     """
+    name = cases[0].originalname.encode()
     sampled = cases[0].get_closest_marker("sampled")
     if sampled:
         (every,) = sampled.args
-        return [
+        kept = [
             case
             for place, case in enumerate(cases)
-            if place % every != place // every % every
+            if place % every == place // every % every
         ]
-    if len(COUNTS) < 3 or not {*map(_count_of, cases)}.issuperset(COUNTS):
+    elif len(COUNTS) < 3 or not {*map(_count_of, cases)}.issuperset(COUNTS):
         return []
-    name = cases[0].originalname.encode()
-    draw = zlib.crc32(name) % (2 * len(COUNTS))
-    kept = MANY if draw >= len(COUNTS) else COUNTS[draw]
-    return [case for case in cases if _count_of(case) != kept]
+    else:
+        draw = zlib.crc32(name) % (2 * len(COUNTS))
+        count = MANY if draw >= len(COUNTS) else COUNTS[draw]
+        kept = [case for case in cases if _count_of(case) == count]
+    first = zlib.crc32(name) % min(ONE_OF, len(kept))
+    return [case for case in cases if case not in kept[first::ONE_OF]]
 
 
 def _count_of(case) -> int | None:

@@ -1,10 +1,11 @@
 """Trains as one of several processes, of which process 1 differs each time.
 
-`process_differences.py` prints a line for each case: its name, and the error or
-what else has come of it.
+`process_differences.py [CASE ...]` prints a line for each case, or for all: its
+name, and the error or what else has come of it.
 """
 
 import os
+import sys
 import warnings
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -245,9 +246,9 @@ CASES |= {
     "the rank in a function": lambda: stepped(scaled_by_rank),
     "collectives by rank": lambda: stepped(averaged_by_rank),
 }
-for name, run in CASES.items():
+for name in sys.argv[1:] or CASES:
     try:
-        found = run()
+        found = CASES[name]()
     except kc.ConfluxError as error:
         found = f"{type(error).__name__}: {error}"
     print(f"{name}: {found}", flush=True)

@@ -4,6 +4,7 @@ Where the others are is told by `TF_CONFIG`; `CONFLUX_TEST_DEVICES` says how
 many devices each process has.
 """
 
+import gc
 import os
 import pathlib
 import sys
@@ -47,4 +48,7 @@ for name in sys.argv[2:]:
         (CHECKS | MORE_CHECKS)[name](out)
         (out / f"{name}-{kc.process_index()}.passed").touch()
     print(name, flush=True)
+    # TensorFlow deletes an iterator, now and then, when its tuning thread
+    # wakes, which is after as long as the iterator has lived.
+    gc.collect()
 kc.barrier()

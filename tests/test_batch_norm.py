@@ -59,6 +59,7 @@ def after(model):
     assert kc.synchronize_batch_norm(model) is model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("when", [before, after])
 def test_normalizes_as_one_device(when):
     one, many = nested(), nested()
@@ -84,6 +85,7 @@ def masked() -> keras.Model:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", [before, after])
 def test_normalizes_what_a_mask_leaves_as_one_device(when):

@@ -55,6 +55,7 @@ def test_callbacks_do_what_they_do_on_one_device(tmp_path, name):
         )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
 def test_backup_and_restore_resumes(tmp_path, save_freq):
     class Stop(keras.callbacks.Callback):
@@ -128,6 +129,7 @@ def test_averaged_weights_are_swapped(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_whole_model_is_saved_each_epoch(tmp_path):
     for index in (0, 1):
         (tmp_path / str(index)).mkdir()
@@ -144,6 +146,7 @@ def test_a_whole_model_is_saved_each_epoch(tmp_path):
     np.testing.assert_array_equal(weights(many), weights(models[1]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("remote", [False, True])
 def test_functions_of_logs_get_the_same(tmp_path, remote, monkeypatch):
     sent = ([], [])

@@ -152,6 +152,7 @@ def test_save_and_load(tmp_path, saved_on, loaded_on):
     kc.assert_in_sync(loaded)
 
 
+@pytest.mark.long
 def test_subclassed_model_with_synchronized_statistics():
     class Net(keras.Model):
         def __init__(self):

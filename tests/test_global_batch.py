@@ -546,6 +546,7 @@ def test_gradients_that_a_step_accumulates():
     assert_equal(lambda: Accumulating(LOSSES["mean"]))
 
 
+@pytest.mark.long
 def test_optimizer_that_accumulates_in_a_step_of_ones_own():
     optimizer = {"gradient_accumulation_steps": 2, "global_clipnorm": 0.1}
     models = []
@@ -918,6 +919,7 @@ class LogsOfVariables(OwnStep):
         return super().train_step(data) | {"scale": self.scale}
 
 
+@pytest.mark.long
 def test_logs_of_variables():
     assert_equal(lambda: LogsOfVariables(_clip))
 
@@ -958,6 +960,7 @@ class RenamedLogs(OwnStep):
         return {"error": self.mean.result()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [OwnLogs, RenamedLogs])
 def test_logs(kind):
     seen = []
@@ -1000,6 +1003,7 @@ def _of_code_by_a_number(model, x, y, p):
     return _of_code(model, x, y, p) / 10.0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "loss",
     [_of_code, _of_code_in_a_branch, _of_code_by_a_sum, _of_code_by_a_number],
@@ -1023,6 +1027,7 @@ def _silu_in_a_loop(y, p):
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", [_silu_in_a_function, _silu_in_a_loop])
 def test_ones_own_gradient_inside_of_an_operation_warns(loss):
     with pytest.warns(kc.ConfluxWarning, match="replicas cannot reproduce"):
@@ -1128,6 +1133,7 @@ class PerSample(keras.layers.Layer):
         return x / keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [Capacity, PerSample])
 def test_a_layer_may_mix_samples(kind):
     dense = keras.layers.Dense
@@ -1159,6 +1165,7 @@ class InFunction(keras.layers.Layer):
         return tf.function(self.inner)(x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [InPython, Adaptive, InFunction])
 def test_what_mixes_samples_and_cannot_be_computed_once_more_warns(kind):
     body = [keras.layers.Dense(4), kind(name="mixing")]
@@ -1207,6 +1214,7 @@ def test_a_layer_whose_own_gradient_mixes_samples_warns():
         train(lambda: Back(_normalized_by_a_part), MANY)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "function", [_normalized_by_all, tf.nn.silu], ids=["all", "silu"]
 )
@@ -1371,7 +1379,7 @@ def train_on_ragged(length, count, in_branch=False):
     return model.fit(data, epochs=2, verbose=0).history["loss"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("length", [5, None])
 def test_ragged_samples_that_are_filled_up(length):
     np.testing.assert_allclose(
@@ -1379,6 +1387,7 @@ def test_ragged_samples_that_are_filled_up(length):
     )
 
 
+@pytest.mark.long
 def test_texts_are_filled_up_to_the_longest_of_the_batch():
     to_words = keras.layers.TextVectorization(vocabulary=["a", "b", "c"])
     texts = tf.constant([*"abcabcabc", "a b c a b c a", "b b"] * 2)
@@ -1401,6 +1410,7 @@ def test_texts_are_filled_up_to_the_longest_of_the_batch():
         np.testing.assert_allclose(each, alone, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 def test_samples_that_are_filled_up_in_a_branch_warn():
     with pytest.warns(kc.ConfluxWarning) as warned:

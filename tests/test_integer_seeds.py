@@ -61,6 +61,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.long
 def test_predictions():
     one = keras.Sequential([Draws(**DRAWS)])
     many = kc.replicate(keras.Sequential([Draws(**DRAWS)]), 3)
@@ -103,6 +104,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.long
 def test_several_rows_for_each_sample():
     one = keras.Sequential([Draws(**VIEWS)])
     many = kc.replicate(keras.Sequential([Draws(**VIEWS)]), 3)

@@ -59,6 +59,7 @@ def assert_same(found, expected):
     np.testing.assert_allclose(predicted, expected[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_models_that_are_replicated_where_they_are_built(
     tmp_path, on_one_device
 ):

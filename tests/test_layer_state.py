@@ -133,6 +133,7 @@ def _rows_at_random(x, seed):
     return ops.take(x, keras.random.randint((3,), 0, count, seed=seed), 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:.*for which samples:UserWarning")
 @pytest.mark.parametrize(
     "choose",
@@ -283,6 +284,7 @@ def test_a_step_of_ones_own(kind, samples, batch_size):
         np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch_size", [8, 7, 5])
 def test_synchronized_normalization_in_a_step_of_ones_own(batch_size):
     def build():

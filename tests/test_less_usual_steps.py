@@ -366,6 +366,7 @@ class Scaled(layers.Layer):
         return x * ops.log(ops.var(x, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatches", [None, 2])
 def test_a_part_of_one_sample_need_not_have_a_derivative(microbatches, count):
     if (batch := count * (microbatches or 1)) == 1:
@@ -391,6 +392,7 @@ def test_a_layer_may_mix_samples(count):
     assert_mixes_as_one_device(count, lambda: functional(Standardized(), 8), X)
 
 
+@pytest.mark.long
 def test_what_a_layer_mixes_keeps_its_mask(count):
     class Centered(layers.Layer):
         supports_masking = True

@@ -317,7 +317,7 @@ def of_losses_as_metrics(table: list) -> list:
     return [(kind, small, [loss]) for kind, loss in made(losses, table)]
 
 
-def in_parts(table: list, size: int = 8) -> list:
+def in_parts(table: list, size: int = 4) -> list:
     """Cuts a table into models of a few outputs each."""
     return [table[i : i + size] for i in range(0, len(table), size)]
 
@@ -345,7 +345,7 @@ def test_functions_that_are_losses(part):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("part", in_parts(METRICS, 12), ids=named)
+@pytest.mark.parametrize("part", in_parts(METRICS, 4), ids=named)
 def test_metrics(part):
     assert_equals_one_device(lambda: of_metrics(part))
 
@@ -360,7 +360,7 @@ WEIGHTED = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", in_parts(WEIGHTED, 12), ids=named)
+@pytest.mark.parametrize("part", in_parts(WEIGHTED, 4), ids=named)
 def test_metrics_with_weights(part):
     assert_equals_one_device(lambda: of_metrics(part), weighted=True)
 
@@ -419,6 +419,7 @@ def test_losses_that_compare_samples(index):
     assert_equals_one_device(lambda: [of_the_users()[index]])
 
 
+@pytest.mark.long
 def test_one_replica_compiled_by_xla():
     plain = train(of_the_users(), None)
     compiled = train(of_the_users(), 1, compiled=True)
@@ -440,7 +441,7 @@ def test_losses_of_the_batch_with_weights(kind, loss):
     assert_equals_one_device(lambda: [(kind, loss, [])], weighted=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["Circle", "Dice", "MeanSquaredError"])
 def test_losses_that_are_not_reduced(loss):
     kind = {"Circle": "directions", "Dice": "masks"}.get(loss, "values")
@@ -521,6 +522,7 @@ class Totals(keras.Sequential):
         }
 
 
+@pytest.mark.long
 def test_metrics_that_a_step_updates():
     trained = []
     for count in (None, min(3, MANY)):
@@ -539,7 +541,7 @@ def test_metrics_that_a_step_updates():
     assert_same_outcome(*trained)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["binary", "categorical", "sparse_categorical"]
 )

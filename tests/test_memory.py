@@ -55,6 +55,7 @@ def assert_exact(found, model):
     assert found.variables == found.weights + found.optimizer
 
 
+@pytest.mark.sampled(1)
 @several
 @pytest.mark.parametrize("name", OPTIMIZERS if RUN_LONG_TESTS else IN_CI)
 def test_variables_are_known_before_there_are_any(name):
@@ -176,6 +177,7 @@ def steps():
     return [kc.memory(each, batch, devices=2).step for each in (plain, again)]
 
 
+@pytest.mark.long
 def test_a_step_is_that_which_one_device_compiles(steps):
     """The whole step of Keras needs what was told, and its update is small."""
     model = blocks()
@@ -340,6 +342,7 @@ def test_what_is_not_advised_is_refused(shard):
         huge(shard=shard, microbatches=2)
 
 
+@pytest.mark.sampled(1)
 @several
 @pytest.mark.parametrize(
     ("shard", "microbatches"),

@@ -58,7 +58,7 @@ def late():
     return model, Y
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("build", [two_outputs, late])
 def test_metrics_that_the_first_step_makes(count, build):
     logs = []
@@ -152,6 +152,7 @@ class Any(keras.metrics.Metric):
         self.seen.assign(keras.ops.zeros_like(self.seen))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_scope", [False, True])
 def test_a_metric_whose_state_is_true_or_false(in_scope):
     def make():

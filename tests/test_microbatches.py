@@ -79,6 +79,7 @@ def test_compiled(name):
     assert_equals_one_device(name, 1, 2, compiled=True)
 
 
+@pytest.mark.long
 def test_assertions_do_not_keep_xla_from_compiling():
     """Keras asserts the shape of labels. XLA leaves that out."""
 
@@ -168,6 +169,7 @@ def dense_with(*layer):
     return build
 
 
+@pytest.mark.long
 def test_unsynchronized_normalization_is_that_of_as_many_replicas(caplog):
     build = dense_with(layers.BatchNormalization)
     found = trained(build, 1, microbatches=2)
@@ -176,6 +178,7 @@ def test_unsynchronized_normalization_is_that_of_as_many_replicas(caplog):
         assert_same_outcome(trained(build, 2), found)
 
 
+@pytest.mark.long
 def test_scope_and_single_batches():
     keras.utils.set_random_seed(5)
     one = dense_with(lambda: layers.Dropout(0.5, seed=1))()
@@ -350,6 +353,7 @@ def reading():
     return model
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
 def test_turns_read_what_the_replica_has_counted():
     expected, got = trained(reading), trained(reading, MANY, microbatches=2)
@@ -376,6 +380,7 @@ def measuring():
     return model
 
 
+@pytest.mark.long
 def test_a_turn_that_makes_variables_is_traced_twice():
     expected, got = trained(measuring), trained(measuring, MANY, microbatches=2)
     assert_same_outcome(expected, got)
@@ -438,6 +443,7 @@ class DrawsInFunction(layers.Layer):
         return self.noisy(x)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="compiled, it reads no variable")
 def test_draws_in_functions():
     """They are refused, and leave other models of the devices alone."""

@@ -107,7 +107,7 @@ def test_gradients_pass_what_replicas_exchange(kind):
         assert_same_training(one, many, one_logs, many_logs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["deviations", "slopes by what is mixed"])
 def test_they_pass_what_turns_exchange(kind):
     one, one_logs = trained(kind, None)
@@ -115,6 +115,7 @@ def test_they_pass_what_turns_exchange(kind):
     assert_same_training(one, many, one_logs, many_logs)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind", ["by a constant seed", "slopes by what is mixed"]

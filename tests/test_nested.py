@@ -78,6 +78,7 @@ def test_a_step_asks_another_model_for_predictions():
     assert_same_training(one, many, fit(one), fit(many))
 
 
+@pytest.mark.long
 def test_an_eager_step_asks_another_model_for_predictions():
     """Plain Keras cannot: one device is asked in a step that it has traced."""
 
@@ -116,6 +117,7 @@ def test_threads_ask_for_predictions_at_once(run_eagerly):
         np.testing.assert_allclose(result, 2 * X @ weights[0], rtol=1e-5)
 
 
+@pytest.mark.long
 @by_python
 def test_a_step_that_trains_another_model_is_told_so():
     one_at_a_time = threading.Lock()  # as Keras' own methods want it
@@ -133,6 +135,7 @@ def test_a_step_that_trains_another_model_is_told_so():
     fit(many)  # nothing is left behind
 
 
+@pytest.mark.long
 def test_a_generator_trains_another_model_meanwhile():
     other = kc.replicate(dense("sgd"), MANY)
 
@@ -146,7 +149,7 @@ def test_a_generator_trains_another_model_meanwhile():
     assert int(other.optimizer.iterations) == 6
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["on_train_batch_end", "on_epoch_end"])
 def test_a_callback_trains_another_model(when):
     other = kc.replicate(dense("sgd"), MANY)

@@ -108,7 +108,7 @@ def gan_of_one_device():
     return train_gan(GAN())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @needs_two
 @pytest.mark.parametrize("how", ["scope", "distribution", *GANS])
 def test_metrics_may_read_what_compile_sets_after_keras(how):

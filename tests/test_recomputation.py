@@ -338,6 +338,7 @@ def _gradients_of(mode):
     return step
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="reads the schedule of XLA on CPUs")
 def test_memory():
     x = np.random.default_rng(0).normal(size=(512, 64)).astype("float32")

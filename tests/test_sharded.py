@@ -336,7 +336,7 @@ def trained_in_bfloat16(steps, count=None, shard=None):
     return losses.history["loss"], one.get_weights()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("steps", [1, 20])
 def test_an_execution_in_bfloat16_is_as_with_copies(shard, steps):
@@ -516,6 +516,7 @@ def test_a_value_that_was_read_before_the_tape_is_refused():
         model.fit(X, np.ones([len(X), 67]), batch_size=10, verbose=0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_second_derivatives_by_weights(compiled):
     def run(*replicated):
@@ -534,6 +535,7 @@ def test_recomputation():
     assert_equal(found, trained(optimizers.Adam(0.01)), TOLERANCE)
 
 
+@pytest.mark.long
 def test_models_that_are_made_in_parts():
     with kc.replicate(devices=MANY, shard="weights").scope():
         one = model()
@@ -639,7 +641,7 @@ def test_files_have_the_bytes_of_one_device(shard, tmp_path):
     assert saved(other) == expected
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("shard", SHARDS)
 def test_a_training_is_resumed_on_other_devices(shard, tmp_path):
     def train(count, word, epochs):
@@ -667,10 +669,10 @@ def test_a_training_is_resumed_on_other_devices(shard, tmp_path):
         close(a, b, TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not hasattr(optimizers, "ScheduleFreeAdamW"), reason="older Keras"
 )
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_schedule_free_optimizers(shard):
     """They use a value that they have read before they write it."""
@@ -702,6 +704,7 @@ class Known(Unknown):
     conflux_elementwise = True
 
 
+@pytest.mark.long
 def test_optimizers_of_ones_own():
     with pytest.raises(NotImplementedError, match="conflux_elementwise = True"):
         trained(Unknown(0.01), MANY, "weights")
@@ -775,6 +778,7 @@ def test_other_loops(shard):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_averages_are_swapped(shard):
     """Keras hands a weight and its average to one function."""
@@ -915,6 +919,7 @@ def test_a_loop_outside_of_replicas(shard):
         close(a, b, TOLERANCE)
 
 
+@pytest.mark.long
 def test_norms_in_float64():
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
@@ -970,6 +975,7 @@ def test_an_accumulation_goes_on_in_other_parts(tmp_path, before, after):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_updates_in_a_loop_of_the_users(shard):
@@ -1021,6 +1027,7 @@ def drawn_examples():
     return 16 if RUN_LONG_TESTS else 1
 
 
+@pytest.mark.long
 @hypothesis.settings(max_examples=drawn_examples())
 @hypothesis.given(
     name=st.sampled_from(sorted(OPTIMIZERS)),

@@ -206,6 +206,7 @@ class OfKnownSize(Positions):
         return keras.KerasTensor((*x.shape, WIDTH))
 
 
+@pytest.mark.long
 def test_positions_where_sizes_are_constants():
     def make():
         return of_tokens(OfKnownSize())

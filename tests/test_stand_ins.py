@@ -64,6 +64,7 @@ class Centered(keras.Model):
         return tf.reduce_mean((y_pred - mean - y) ** 2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("samples", [17, 23])
 @pytest.mark.parametrize("kind", [Contrastive, Centered])
 def test_a_loss_over_the_whole_batch(kind, samples):
@@ -120,6 +121,7 @@ def test_a_weighted_mean(weight):
     np.testing.assert_allclose(got["mean"], 3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("samples", [1, 2, MANY + 1])
 @pytest.mark.parametrize("axis", [0, -1])
 def test_what_is_joined(axis, samples):

@@ -152,6 +152,7 @@ def with_picks(**options):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="GPUs give zeros for places out of bounds")
 def test_samples_that_a_replica_lacks_are_those_of_others():
     one, many = with_picks(), kc.replicate(with_picks(), 3)
@@ -330,6 +331,7 @@ def _numbered(x):
     return x + tf.range(6.0)[:, None]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fixed", [False, True])
 def test_a_constant_of_the_size_of_the_batch_is_that_of_one_device(fixed):
     """What replicas cannot compute of their parts is computed of the batch."""
@@ -394,6 +396,7 @@ def states_given(count):
     return [*model.get_weights(), state]
 
 
+@pytest.mark.long
 def test_states_that_are_given_are_those_of_one_device():
     for one, many in zip(states_given(0), states_given(3), strict=True):
         np.testing.assert_allclose(many, one, rtol=1e-4, atol=1e-6)

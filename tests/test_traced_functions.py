@@ -34,6 +34,7 @@ def replicate_it_again(model):
     return lambda epoch, logs=None: kc.replicate(model)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "meanwhile", [seed, make_a_metric, train_another_model]
@@ -46,6 +47,7 @@ def test_something_is_promoted_in_a_callback(meanwhile):
     assert_same_training(one, many, expected, got)
 
 
+@pytest.mark.long
 def test_a_model_is_replicated_again_in_a_callback():
     one, many = dense(), kc.replicate(dense(), MANY)
     callback = keras.callbacks.LambdaCallback(
@@ -81,6 +83,7 @@ def test_other_models_are_promoted_in_another_thread():
     assert len(history["val_loss"]) == 3
 
 
+@pytest.mark.long
 def test_data_come_from_predictions_of_the_model_itself():
     def train(model):
         def batches():
@@ -123,6 +126,7 @@ class Teacher(keras.layers.Layer):
         return keras.ops.mean((predicted - self.answer) ** 2)
 
 
+@pytest.mark.long
 def test_the_loop_reads_what_a_teacher_in_the_loss_has_learned():
     def losses(student, *moves):
         teacher, waiting = Teacher(), list(moves)

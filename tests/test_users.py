@@ -22,6 +22,7 @@ X, Y = regression(45)
 FIT = dict(batch_size=16, shuffle=False, verbose=0)
 
 
+@pytest.mark.long
 def test_a_model_that_shares_layers_is_replicated_too():
     def build():
         keras.utils.set_random_seed(1)
@@ -213,6 +214,7 @@ def test_functions_run_eagerly():
     assert_same_training(one, many)
 
 
+@pytest.mark.long
 def test_generators_with_none_and_several_steps():
     def batches():
         while True:
@@ -432,6 +434,7 @@ def test_a_metric_may_return_its_variable(show):
     np.testing.assert_allclose(many, one, rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize(
     "make",

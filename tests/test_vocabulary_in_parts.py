@@ -82,6 +82,7 @@ def temporary_bytes(in_parts):
     return bytes_alive(ir(stage="optimized_hlo"))
 
 
+@pytest.mark.long
 def test_memory():
     logits = 4 * 512 * 4096
     assert temporary_bytes(False) > 1.9 * logits

@@ -325,6 +325,7 @@ def _mean(x):
     return tf.reduce_mean(x, 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", UNTRIED)
 def test_rules_are_believed_before_trials(name):
     one, first = trained(UNTRIED[name], None)
@@ -587,6 +588,7 @@ def assert_a_step_is_one_devices(make):
     assert_same_training(one, many, first, second)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", [ops.square, ops.exp, lambda top: top - 0.1])
 def test_a_source_that_is_made_of_another_counts_once(limit):
     assert_a_step_is_one_devices(

@@ -78,7 +78,7 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_losses_of_sequences(name):
     def build():
@@ -98,6 +98,7 @@ class Paths(layers.Layer):
         return layers.Flatten()(x)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 def test_a_loss_that_a_layer_adds_as_a_sum():
     def build():
@@ -220,6 +221,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.filterwarnings("ignore:.*which the step returns")
 def test_gradients_that_a_function_computes(name):
@@ -228,6 +230,7 @@ def test_gradients_that_a_function_computes(name):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error::keras_conflux.ConfluxWarning")
 def test_a_function_that_is_given_mixed_samples():
     class Model(InFunctions):

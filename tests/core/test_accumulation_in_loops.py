@@ -99,6 +99,7 @@ def test_what_is_accumulated(name, way):
     assert_equal(found, trained(OPTIMIZERS[name]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", [in_withdevices, outside])
 @pytest.mark.parametrize("shard", ["optimizer", "weights"])
 def test_what_is_accumulated_in_parts(way, shard):

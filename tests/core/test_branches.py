@@ -378,6 +378,7 @@ def _chooses_by_what_nobody_knows(model, x, loss):
     tf.cond(hidden > 1.8, do(lambda: model.a.assign_add(1.0)), do())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(MANY == 1, reason="warns of what replicas do otherwise")
 @pytest.mark.filterwarnings("ignore:.*XLA cannot compile")
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def test_untested_versions_are_tried_once(untested, monkeypatch):
     assert run.call_count == 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("program", ["equal._TOLERANCE = -1; ", "1 / 0; "])
 def test_untested_versions_that_train_otherwise_are_refused(
     program, untested, monkeypatch, capfd

@@ -161,6 +161,7 @@ def trained(program, count):
     return [*numbers, *map(np.asarray, model.weights)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(MANY < 2, reason="needs two replicas")
 @pytest.mark.parametrize("seed", DRAWS)
 def test_gradients_of_drawn_programs(seed):

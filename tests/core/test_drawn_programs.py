@@ -50,6 +50,7 @@ LOSS = Program("loss", True, MIXES, OPTIONS | {"form": "function"})
 LAYER = Program("layer", True, IN_A_LAYER, OPTIONS)
 
 
+@pytest.mark.long
 def test_a_wrong_rule_is_found(monkeypatch):
     assert drawn_trainings.judge(LOSS)[0] == "equal"
     wrong = Rule(lambda _, inputs: inputs[0], Form.ROWS, Form.EQUAL)
@@ -57,6 +58,7 @@ def test_a_wrong_rule_is_found(monkeypatch):
     assert drawn_trainings.judge(LOSS)[0] == "WRONG"
 
 
+@pytest.mark.long
 def test_a_missing_warning_is_found(monkeypatch):
     assert drawn_trainings.judge(LAYER)[0] == "equal"
     monkeypatch.setattr(layers, "_own", lambda value, _: value)
@@ -96,6 +98,7 @@ def test_what_a_part_of_the_batch_cannot_compute_is_not_run_on_it(line):
     assert drawn_trainings.judge(program)[0] == "equal"
 
 
+@pytest.mark.long
 def test_what_is_computed_once_more_has_a_shape():
     chosen = "tf.argmax(p, 1)[:, None]"
     lines = (
@@ -123,7 +126,7 @@ def test_a_branch_that_is_chosen_by_all_samples(by, form):
     assert drawn_trainings.judge(program) == ("equal", "")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["layer", "loss", "sum", "rows"])
 def test_a_gradient_that_a_program_defines(form, monkeypatch):
     options = OPTIONS | {"form": form, "forward": "identity"}

@@ -15,6 +15,7 @@ from keras_conflux._batch_analysis.rule import Rule
 PROGRAMS = emitted_programs.programs()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "most_gathered"),
     [

@@ -153,6 +153,7 @@ def test_a_plain_model_keeps_what_keras_does():
     assert int(model.optimizer.iterations) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_every_epoch_is_whole(jit_compile):
     """Epochs are short, so that their ends often come while others work."""

@@ -132,6 +132,7 @@ def test_which_callbacks_want_every_batch(callback, expected):
     assert needs_every_batch(callback) is expected
 
 
+@pytest.mark.long
 def test_training_that_is_stopped_before_an_epoch_ends_after_a_step():
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -151,6 +152,7 @@ def test_the_users_steps_per_execution_is_kept(calls):
     assert calls == [5] * 8 + [1]
 
 
+@pytest.mark.long
 def test_steps_per_execution_that_does_not_divide_the_epoch():
     one = dense("adam", steps_per_execution=4)
     many = kc.replicate(dense("adam", steps_per_execution=4), MANY)
@@ -161,6 +163,7 @@ def test_steps_per_execution_that_does_not_divide_the_epoch():
     assert int(many.optimizer.iterations) == int(one.optimizer.iterations) == 24
 
 
+@pytest.mark.long
 def test_a_smaller_last_batch_is_compiled_after_a_number_of_steps(monkeypatch):
     """And not after a time, which another process does not measure."""
     sizes = []
@@ -612,7 +615,7 @@ def test_training_ends_while_its_data_block(how):
     def generate():
         for _ in range(5):
             yield X[:8], Y[:8]
-        go_on.wait(60)
+        go_on.wait(300)
 
     def end(batch, logs=None):
         if batch == 3 and how == "raises":
@@ -632,7 +635,7 @@ def test_training_ends_while_its_data_block(how):
 
     thread = threading.Thread(target=train)
     thread.start()
-    in_time = ended.wait(30)
+    in_time = ended.wait(200)
     go_on.set()
     thread.join()
     assert in_time

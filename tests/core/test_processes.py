@@ -21,7 +21,6 @@ import tensorflow as tf
 from addresses import free_addresses
 from conftest import COUNTS
 from conftest import ON_GPU
-from conftest import RUN_LONG_TESTS
 from local_cases import LOCAL_CASES
 from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
@@ -114,7 +113,7 @@ else:
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def processes(request, tmp_path_factory):
-    """Runs all cases, and returns how many processes have, and to where."""
+    """Runs the cases, and returns how many processes have, and to where."""
     layout, *compiled = request.param.split()
     count, devices = map(int, layout.split("x"))
     out = tmp_path_factory.mktemp(request.param)
@@ -122,15 +121,24 @@ def processes(request, tmp_path_factory):
         count,
         "process_worker.py",
         out,
-        *CASES,
-        *LOCAL_CASES,
-        *CHECKS,
-        *((*MORE_CASES, *MORE_LOCAL_CASES) if RUN_LONG_TESTS else ()),
-        *(MORE_CHECKS if RUN_LONG_TESTS else ()),
+        *chosen(request, "case"),
+        *chosen(request, "check"),
         devices=devices,
         CONFLUX_TEST_COMPILED=str(len(compiled)),
     )
     return count, out, started, outputs(started)
+
+
+def chosen(request, name):
+    """Returns what a parameter of this file's tests is in those that run."""
+    given = [
+        item.callspec.params.get(name)
+        for item in request.session.items
+        if item.path == request.path
+        and hasattr(item, "callspec")
+        and not item.get_closest_marker("skip")
+    ]
+    return [*dict.fromkeys(each for each in given if each is not None)]
 
 
 def assert_has_run(name, kind, processes):
@@ -149,6 +157,7 @@ def test_processes_end_well(processes):
     assert [each.returncode for each in started] == [0] * len(started), printed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [*CASES, *map(long, MORE_CASES)])
 def test_processes_compute_what_one_device_does(case, processes):
     assert_is_that_of_one_device(case, processes)
@@ -196,6 +205,7 @@ def test_loops_over_three_processes(tmp_path):
         assert_is_that_of_one_device(case, processes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [*LOCAL_CASES, *map(long, MORE_LOCAL_CASES)])
 def test_parts_compute_what_one_device_does_with_all(case, processes):
     count, out, *_ = processes
@@ -277,9 +287,10 @@ DIFFERENCES = {
 
 
 @pytest.fixture(scope="module")
-def differences():
+def differences(request):
     """Returns what each process has printed, whose process 1 differs."""
-    return outputs(start(2, "process_differences.py"))
+    names = chosen(request, "difference")
+    return outputs(start(2, "process_differences.py", *names))
 
 
 @pytest.mark.sampled(3)

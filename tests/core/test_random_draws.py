@@ -386,7 +386,7 @@ def test_a_model_draws_as_one_device_does(name):
         kc.assert_in_sync(many)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -426,6 +426,7 @@ def states(model):
     return [v.numpy() for v in model.variables if "seed" in v.path]
 
 
+@pytest.mark.long
 def test_what_is_left_of_generators_is_that_of_one_device():
     one, many = (trained("augmentation", count)[0] for count in (None, 3))
     assert states(one)
@@ -450,6 +451,7 @@ def test_a_training_goes_on_with_the_numbers_of_one_device():
         assert_same_training(expected, got, rtol=2e-5)
 
 
+@pytest.mark.long
 def test_a_function_that_is_traced_already_draws_for_each_step():
     """TensorFlow keeps the trace, in which a step may leave nothing."""
 

@@ -250,6 +250,7 @@ def test_what_cannot_be_replicated(make, message):
         kc.replicate(make(), MANY)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("leave", ["scope", "unreplicate"])
 def test_a_scope_on_other_devices_than_before(leave):
     """As in a notebook, where one tries one device and then more."""
@@ -307,6 +308,7 @@ def test_data_that_is_misspelt_or_of_no_model_is_refused():
     assert model.distribute_strategy is dense().distribute_strategy
 
 
+@pytest.mark.long
 def test_in_one_process_local_data_are_all_data():
     x, y = regression(21)
     plain, local = dense(), kc.replicate(dense(), data="local")

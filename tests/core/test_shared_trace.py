@@ -97,6 +97,7 @@ def trained(model):
     return copies, history, results, predictions
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::keras_conflux.ConfluxWarning")
 def test_one_trace_does_what_a_trace_of_each_replica_does(monkeypatch, shared):
     keras.utils.set_random_seed(0)
@@ -156,6 +157,7 @@ class Unbuilt(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long
 def test_what_a_first_step_has_made_is_each_replicas_own(monkeypatch, shared):
     def trained():
         keras.utils.set_random_seed(0)

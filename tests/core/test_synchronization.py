@@ -43,6 +43,7 @@ def test_whatever_is_compared_is_looked_at():
     assert kc.in_sync(model)
 
 
+@pytest.mark.long
 @several
 def test_rows_that_repeat_leave_copies_equal():
     model = keras.Sequential(

@@ -731,6 +731,7 @@ def test_replicas_train_what_one_device_does(in_graphs, build):
         assert_same_training(models[0], model, histories[0], history)
 
 
+@pytest.mark.long
 def test_another_number_of_samples_is_another_program(monkeypatch, exact):
     monkeypatch.setattr(dispatch, "_said", said := set())
     monkeypatch.setattr(StepExecutor, "_is_worth_compiling", lambda *_: True)

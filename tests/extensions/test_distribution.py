@@ -133,6 +133,7 @@ def test_a_model_trains_on_all_devices_as_on_one(how):
     kc.assert_in_sync(many)
 
 
+@pytest.mark.long
 def test_a_model_with_dropout_trains():
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     model = classifier(dropout=0.4)
@@ -163,6 +164,7 @@ def test_what_is_made_under_a_distribution_has_copies():
         assert keras_variables.backing(each).distribute_strategy is strategy
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("built", [True, False])
 def test_a_model_stays_on_its_devices_after_the_scope(built):
     x, y = regression()
@@ -185,6 +187,7 @@ def test_a_model_stays_on_its_devices_after_the_scope(built):
     assert devices_of(many) == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_model_made_before_is_replicated_when_it_runs(trained):
     x, y = regression()
@@ -297,6 +300,7 @@ def normalized() -> keras.Model:
     return model
 
 
+@pytest.mark.long
 def test_synchronized_normalization_on_all_kinds_of_data():
     x, y = regression(64)
 
@@ -347,6 +351,7 @@ def test_a_model_that_shares_layers_follows_them():
     kc.assert_in_sync(model)
 
 
+@pytest.mark.long
 def test_two_models_and_a_train_step_of_ones_own():
     class Pair(keras.Model):
         def __init__(self):

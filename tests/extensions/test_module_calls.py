@@ -81,6 +81,7 @@ class OfTensorFlow(Tanh):
         return tf.tanh(x)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",

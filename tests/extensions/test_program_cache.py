@@ -114,6 +114,7 @@ def rewrite(path: pathlib.Path, content: bytes) -> None:
     path.with_name(store.stored_name(name, content)).write_bytes(content)
 
 
+@pytest.mark.long
 def test_damaged_files_are_compiled_again(two_at_once, tmp_path):
     filled, expected, _ = two_at_once
     cache = shutil.copytree(filled, tmp_path / "cache")

@@ -156,6 +156,7 @@ def test_they_compute_the_same(monkeypatch, replaced, name, dtype):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["attention", "positions"])
 def test_steps_in_turns_compute_the_same(replaced, name):
     body, types = BODIES[name]
@@ -168,6 +169,7 @@ def test_steps_in_turns_compute_the_same(replaced, name):
         np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.long
 def test_loops_of_the_users_compute_the_same(monkeypatch, replaced):
     body, types = BODIES["attention"]
 
@@ -227,6 +229,7 @@ class Asking(keras.Model):
         }
 
 
+@pytest.mark.long
 def test_steps_ask_for_gradients_by_what_is_replaced(monkeypatch, replaced):
     def trained():
         keras.utils.set_random_seed(0)

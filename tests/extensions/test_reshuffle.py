@@ -146,6 +146,7 @@ def test_replicas_train_on_the_orders_of_one_device(count, name):
     assert_same_training(one, many, one_history, history)
 
 
+@pytest.mark.long
 def test_without_the_switch_orders_are_those_of_keras():
     one, one_history = train(None, False)
     many, history = train(MANY, None)

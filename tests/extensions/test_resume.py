@@ -162,6 +162,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("data", "devices"),
     [
@@ -180,6 +181,7 @@ def test_killed_again_and_again(tmp_path, data, devices):
     assert_same(train(folder, data, devices), expected)
 
 
+@pytest.mark.long
 def test_a_pydataset_tells_its_state(tmp_path):
     data = "PyDataset with a state"
     expected = train(new(tmp_path, "plain"), data, None, resume=False)
@@ -355,6 +357,7 @@ def test_other_settings_of_compile_are_named(tmp_path, recwarn):
         trained(adam(0.5, beta_1=0.8), "mae", 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Sequential", "a class of one's own"])
 def test_a_model_that_is_built_by_fit(tmp_path, kind):
     class OfOnesOwn(keras.Model):
@@ -396,7 +399,7 @@ class Freezing(keras.callbacks.Callback):
                 self.model.make_train_function(force=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [None, 2])
 def test_layers_that_a_callback_has_frozen(tmp_path, devices):
     def trained(folder, after=None, is_forced=True):
@@ -470,6 +473,7 @@ def test_a_url_is_no_directory(use):
             use(url)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("samples", ["other", "the same"])
 def test_other_samples_are_noticed(tmp_path, samples, steps):
@@ -725,6 +729,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [None, 2])
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_model_is_loaded_before_its_first_step(tmp_path, name, devices):
@@ -782,6 +787,7 @@ class OfAPart(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long
 def test_an_optimizer_of_some_of_the_weights(tmp_path):
     def trained(devices, *callbacks, epochs=2):
         keras.utils.set_random_seed(7)

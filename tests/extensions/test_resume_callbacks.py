@@ -50,6 +50,7 @@ class OncePerEpoch(keras.callbacks.Callback):
         self.due = np.zeros_like(self.due)
 
 
+@pytest.mark.long
 def test_a_value_that_is_what_it_was_at_first(tmp_path):
     callback, undisturbed = resumed(tmp_path / "small", lambda: OncePerEpoch(1))
     assert callback.done == undisturbed.done == 2

@@ -156,6 +156,7 @@ def test_collectives_of_a_step(traces, shard):
         assert known_before_gatherings(program) == forward + backward
 
 
+@pytest.mark.long
 @needs_module_calls
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 def test_recomputation_gathers_each_weight_twice_and_in_order(traces):

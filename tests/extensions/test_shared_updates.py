@@ -195,6 +195,7 @@ def test_settings_may_be_variables_that_are_trained(setting):
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
@@ -270,6 +271,7 @@ def test_updates_in_steps_of_ones_own(traced, kind):
     assert set(traced) == {(6,), (6, 6)}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="gradients are made dense on GPUs")
 def test_sparse_gradients_are_not_shared(traced):
     rows = RNG.integers(0, 9, (8, 3))

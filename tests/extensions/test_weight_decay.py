@@ -103,6 +103,7 @@ def test_weights_decay_as_keras_decays_them(monkeypatch, name):
     keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_layer_is_excluded_by_its_name(jit_compile):
     """Also one that was built before the model was replicated."""

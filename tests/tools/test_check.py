@@ -106,6 +106,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @several
 @pytest.mark.parametrize("fault", FAULTS)
 def test_equal(wrong, monkeypatch, fault):
@@ -126,6 +127,7 @@ def test_equal_passes():
     assert 0 <= equal.check(SOME).values["difference"] < 1e-4
 
 
+@pytest.mark.long
 def test_a_step_that_xla_does_not_compile(wrong, monkeypatch):
     def fails(*_):
         raise tf.errors.UnimplementedError(None, None, "XLA has no device")
@@ -496,6 +498,7 @@ def test_without_a_subcommand_the_help_is_shown(without_tensorflow):
     assert "print versions, devices and settings" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("backend", "expected"),
