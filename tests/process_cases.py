@@ -963,7 +963,10 @@ def collectives_keep_no_memory(directory):
     assert resident_kilobytes() - before < 1000
 
 
-MORE_CHECKS = {"collectives_keep_no_memory": collectives_keep_no_memory}
+MORE_CHECKS = {
+    check.__name__: check
+    for check in (collectives_keep_no_memory, parts_are_resumed)
+}
 CHECKS = {
     check.__name__: check
     for check in (
@@ -980,7 +983,6 @@ CHECKS = {
         processes_do_without_xla_together,
         parts_of_data,
         trainings_are_resumed,
-        parts_are_resumed,
         plain_variables_are_warned_of,
         sigterm_ends_them,
         ports_are_closed_to_other_hosts,

@@ -337,6 +337,7 @@ def trained_in_bfloat16(steps, count=None, shard=None):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("steps", [1, 20])
 def test_an_execution_in_bfloat16_is_as_with_copies(shard, steps):
