@@ -113,9 +113,8 @@ def untested() -> str | None:
         return None
     return (
         f"keras_conflux is tested with {_tested()}. Installed are "
-        f"{_installed()}. What it relies on is there, but whether N devices "
-        "still compute what one does has not been tried: type `keras-conflux "
-        "check`."
+        f"{_installed()}. What it relies on is there. The first use compares "
+        "two CPU devices with one; `keras-conflux check` compares yours."
     )
 
 

@@ -66,7 +66,7 @@ def test_compute(wrong, monkeypatch):
         assert re.search(r"driver lists 9 GPUs, and TensorFlow sees \d", found)
     with monkeypatch.context() as patch:
         patch.setattr(keras, "__version__", "3.99.0")
-        assert "has not been tried" in compute.check(SOME).slow
+        assert "first use compares" in compute.check(SOME).slow
     assert "keras-conflux check --devices 0" in wrong(compute, count=99)
     original = tf.linalg.matmul
 
