@@ -317,7 +317,7 @@ def of_losses_as_metrics(table: list) -> list:
     return [(kind, small, [loss]) for kind, loss in made(losses, table)]
 
 
-def in_parts(table: list, size: int = 4) -> list:
+def in_parts(table: list, size: int = 8) -> list:
     """Cuts a table into models of a few outputs each."""
     return [table[i : i + size] for i in range(0, len(table), size)]
 
@@ -345,7 +345,7 @@ def test_functions_that_are_losses(part):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("part", in_parts(METRICS, 4), ids=named)
+@pytest.mark.parametrize("part", in_parts(METRICS, 12), ids=named)
 def test_metrics(part):
     assert_equals_one_device(lambda: of_metrics(part))
 
@@ -360,7 +360,7 @@ WEIGHTED = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", in_parts(WEIGHTED, 4), ids=named)
+@pytest.mark.parametrize("part", in_parts(WEIGHTED, 12), ids=named)
 def test_metrics_with_weights(part):
     assert_equals_one_device(lambda: of_metrics(part), weighted=True)
 
