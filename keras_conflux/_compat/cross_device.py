@@ -71,6 +71,7 @@ def on_devices(
     if (
         not isinstance(chosen, tf.distribute.NcclAllReduce)
         or not isinstance(value, values.PerReplica)
+        or able_to_reduce(value, chosen) is not chosen
         or tuple(value._devices) == tuple(devices)
     ):
         return value
