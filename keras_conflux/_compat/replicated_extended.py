@@ -124,11 +124,10 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self, reduce_op: Any, value: Any, destinations: Any, options: Any
     ) -> Any:
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        of_replicas = tf.nest.map_structure(
+        _, to = self._pair(value, destinations)
+        value = tf.nest.map_structure(
             lambda leaf: self._of_replicas(leaf, is_mean), value
         )
-        to = places(of_replicas if destinations is value else destinations)
-        value = of_replicas
         pairs = [(leaf, to) for leaf in tf.nest.flatten(value)]
         if self._may_be_traced_once(pairs):
             found = self._batch_reduce_to(reduce_op, pairs, options)
@@ -161,13 +160,16 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
             by_leaves(value),
         )
 
+    def _pair(self, value: Any, to: Any) -> tuple[Any, Any]:
+        """Returns such a value, and what stands for the devices of another."""
+        moved = self._on_devices(value)
+        is_own = isinstance(moved, tf.distribute.DistributedValues)
+        return moved, places(moved if is_own and to is value else to)
+
     def _batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any
     ) -> Any:
-        pairs = []
-        for value, to in value_destination_pairs:
-            moved = self._on_devices(value)
-            pairs.append((moved, places(moved if to is value else to)))
+        pairs = [self._pair(value, to) for value, to in value_destination_pairs]
         if self._may_be_traced_once(pairs):
             across = self._conflux_across
             return across.batch_reduce_implementation(reduce_op, pairs, options)
