@@ -55,42 +55,14 @@ def may_be_traced_once(
     )
 
 
-def on_devices(
-    value: Any, chosen: tf.distribute.CrossDeviceOps, devices: Sequence[str]
-) -> Any:
-    """Returns a value of replicas with each part on its replica's device.
-
-    Functions return constants of all replicas on one device, and tensors of a
-    graph need not have one. NCCL takes one part from each GPU.
-
-    Args:
-        value: Any value.
-        chosen: The reduction. All but NCCL take parts from anywhere.
-        devices: One for each replica.
-    """
-    if (
-        not isinstance(chosen, tf.distribute.NcclAllReduce)
-        or not isinstance(value, values.PerReplica)
-        or able_to_reduce(value, chosen) is not chosen
-        or tuple(value._devices) == tuple(devices)
-    ):
-        return value
-    parts = []
-    for part, device in zip(as_tensors(value), devices, strict=True):
-        with tf.device(device):
-            moved = tf.nest.map_structure(
-                tf.identity, part, expand_composites=True
-            )
-        parts.append(moved)
-    return values.PerReplica(parts)
-
-
 def able_to_reduce(
     value: Any, chosen: tf.distribute.CrossDeviceOps
 ) -> tf.distribute.CrossDeviceOps:
-    """Returns the chosen reduction, or one for dtypes that it cannot reduce.
+    """Returns the chosen reduction, or one for parts that it cannot reduce.
 
-    TensorFlow keeps int32 on the host, and NCCL has no kernel for others.
+    TensorFlow keeps int32 on the host, and NCCL has no kernel for others. It
+    takes one part from each GPU, but functions return constants of all
+    replicas on one, and tensors of a graph need not have a device.
     Copies in two groups would leave out the last one of an odd number.
     """
     parts = _each(value)
@@ -100,6 +72,7 @@ def able_to_reduce(
     if (
         tf.int32 in found
         or (is_nccl and not found <= _NCCL_REDUCES)
+        or (is_nccl and len({each.device for each in parts}) < len(parts))
         or (in_groups and len(parts) % 2)
     ):
         return _ON_ONE_DEVICE

@@ -124,10 +124,10 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         self, reduce_op: Any, value: Any, destinations: Any, options: Any
     ) -> Any:
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        _, to = self._pair(value, destinations)
         value = tf.nest.map_structure(
             lambda leaf: self._of_replicas(leaf, is_mean), value
         )
+        to = places(destinations)
         pairs = [(leaf, to) for leaf in tf.nest.flatten(value)]
         if self._may_be_traced_once(pairs):
             found = self._batch_reduce_to(reduce_op, pairs, options)
@@ -146,30 +146,17 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
 
         Any other value belongs to this process, where there are others.
         """
-        value, here = self._on_devices(value), len(self._devices)
+        value, here = by_leaves(value), len(self._devices)
         if not self._communicator.spans_processes or (here > 1 and not is_mean):
             return value
         return tf.nest.map_structure(lambda x: same_everywhere(x, here), value)
 
-    def _on_devices(self, value: Any) -> Any:
-        """Returns a tree of TensorFlow's values, where NCCL can take them."""
-        return tf.nest.map_structure(
-            lambda leaf: cross_device.on_devices(
-                leaf, self._cross_device_ops, self._devices
-            ),
-            by_leaves(value),
-        )
-
-    def _pair(self, value: Any, to: Any) -> tuple[Any, Any]:
-        """Returns such a value, and what stands for the devices of another."""
-        moved = self._on_devices(value)
-        is_own = isinstance(moved, tf.distribute.DistributedValues)
-        return moved, places(moved if is_own and to is value else to)
-
     def _batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any
     ) -> Any:
-        pairs = [self._pair(value, to) for value, to in value_destination_pairs]
+        pairs = [
+            (by_leaves(x), places(to)) for x, to in value_destination_pairs
+        ]
         if self._may_be_traced_once(pairs):
             across = self._conflux_across
             return across.batch_reduce_implementation(reduce_op, pairs, options)

@@ -829,7 +829,7 @@ def test_an_all_reduce_outside_of_functions_is_traced_once(monkeypatch):
 
 
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
-def test_nccl_is_given_parts_on_the_devices_of_their_replicas():
+def test_nccl_is_left_alone_with_parts_on_one_device():
     nccl = tf.distribute.NcclAllReduce()
     strategy = kc.ReplicatedStrategy(MANY, cross_device_ops=nccl)
     parts = strategy.experimental_distribute_values_from_function(
@@ -837,15 +837,16 @@ def test_nccl_is_given_parts_on_the_devices_of_their_replicas():
     )
     extended, local = strategy.extended, strategy.experimental_local_results
     assert len({part.device for part in local(parts)}) == 1
-    (in_batch,) = extended.batch_reduce_to("SUM", [(parts, parts)])
-    for found in (extended.reduce_to("SUM", parts, parts), in_batch):
-        for copy in local(found):
-            np.testing.assert_array_equal(copy, [MANY * (MANY - 1) / 2] * 3)
+    assert cross_device.able_to_reduce(parts, nccl) is not nccl
+    assert (
+        cross_device.able_to_reduce(strategy.run(tf.ones, ([3],)), nccl) is nccl
+    )
 
-    def placed(parts):
-        moved = cross_device.on_devices(parts, nccl, extended.worker_devices)
-        assert [x.device for x in local(moved)] == [*extended.worker_devices]
-        return moved
+    def reduced(parts):
+        (in_batch,) = extended.batch_reduce_to("SUM", [(parts, parts)])
+        return extended.reduce_to("SUM", parts, parts), in_batch
 
-    placed(parts)
-    tf.function(placed, autograph=False)(parts)
+    for run in (reduced, tf.function(reduced, autograph=False)):
+        for found in run(parts):
+            for copy in local(found):
+                np.testing.assert_array_equal(copy, [MANY * (MANY - 1) / 2] * 3)
