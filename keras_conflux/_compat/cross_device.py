@@ -10,7 +10,7 @@ from tensorflow.python.distribute import cross_device_utils
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute import values
 
-from keras_conflux._compat.tensorflow_log import without_untrue_lines
+from keras_conflux._compat.tensorflow_internals import without_untrue_lines
 from keras_conflux._graphs.rewriting import must_run
 
 _ON_ONE_DEVICE = tf.distribute.ReductionToOneDevice()

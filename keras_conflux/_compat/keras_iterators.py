@@ -1,4 +1,4 @@
-"""The iterators by which the loops of Keras draw batches, as of arrays."""
+"""The iterators from which batches are drawn, of Keras and of TensorFlow."""
 
 import types
 from typing import Any
@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
+from tensorflow.python.data.util import structure
 
 
 def batch_spec(iterator: Any) -> Any:
@@ -104,3 +105,31 @@ def _taken(array: Any, rows: tf.Tensor) -> Any:
     if isinstance(array, array_slicing.TensorflowSparseWrapper):
         return array_slicing.slice_tensorflow_sparse_wrapper(array, rows)
     return tf.gather(array, rows) if tf.is_tensor(array) else None
+
+
+def next_of(iterator: Any) -> Any:
+    """Returns the next element, as `next` would.
+
+    The end of a `tf.data.Dataset` is an error to TensorFlow, and on GPUs
+    operations of other threads may get it, too: see the notes. Here TensorFlow
+    tells the end by an empty optional.
+
+    Raises:
+        StopIteration: At the end.
+    """
+    if not isinstance(iterator, tf.data.Iterator):
+        return next(iterator)
+    source: Any = iterator
+    tensors = {
+        "output_types": source._flat_output_types,
+        "output_shapes": source._flat_output_shapes,
+    }
+    with tf.device(source._iterator_resource.device):
+        found = tf.raw_ops.IteratorGetNextAsOptional(
+            iterator=source._iterator_resource, **tensors
+        )
+        if not tf.raw_ops.OptionalHasValue(optional=found):
+            raise StopIteration
+        leaves = tf.raw_ops.OptionalGetValue(optional=found, **tensors)
+        spec = source.element_spec
+        return structure.from_compatible_tensor_list(spec, leaves)

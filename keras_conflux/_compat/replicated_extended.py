@@ -26,7 +26,7 @@ from keras_conflux._compat.replicated_variables import make_ours
 from keras_conflux._compat.replicated_variables import places
 from keras_conflux._compat.replicated_variables import some_in_parts
 from keras_conflux._compat.replicated_variables import whole
-from keras_conflux._compat.tensorflow_log import without_untrue_lines
+from keras_conflux._compat.tensorflow_internals import without_untrue_lines
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):

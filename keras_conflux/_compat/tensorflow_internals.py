@@ -1,8 +1,12 @@
-"""The private state, devices and variables of TensorFlow."""
+"""The private state, devices, variables and log of TensorFlow."""
 
+import contextlib
+import contextvars
 import ctypes
 import functools
+import logging
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -148,3 +152,34 @@ def copy_that_is_read(variable: Any) -> tf.Variable:
         return variable
     found: Any = variable
     return found._get_on_device_or_primary()
+
+
+_UNTRUE = (
+    # Each process has a strategy of its own devices; all devices meet in
+    # collectives.
+    "Using MirroredStrategy with devices",
+    "Initializing local devices since in-graph multi-worker training",
+    # Of reductions that are asked for outside of replicas. Replicas meet in
+    # collectives.
+    "Reduce to ",
+    "Gather to ",
+)
+
+_is_ours: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "code_of_ours_runs", default=False
+)
+
+
+def _is_true(record: logging.LogRecord) -> bool:
+    return not (_is_ours.get() and record.getMessage().startswith(_UNTRUE))
+
+
+@contextlib.contextmanager
+def without_untrue_lines() -> Iterator[None]:
+    """Keeps these lines back while something of ours runs in this thread."""
+    tf.get_logger().addFilter(_is_true)  # once, however often it is called
+    token = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(token)

@@ -9,7 +9,7 @@ from typing import Any
 from typing import TypeVar
 
 from keras_conflux._common import arguments
-from keras_conflux._compat import tensorflow_iterators
+from keras_conflux._compat import keras_iterators
 from keras_conflux._data.batches import Batches
 from keras_conflux._data.transfer import move_at_once
 from keras_conflux._devices.device import devices as find_devices
@@ -140,7 +140,7 @@ class _Worker:
         items = iter(self._source)
         while self._has_room():
             try:
-                yield tensorflow_iterators.next_of(items)
+                yield keras_iterators.next_of(items)
             except StopIteration:
                 return
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._replication import steps
@@ -68,7 +68,7 @@ def outside_of_strategies(function: Callable[[], Any]) -> Any:
     """
     if not tf.distribute.has_strategy():
         return function()
-    call = DaemonCall(keras_internals.with_this_threads_state(function))
+    call = DaemonCall(keras_variables.with_this_threads_state(function))
     call.wait()
     return call.result()
 

@@ -19,7 +19,7 @@ from keras_conflux._cluster.initialization import initialize_from_environment
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import patching
 from keras_conflux._compat.replicated_extended import ReplicatedExtended
 from keras_conflux._compat.tensorflow_internals import note_own_variable
@@ -204,7 +204,7 @@ def _of_first_replica(tree: Any) -> Any:
 def _around_replica(program: Callable[..., Any]) -> Callable[..., Any]:
     if process_count() > 1:
         program = sums.added_up(program, replica_collectives)
-    return keras_internals.with_this_threads_state(program)
+    return keras_variables.with_this_threads_state(program)
 
 
 def options_of(strategy: ReplicatedStrategy) -> str:

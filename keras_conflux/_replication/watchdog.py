@@ -13,7 +13,7 @@ from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._common.waiting import step_timeout
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
@@ -78,7 +78,7 @@ class StepWatchdog:
         before, self._before = self._before or self.counts(), None
         call = DaemonCall(
             tensorflow_tracing.with_this_threads_summaries(
-                keras_internals.with_this_threads_state(
+                keras_variables.with_this_threads_state(
                     lambda: program(*arguments)
                 )
             )

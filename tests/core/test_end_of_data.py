@@ -10,7 +10,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux._compat import tensorflow_iterators
+from keras_conflux._compat import keras_iterators
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import batch_sharder
 from keras_conflux._fit.input.device_batches import StackedBatch
@@ -37,7 +37,7 @@ def all_of(iterator):
     """Yields what an iterator has until it comes to its end."""
     while True:
         try:
-            element = tensorflow_iterators.next_of(iterator)
+            element = keras_iterators.next_of(iterator)
         except StopIteration:
             return
         yield element
@@ -98,7 +98,7 @@ def test_errors_of_the_data_are_raised():
         lambda x: tf.debugging.check_numerics(x / 0, "broken")
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="broken"):
-        tensorflow_iterators.next_of(iter(dataset))
+        keras_iterators.next_of(iter(dataset))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_every_epoch_is_whole(jit_compile):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_draw_that_fails_is_not_the_end(monkeypatch, method, text):
     model = kc.replicate(dense(), MANY)
-    fails(monkeypatch, tensorflow_iterators, "next_of", 2, text)
+    fails(monkeypatch, keras_iterators, "next_of", 2, text)
     with pytest.raises(tf.errors.InternalError, match="a batch of sequential"):
         getattr(model, method)(batches(), verbose=0)
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._compat import error_texts
+from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._compat import tensorflow_iterators
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import StepGroup
@@ -284,7 +284,7 @@ class StepGroups:
                 if chosen_here and batches and budget.is_spent(len(batches)):
                     break
                 with not_the_end(f"a batch of {self.name}"):
-                    batches.append(tensorflow_iterators.next_of(source))
+                    batches.append(keras_iterators.next_of(source))
                 size = size_in_bytes(batches[-1])
                 self._steps.note_batch(size)
                 room -= size

@@ -21,7 +21,7 @@ from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import counted_rows
 from keras_conflux._batch_analysis import several_rows
-from keras_conflux._compat import keras_internals
+from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.counted_draws import Sampler
 from keras_conflux._fit.numerics.counted_draws import on_host
@@ -81,7 +81,7 @@ class DrawnRows:
             sampler: The operation that draws.
             seed: A seed, as the functions of `keras.random` take it.
         """
-        seed = keras_internals.drawn_seed(seed)
+        seed = keras_variables.drawn_seed(seed)
         if self.axis == 0 and sampler.is_counted:
             drawn = sampler.rows(
                 self._begins(), self._shapes(), self.sizes[1:], seed

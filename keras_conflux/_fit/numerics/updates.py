@@ -19,7 +19,6 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.notices import tell
-from keras_conflux._compat import keras_internals
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
@@ -175,7 +174,7 @@ def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
     is_ours = state.replicated_by(optimizer.variables[:1]) is strategy
     if is_ours and (is_new or promotion.is_waiting(optimizer)):
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(keras_internals.with_this_threads_state(make)).result()
+            pool.submit(keras_variables.with_this_threads_state(make)).result()
     return len(optimizer.variables) > before
 
 
