@@ -2,7 +2,7 @@
 
 from keras_conflux import _supported as _supported
 from keras_conflux._cluster.agreement import barrier
-from keras_conflux._cluster.initialization import initialize
+from keras_conflux._cluster.processes import initialize
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import notices as _notices

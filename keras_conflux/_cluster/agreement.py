@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster import instance_keys
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import arguments
 from keras_conflux._common.errors import ProcessError
 from keras_conflux._common.errors import ReplicaMismatchError
+from keras_conflux._common.trees import size_of
 from keras_conflux._common.waiting import DEFAULT_STEP_TIMEOUT
 from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._common.waiting import step_timeout
@@ -31,6 +31,10 @@ _LENGTH = 256
 """How many bytes of a text the first message has room for."""
 _GROUP = (1 << 20) - 1
 """The group key of the processes, below the devices' keys."""
+_IN_TURN = 4
+"""How many keys take turns. No process is two collectives ahead of another."""
+_SIZES = 8_388_593
+"""The largest prime below 2**23, so that keys have 31 bits."""
 
 
 def assert_same_place(
@@ -261,9 +265,7 @@ def _all_reduce() -> Callable[[tf.Tensor], tf.Tensor]:
             input=numbers,
             group_size=process_count(),
             group_key=_GROUP,
-            instance_key=instance_keys.next_key(
-                counter, instance_keys.size_of(numbers), numbers.dtype
-            ),
+            instance_key=next_key(counter, size_of(numbers), numbers.dtype),
             ordering_token=[counter.handle],
             merge_op="Add",
             final_op="Id",
@@ -271,3 +273,24 @@ def _all_reduce() -> Callable[[tf.Tensor], tf.Tensor]:
         )
 
     return run
+
+
+def next_key(
+    counter: tf.Variable, size: Any, dtype: tf.DType, lane: int = 0
+) -> tf.Tensor:
+    """Counts a collective, and returns the key by which TensorFlow matches it.
+
+    TensorFlow keeps some 1 kB for each key that it has seen, as long as the
+    process lives, and processes ask the first one about a new key. So keys come
+    back. Collectives of one key reduce tensors of one dtype and size, as
+    TensorFlow divides a tensor into chunks when it first sees the key.
+
+    Args:
+        counter: How many collectives this device has made, an int32.
+        size: The number of elements of the tensor, which may be a tensor.
+        dtype: Its dtype.
+        lane: 1 for collectives that run between those of another counter.
+    """
+    turn = tf.math.floormod(counter.assign_add(1, read_value=True), _IN_TURN)
+    kind = (size % _SIZES * 32 + dtype.as_datatype_enum) * 2 + lane
+    return kind * _IN_TURN + turn

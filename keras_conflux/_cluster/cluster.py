@@ -14,12 +14,6 @@ class Cluster:
     Raises:
         ClusterError: If there is no address, an address has no port or
             repeats, or no address has the index.
-
-    Example:
-        ```python
-        cluster = Cluster(("a:2222", "b:2222"), index=1, source="a test")
-        cluster.addresses[cluster.index]  # "b:2222"
-        ```
     """
 
     addresses: tuple[str, ...]
@@ -38,15 +32,6 @@ class Cluster:
             )
         for address in self.addresses:
             split_address(address, self.source)
-        self._refuse_repeated()
-        if self.index not in range(len(self.addresses)):
-            raise ClusterError(
-                f"{self.source}: there are {len(self.addresses)} processes, "
-                f"so the index of this one is one of 0 to "
-                f"{len(self.addresses) - 1}. Got {self.index!r}."
-            )
-
-    def _refuse_repeated(self) -> None:
         for index, address in enumerate(self.addresses):
             first = self.addresses.index(address)
             if first < index:
@@ -55,6 +40,12 @@ class Cluster:
                     f"the address {address!r}. Give processes on one host "
                     "different ports."
                 )
+        if self.index not in range(len(self.addresses)):
+            raise ClusterError(
+                f"{self.source}: there are {len(self.addresses)} processes, "
+                f"so the index of this one is one of 0 to "
+                f"{len(self.addresses) - 1}. Got {self.index!r}."
+            )
 
 
 def separated(addresses: str) -> list[str]:
@@ -63,18 +54,9 @@ def separated(addresses: str) -> list[str]:
 
 
 def split_address(address: str, source: str) -> tuple[str, int]:
-    """Returns the host and the port of an address.
+    """Returns the host, as it is written, and the port of an address.
 
-    Args:
-        address: `"host:port"`. An IPv6 host stands in brackets.
-        source: The place where the address was found, for an error.
-
-    Returns:
-        The host, as it is written, and the port.
-
-    Raises:
-        ClusterError: If the host or the port is missing, or the port is not
-            one of 1 to 65535.
+    An IPv6 host stands in brackets. An error names the `source` of the address.
     """
     host, _, port = address.rpartition(":")
     is_bare_ipv6 = ":" in host and not host.endswith("]")

@@ -1,15 +1,23 @@
-"""Launchers, which tell a process of the others that it trains with.
+"""Finds out which processes train together, from arguments or launchers.
 
-There are none by default, and only the arguments of `initialize` name other
-processes. `ask` adds a launcher.
+A launcher tells a process of the others that it trains with. There are none by
+default, and only the arguments of `initialize` name other processes. `ask` adds
+a launcher.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 from keras_conflux._cluster.cluster import Cluster
+from keras_conflux._cluster.cluster import separated
 from keras_conflux._common.errors import ClusterError
+
+DEFAULT_SECONDS = 300.0
+"""How long processes wait for each other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +52,6 @@ def ask(launcher: Launcher) -> None:
 def announcements(environ: Mapping[str, str]) -> list[Announcement]:
     """Returns all announcements, in the order in which launchers are asked.
 
-    Args:
-        environ: The environment variables.
-
     Raises:
         ClusterError: If a launcher's variables are wrong, or there is no
             launcher.
@@ -60,3 +65,80 @@ def announcements(environ: Mapping[str, str]) -> list[Announcement]:
         )
     told = [launcher(environ) for launcher in _launchers]
     return [each for each in told if each is not None]
+
+
+def find_cluster(
+    addresses: Sequence[str] | str | None = None,
+    index: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+    seconds: float = DEFAULT_SECONDS,
+) -> Cluster | None:
+    """Returns the processes that train together; `None` for one alone.
+
+    The arguments decide, or the first launcher that tells of processes.
+    TensorFlow is not started, and nothing connects, except where processes tell
+    each other of their addresses.
+
+    Args:
+        addresses: See `initialize`.
+        index: The position of this process' address.
+        environ: The environment variables.
+        seconds: The time that processes wait for each other.
+
+    Raises:
+        ClusterError: If addresses are wrong, only a part of a launcher's
+            variables is set, launchers disagree on how many processes there
+            are, or there is no launcher to ask.
+    """
+    if addresses is not None or index is not None:
+        cluster = _from_arguments(addresses, index)
+    else:
+        cluster = _from_environment(environ, seconds)
+    is_alone = cluster is None or len(cluster.addresses) == 1
+    return None if is_alone else cluster
+
+
+def _from_arguments(
+    addresses: Sequence[str] | str | None, index: int | None
+) -> Cluster:
+    if addresses is None:
+        raise ClusterError(
+            f"Got the index {index}, but no addresses. Give the addresses of "
+            'all processes, such as ["10.0.0.1:2222", "10.0.0.2:2222"].'
+        )
+    if isinstance(addresses, str):
+        addresses = separated(addresses)
+    given: Any = addresses
+    if not isinstance(given, Sequence) or not all(
+        isinstance(each, str) for each in given
+    ):
+        raise ClusterError(
+            'Expected addresses such as ["10.0.0.1:2222", "10.0.0.2:2222"]. '
+            f"Got {addresses!r}."
+        )
+    if index is not None and type(index) is not int:
+        raise ClusterError(
+            f"Expected the index of this process, from 0. Got {index!r}."
+        )
+    if index is None and len(addresses) > 1:
+        raise ClusterError(
+            f"Got {len(addresses)} addresses, but no index. Give the index of "
+            "this process' address as `index`."
+        )
+    return Cluster(tuple(addresses), index or 0, "the arguments of initialize")
+
+
+def _from_environment(
+    environ: Mapping[str, str], seconds: float
+) -> Cluster | None:
+    found = announcements(environ)
+    for other in found[1:]:
+        # `mpirun -n 1` may start the program that starts the processes.
+        if other.count not in (1, found[0].count):
+            raise ClusterError(
+                f"{found[0].count_from} tells of {found[0].count} processes, "
+                f"but {other.count_from} of {other.count}. Start the program "
+                "through one launcher, or unset the variable that is not meant."
+            )
+    # MPI cannot find a process that is alone without mpi4py, and need not.
+    return found[0].find(seconds) if found and found[0].count > 1 else None

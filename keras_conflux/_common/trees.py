@@ -58,6 +58,12 @@ def length(flat: tf.Tensor) -> int:
     return found
 
 
+def size_of(tensor: tf.Tensor) -> Any:
+    """Returns the number of entries, a number of Python if it is known."""
+    size = tensor.shape.num_elements()
+    return tf.size(tensor) if size is None else size
+
+
 def describe(leaf: Leaf) -> str:
     """Returns a leaf's shape and dtype in words, such as `float32(3, 4)`."""
     if leaf is None:

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from keras_conflux._common.trees import size_of
+
 T = TypeVar("T")
 
 BUCKET_BYTES = 32 << 20
@@ -105,7 +107,7 @@ def map_buckets(
             before = tf.reshape(results[bucket[0]], [-1])
             continue
         before = function(tf.concat(flat, 0))
-        sizes = [_size(part) for part in flat]
+        sizes = [size_of(part) for part in flat]
         pieces = tf.split(before, sizes, num=len(flat))
         for position, part, piece in zip(bucket, parts, pieces, strict=False):
             shape = part.shape
@@ -116,8 +118,3 @@ def map_buckets(
 
 def _bytes(tensor: tf.Tensor) -> int:
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
-
-
-def _size(tensor: tf.Tensor) -> int | tf.Tensor:
-    static = tensor.shape.num_elements()
-    return tf.size(tensor) if static is None else static

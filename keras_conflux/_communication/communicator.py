@@ -29,10 +29,12 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._common.trees import length
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._communication import dtypes
-from keras_conflux._communication.transports import eager
-from keras_conflux._communication.transports.cpu import CpuRing
-from keras_conflux._communication.transports.nccl import Nccl
-from keras_conflux._communication.transports.nccl import NcclBetweenProcesses
+from keras_conflux._communication.transports.in_graph import CpuRing
+from keras_conflux._communication.transports.in_graph import Nccl
+from keras_conflux._communication.transports.in_graph import (
+    NcclBetweenProcesses,
+)
+from keras_conflux._communication.transports.in_graph import all_reduce_eagerly
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
@@ -222,7 +224,7 @@ class Communicator:
                     "Replicas that run eagerly exchange nothing between "
                     f"processes. Debug in one process, or {traced}."
                 )
-            return eager.all_reduce(tensor, op, self.devices[0])
+            return all_reduce_eagerly(tensor, op, self.devices[0])
         if self.on_gpu and isinstance(op, Extreme) and tensor.dtype.is_floating:
             integers = dtypes.to_ordered_integers(tensor, op)
             reduced = self.all_reduce(integers, index, op, in_xla)
@@ -432,9 +434,9 @@ class Communicator:
         Between processes nothing does.
         """
         if not self.spans_processes:
-            self._in_graph.recover()
-            if "_early" in vars(self):
-                self._early.recover()
+            for each in (self._in_graph, vars(self).get("_early")):
+                if isinstance(each, CpuRing):
+                    each.recover()
 
     def _transport(self, group_key: int) -> Any:
         if not self.on_gpu:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._cluster.initialization import initialize_from_environment
+from keras_conflux._cluster.processes import initialize_from_environment
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
 from keras_conflux._communication.communicator import Communicator

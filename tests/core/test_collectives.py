@@ -23,7 +23,7 @@ from keras_conflux._communication import dtypes
 from keras_conflux._communication.buckets import map_buckets
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.transports import ops
-from keras_conflux._communication.transports.cpu import CpuRing
+from keras_conflux._communication.transports.in_graph import CpuRing
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._communication.tree_collectives import ReplicaCollectives
 from keras_conflux._compat import cross_device

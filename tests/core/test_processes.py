@@ -35,7 +35,7 @@ from process_cases import Y
 from started import start
 from test_run import COMMAND
 
-from keras_conflux._cluster import instance_keys
+from keras_conflux._cluster import agreement
 from keras_conflux._cluster import roll_call
 
 HERE = pathlib.Path(__file__).parents[1]
@@ -183,7 +183,7 @@ def test_keys_of_collectives_come_back():
 
     def keys(dtype=tf.float32, size=3, lane=0):
         each = [
-            instance_keys.next_key(counter, of, dtype, lane)
+            agreement.next_key(counter, of, dtype, lane)
             for of in 2 * [size, tf.constant(size)]
         ]
         return {int(key) for key in each}

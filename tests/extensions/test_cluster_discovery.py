@@ -18,7 +18,7 @@ import keras_conflux as kc
 from keras_conflux._cluster import launchers
 from keras_conflux._cluster import roll_call
 from keras_conflux._cluster.cluster import Cluster
-from keras_conflux._cluster.discovery import find_cluster
+from keras_conflux._cluster.launchers import find_cluster
 from keras_conflux._extensions.launchers.first_host import first_port
 from keras_conflux._extensions.launchers.slurm import first_node
 

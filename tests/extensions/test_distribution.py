@@ -16,6 +16,7 @@ from models import regression
 
 import keras_conflux as kc
 from keras_conflux._cluster import processes
+from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._replication.strategy import distribution_strategy
@@ -579,7 +580,7 @@ def test_processes_are_joined_and_one_line_says_so(
     monkeypatch.setattr(tensorflow_internals, "has_started", lambda: False)
     caplog.set_level(logging.INFO, "keras_conflux")
     call()
-    assert [told[:3] for told in joined] == [(("a:1", "b:1"), 1, source)]
+    assert [told[0] for told in joined] == [Cluster(("a:1", "b:1"), 1, source)]
     assert caplog.messages == [f"Process 1 of 2, at b:1, as {source} says."]
 
 

@@ -18,7 +18,7 @@ root = pathlib.Path(__file__).resolve().parents[2]
 package.__path__ = [str(root / "keras_conflux")]
 sys.modules["keras_conflux"] = package
 
-from keras_conflux._cluster.discovery import find_cluster  # noqa: E402
+from keras_conflux._cluster.launchers import find_cluster  # noqa: E402
 from keras_conflux._extensions.launchers import order  # noqa: E402
 
 order.install()

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_conflux._cluster.initialization import join_others
+from keras_conflux._cluster.processes import join_others
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
