@@ -95,7 +95,8 @@ def functions_of(operation: tf.Operation) -> list[str]:
     """Returns the names of the functions that an operation runs."""
     if not _may_run_functions(operation):
         return []
-    attributes = operation.node_def.attr.values()
+    # In one order in all processes, which compare what they have traced.
+    attributes = [each for _, each in sorted(operation.node_def.attr.items())]
     functions = [each.func for each in attributes if each.HasField("func")]
     for each in attributes:
         functions.extend(each.list.func)

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -45,27 +44,31 @@ _SHOWN = {"Assert", "Print", "PrintV2", "StringFormat"}
 """Operations that one process may run and others not, as all summaries."""
 _NAMES = {"config", "config_proto", "container", "executor_type"}
 _NAMES |= {"message", "shared_name", "token", "seed", "seed2", "value"}
-_UNKNOWN = "input"
-_Find = Callable[[str], tf.Operation | None]
-"""Returns the operation of a name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
+    operation: tf.Operation
     kind: str
-    """The type of the operation."""
-    inputs: str
-    """The sources of its inputs."""
+    """Its type, or "function" for a call that is named after its function."""
+    sources: list[tuple[str, bool]]
+    """Where its inputs come from, and whether operations have computed them."""
     attributes: str
-    """How it does."""
-    find: Callable[[], tf.Operation | None]
-    """Finds the operation, for the user's line."""
-    alone: Callable[[], str]
-    """The operation, without the ones that it computes from and runs."""
+    runs: str
+    """A digest of the functions that it runs."""
 
     @property
     def text(self) -> str:
-        return f"{self.kind}({self.inputs}) {self.attributes}"
+        sources = ", ".join(source for source, _ in self.sources)
+        return f"{self.kind}({sources}) {self.attributes} {self.runs}".rstrip()
+
+    @property
+    def alone(self) -> str:
+        """The operation, without the ones that it computes from and runs."""
+        given = [
+            source for source, is_computed in self.sources if not is_computed
+        ]
+        return f"{self.kind}({', '.join(given)}) {self.attributes}"
 
 
 class CommonProgram:
@@ -143,8 +146,9 @@ class CommonProgram:
 
     @functools.cached_property
     def _own(self) -> Comparable:
-        texts = [line.text for line in self.lines(_Lines(self.graph))]
-        return Comparable([self.specs, texts], [self.specs, sorted(texts)])
+        lines = self.lines()
+        texts = [line.text for line in lines]
+        return Comparable([self.specs, texts], [self.specs, _sorted(lines)])
 
     @property
     def specs(self) -> list[str]:
@@ -152,17 +156,13 @@ class CommonProgram:
         tensors = [x for x in trees.flatten(self.inputs) if tf.is_tensor(x)]
         return [f"{x.dtype.name} {x.shape}" for x in tensors]
 
-    def lines(self, of_graph: "_Lines") -> list[_Line]:
-        """Returns the trace, line by line.
-
-        Args:
-            of_graph: Lists the operations of the graph.
-        """
-        lines = of_graph.listed(self.operations)
+    def lines(self) -> list[_Line]:
+        """Returns the trace, line by line."""
+        lines = _Listing(self.graph).lines(self.operations)
         if not self._knows_rank:
             return lines
         collectives = [line for line in lines if line.kind in COLLECTIVES]
-        return [dataclasses.replace(x, inputs="") for x in collectives]
+        return [dataclasses.replace(x, sources=[]) for x in collectives]
 
 
 def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
@@ -178,30 +178,30 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
     Raises:
         StrategyError: If Python code has done something else for a replica.
     """
-    listed = functools.cache(_Lines)
+    first = programs[0].lines() if programs[1:] else []
     for index, other in enumerate(programs[1:], 1):
         if other.specs != programs[0].specs or other.overlaps(programs[0]):
             continue
-        pair = [each.lines(listed(each.graph)) for each in (programs[0], other)]
-        if not any(_only_in_one(*([x.text for x in lines] for lines in pair))):
+        lines = other.lines()
+        if _sorted(first) == _sorted(lines):
             continue
-        own, theirs = (_by_the_program(lines) for lines in pair)
-        found = _only_in_one([x.text for x in own], [x.text for x in theirs])
+        pair = [_by_the_program(each) for each in (first, lines)]
+        found = _only_in_one(*([x.alone for x in y] for y in pair))
         if any(found):
-            _refuse(name, index, *map(_shown, (own, theirs), found))
+            _refuse(name, index, *map(_shown, pair, found))
+
+
+def _sorted(lines: list[_Line]) -> list[str]:
+    return sorted(line.text for line in lines)
 
 
 def _by_the_program(lines: list[_Line]) -> list[_Line]:
-    """Returns the lines that a program has made by itself, each alone.
+    """Returns the lines that a program has made by itself.
 
     Where a replica begins to draw, for example, is this package's to compute,
     and it may know it while one replica is traced and not for another one.
     """
-    return [
-        dataclasses.replace(line, inputs="", attributes=line.alone())
-        for line in lines
-        if (made := line.find()) is not None and not is_of_package(made)
-    ]
+    return [line for line in lines if not is_of_package(line.operation)]
 
 
 def _refuse(name: str, index: int, first: str, other: str) -> None:
@@ -215,10 +215,7 @@ def _refuse(name: str, index: int, first: str, other: str) -> None:
 
 
 def _first_pair(told: list[Any]) -> tuple[int, int] | None:
-    """Returns two processes with the same inputs and other programs, if any.
-
-    The second one is in the minority, if there is one.
-    """
+    """Returns two processes with the same inputs and other programs, if any."""
     for inputs in [each[0] for each in told]:
         alike = [i for i, each in enumerate(told) if each[0] == inputs]
         programs = [str(sorted(told[index][1])) for index in alike]
@@ -238,8 +235,8 @@ def _only_in_one(own: list[str], others: list[str]) -> list[str]:
 
 def _shown(lines: Sequence[_Line], text: str) -> str:
     """Returns a line and where the user has written it."""
-    made = next((x.find() for x in lines if x.text == text), None)
-    if made is None or made.traceback is None:
+    made = next((x.operation for x in lines if x.alone == text), None)
+    if made is None:
         return text or "nothing"
     file, line = users_line(made)
     return f"{text} ({made.name}, line {line} of {file})"
@@ -263,106 +260,77 @@ def _message(what: str, told: list[Any], pair: tuple[int, int]) -> str:
     )
 
 
-class _Lines:
-    """Lists the operations of a graph.
-
-    Args:
-        graph: The graph of a function.
-    """
+class _Listing:
+    """Lists operations of a graph, and of the functions that they run."""
 
     def __init__(self, graph: Any) -> None:
-        self._graph = graph
-        self._definition = graph.as_graph_def()
-        library = self._definition.library.function
-        self._library = {each.signature.name: each for each in library}
         self._variables = _variables_in(graph)
+        self._bodies: dict[Any, list[_Line]] = {}
 
-    def listed(self, operations: Sequence[tf.Operation]) -> list[_Line]:
-        """Returns a line for each operation, after the functions' lines.
-
-        Args:
-            operations: Operations of the graph.
-        """
-        self._bodies: dict[str, list[_Line]] = {}
-        named = {each.name for each in operations}
-        nodes = self._definition.node
-        known = {node.name: node for node in nodes}
-        own = [node for node in nodes if node.name in named]
-        find = functools.partial(_operation_of, self._graph)
-        lines = list(self._lines(own, known, find, self._variables))
+    def lines(self, operations: Sequence[tf.Operation]) -> list[_Line]:
+        """Returns a line for each operation, after the functions' lines."""
+        lines = list(self._lines(operations))
         return [*itertools.chain.from_iterable(self._bodies.values()), *lines]
 
-    def _lines(
-        self,
-        nodes: Sequence[Any],
-        known: dict[str, Any],
-        find: _Find,
-        variables: dict[str, str],
-    ) -> Iterator[_Line]:
-        types = {each.op for each in known.values()}
-        for node in nodes:
-            if _is_unsaid(node):
+    def _lines(self, operations: Sequence[tf.Operation]) -> Iterator[_Line]:
+        for operation in operations:
+            if _is_unsaid(operation):
                 continue
-            # Some calls have the name of their function, new in each trace.
-            named = node.op in self._library
-            called = [node.op] if named else _functions_of(node)
-            bodies = [self._body(name) for name in called]
-            if called and not any(bodies):
+            graphs = _graphs_of(operation)
+            runs = [self._body(graph) for graph in graphs]
+            if graphs and not any(runs):
                 continue
-            runs = [str(sorted(line.text for line in body)) for body in bodies]
-            sums = " ".join(str(zlib.crc32(each.encode())) for each in runs)
-            sources = _sources_of(node, known, variables)
+            texts = [str(_sorted(body)) for body in runs]
             yield _Line(
-                "function" if named else node.op,
-                ", ".join(sources),
-                f"{_attributes_of(node)} {sums}".rstrip(),
-                functools.partial(find, node.name),
-                functools.partial(_alone, node, sources, types),
+                operation,
+                _kind_of(operation),
+                [self._source_of(tensor) for tensor in operation.inputs],
+                _attributes_of(operation.node_def),
+                " ".join(str(zlib.crc32(each.encode())) for each in texts),
             )
 
-    def _body(self, name: str) -> list[_Line]:
+    def _body(self, graph: Any) -> list[_Line]:
         """Returns the lines of a function."""
-        if name not in self._bodies:
-            function = self._library.get(name)
-            nodes = [] if function is None else function.node_def
-            known = {node.name: node for node in nodes}
-            inside = functools.partial(_operation_in, self._graph, name)
-            self._bodies[name] = list(self._lines(nodes, known, inside, {}))
-        return self._bodies[name]
+        if graph not in self._bodies:
+            self._bodies[graph] = list(self._lines(graph.get_operations()))
+        return self._bodies[graph]
+
+    def _source_of(self, tensor: tf.Tensor) -> tuple[str, bool]:
+        """Returns a constant, a variable, or the type of an operation."""
+        made = tensor.op
+        while made.type == "Identity" and not _is_of_rank(made):
+            made = made.inputs[0].op
+        if _is_of_rank(made):
+            return "rank", False
+        if made.type == "Placeholder":
+            return self._variables.get(id(made.outputs[0]), "input"), False
+        if made.type == "Const":
+            return _constant(made.get_attr("value")), False
+        return _kind_of(made), True
 
 
-def _is_unsaid(node: Any) -> bool:
+def _is_unsaid(operation: tf.Operation) -> bool:
     return (
-        node.op in _UNSAID
-        or node.op in _SHOWN
-        or "Summary" in node.op
-        or tensorflow_tracing.is_of_rank(node.name)
+        operation.type in _UNSAID | _SHOWN
+        or "Summary" in operation.type
+        or _is_of_rank(operation)
     )
 
 
-def _operation_of(graph: Any, name: str) -> tf.Operation | None:
-    try:
-        return graph.get_operation_by_name(name)
-    except (KeyError, ValueError):
-        return None
+def _is_of_rank(operation: tf.Operation) -> bool:
+    return tensorflow_tracing.is_of_rank(operation.name)
 
 
-def _operation_in(graph: Any, function: str, name: str) -> tf.Operation | None:
-    inside = bodies.function_named(graph, function)
-    return None if inside is None else _operation_of(inside, name)
+def _kind_of(operation: tf.Operation) -> str:
+    # Some calls have the name of their function, new in each trace.
+    named = bodies.function_named(operation.graph, operation.type)
+    return operation.type if named is None else "function"
 
 
-def _functions_of(node: Any) -> list[str]:
-    """Returns the names of the functions that an operation runs."""
-    found = []
-    for key in sorted(node.attr):
-        value = node.attr[key]
-        if key.startswith("_"):
-            continue
-        if value.HasField("func"):
-            found.append(value.func.name)
-        found += [each.name for each in value.list.func]
-    return found
+def _graphs_of(operation: tf.Operation) -> list[Any]:
+    named = bodies.function_named(operation.graph, operation.type)
+    found = [named] if named is not None else bodies.graphs_of(operation)
+    return [each for each in found if each is not None]
 
 
 def _attributes_of(node: Any) -> str:
@@ -375,8 +343,8 @@ def _attributes_of(node: Any) -> str:
     return f"{{{', '.join(attributes)}}}"
 
 
-def _variables_in(graph: Any) -> dict[str, str]:
-    """Returns which variable or table each placeholder for one stands for.
+def _variables_in(graph: Any) -> dict[int, str]:
+    """Returns, by ids of placeholders, the variables and tables behind them.
 
     Variables are numbered in the order of their captures, so that they may have
     other names in other processes.
@@ -388,11 +356,11 @@ def _variables_in(graph: Any) -> dict[str, str]:
         variable = resources.container_of(handle)
         if variable is not None:
             number = numbers.setdefault(id(variable), len(numbers))
-            found[inside.op.name] = f"variable {number}"
+            found[id(inside)] = f"variable {number}"
         elif inside.dtype == tf.resource and process_count() > 1:
             for read in inside.consumers():
                 if read.type == "LookupTableFindV2":
-                    found[inside.op.name] = _table(handle, read)
+                    found[id(inside)] = _table(handle, read)
     return found
 
 
@@ -410,13 +378,6 @@ def _table(handle: Any, read: tf.Operation) -> str:
     return f"a table {zlib.crc32(held.encode())}"
 
 
-def _sources_of(
-    node: Any, known: dict[str, Any], variables: dict[str, str]
-) -> list[str]:
-    names = [name for name in node.input if not name.startswith("^")]
-    return [_source_of(name, known, variables) for name in names]
-
-
 def _value_of(value: Any) -> str | None:
     """Returns an attribute as text, unless it is a shape or a function."""
     kind = value.WhichOneof("value")
@@ -431,29 +392,6 @@ def _value_of(value: Any) -> str | None:
         types = [tf.as_dtype(each).name for each in value.list.type]
         return str(parts + types)
     return None
-
-
-def _alone(node: Any, sources: list[str], types: set[str]) -> str:
-    """Returns the attributes, and the inputs that no operation has computed."""
-    return f"{_attributes_of(node)} {[x for x in sources if x not in types]}"
-
-
-def _source_of(
-    name: str, known: dict[str, Any], variables: dict[str, str]
-) -> str:
-    """Returns a constant, a variable, or the type of an operation."""
-    node = known.get(name.partition(":")[0])
-    while node is not None and node.op == "Identity" and node.input:
-        if tensorflow_tracing.is_of_rank(node.name):
-            break
-        node = known.get(node.input[0].partition(":")[0])
-    if node is None or node.op == "Placeholder":
-        return _UNKNOWN if node is None else variables.get(node.name, _UNKNOWN)
-    if tensorflow_tracing.is_of_rank(node.name):
-        return "rank"
-    if node.op == "Const":
-        return _constant(node.attr["value"].tensor)
-    return node.op
 
 
 def _constant(proto: Any) -> str:

@@ -13,7 +13,6 @@ import keras_conflux as kc
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._replication import common_state
 from keras_conflux._replication.common_program import CommonProgram
-from keras_conflux._replication.common_program import _Lines
 
 X = np.random.default_rng(1).normal(size=(10, 8)).astype("float32")
 
@@ -65,8 +64,7 @@ def test_replicas_of_any_rank_trace_one_program(monkeypatch):
     assert not first._knows_rank
     assert not second._knows_rank
     texts = [
-        sorted(line.text for line in each.lines(_Lines(each.graph)))
-        for each in (first, second)
+        sorted(line.text for line in each.lines()) for each in (first, second)
     ]
     assert len(texts[0]) > 100
     assert texts[0] == texts[1]
