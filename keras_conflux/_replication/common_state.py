@@ -54,15 +54,12 @@ def compare_too(
     _compared_too.setdefault(model, {})[step] = variables
 
 
-def _others_of(model: keras.Model) -> list[Any]:
-    noted = [x for each in _compared_too.get(model, {}).values() for x in each]
-    written = {id(variable) for variable, is_written in noted if is_written}
-    found = {id(variable): variable for variable, _ in noted}
-    return [found[key] for key in found if key not in written]
-
-
 class CommonState:
     """The variables and settings of a model that all processes hold alike.
+
+    Each method raises a `ReplicaMismatchError` in all processes if something
+    differs, which it names, or if another process is about to do something else
+    than `what`.
 
     Args:
         model: A replicated model.
@@ -82,20 +79,8 @@ class CommonState:
         return list(state.stateful_objects(self._model))
 
     def agree_on_settings(self, what: str) -> None:
-        """Raises in all processes unless all have the same settings.
-
-        Learning rates are sent to all after this.
-
-        Args:
-            what: The next action of this process.
-
-        Raises:
-            ReplicaMismatchError: If a setting differs, or another process is
-                about to do something else.
-        """
-        settings = self._read_settings(with_rates=False)
-        told = gather_if_different(what, Comparable(settings))
-        _refuse_settings(what, told or [])
+        """Compares settings, but learning rates, which are sent to all."""
+        self._compare(what, [], with_rates=False)
 
     def note_equal(self) -> None:
         """Notes that all processes hold the same now."""
@@ -103,66 +88,59 @@ class CommonState:
         replicated_extended.note_compared()
 
     def agree_after(self, what: str, steps: int) -> None:
-        """Raises unless all have the same settings and, if need be, variables.
+        """Compares settings after some steps and, if need be, variables.
 
         All variables are compared after many steps. Else they are those that
         the model does not know, as nobody notes their assignments.
-
-        Args:
-            what: The next action of this process.
-            steps: The number of steps run since the last call.
-
-        Raises:
-            ReplicaMismatchError: As in `agree`.
         """
         self._steps += steps
-        settings = self._read_settings()
-        own = Comparable([settings, _sums(_comparable(self._others()))])
-        told = gather_if_different(what, own)
-        if told is not None:
-            _refuse_settings(what, [each[0] for each in told])
-        if told is not None or self._steps >= _STEPS_BETWEEN:
+        differ = self._compare(what, self._others())
+        if differ or self._steps >= _STEPS_BETWEEN:
             self.agree(f"{what}, with all variables")
 
     def agree(self, what: str) -> None:
-        """Raises unless all have the same settings and variables.
-
-        Args:
-            what: The next action of this process.
-
-        Raises:
-            ReplicaMismatchError: If one differs, which is named, or if another
-                process is about to do something else.
-        """
-        settings = self._read_settings()
-        variables = self._variables()
-        own = Comparable([settings, _sums(variables)])
-        told = gather_if_different(what, own)
-        if told is not None:
-            _refuse_settings(what, [each[0] for each in told])
-            _refuse_variables(what, variables, [each[1] for each in told])
+        """Compares settings and variables."""
+        found: list[Any] = []
+        if self._has_variables:
+            found = _mirrored(state.variables_of(self._model, self._owners))
+        self._compare(what, [*found, *self._others()])
         self._steps = 0
 
-    def _read_settings(self, with_rates: bool = True) -> list[Any]:
+    def _compare(
+        self, what: str, variables: list[Any], with_rates: bool = True
+    ) -> bool:
+        """Returns whether anything differs, which is no more than rounding."""
+        variables = _comparable(variables)
+        settings = self._read_settings(with_rates)
+        own = Comparable([settings, _sums(variables)])
+        told = gather_if_different(what, own)
+        if told is None:
+            return False
+        _refuse_settings(what, [each[0] for each in told])
+        _refuse_variables(what, variables, [each[1] for each in told])
+        return True
+
+    def _read_settings(self, with_rates: bool) -> list[Any]:
         """Returns names and values."""
         layers = keras_models.all_layers(self._model)
         found: list[Any] = [
-            (f"`trainable` of {layer.name}", layer.trainable)
+            [f"`trainable` of {layer.name}", layer.trainable]
             for layer in layers
         ]
         for owner in self._owners:
             if isinstance(owner, keras.optimizers.Optimizer):
                 found += _settings_of(owner, with_rates)
-        return [list(each) for each in found]
-
-    def _variables(self) -> list[Any]:
-        if not self._has_variables:
-            return []
-        variables = state.variables_of(self._model, self._owners)
-        return _comparable([*_mirrored(variables), *self._others()])
+        return found
 
     def _others(self) -> list[Any]:
-        return _others_of(self._model) if self._has_variables else []
+        """Returns the variables that steps read and do not write."""
+        if not self._has_variables:
+            return []
+        by_step = _compared_too.get(self._model, {})
+        noted = [x for each in by_step.values() for x in each]
+        written = {id(variable) for variable, is_written in noted if is_written}
+        found = {id(variable): variable for variable, _ in noted}
+        return [found[key] for key in found if key not in written]
 
 
 def agree_on_assigned(
@@ -170,16 +148,8 @@ def agree_on_assigned(
 ) -> None:
     """Raises in all processes unless all have assigned alike outside of steps.
 
-    If all have done so since they came here last, this is one message.
-
-    Args:
-        what: The next action of this process.
-        variables: Returns those that are compared if not.
-        of: See `assert_same_place`.
-
-    Raises:
-        ReplicaMismatchError: If one differs, which is named, or if another
-            process is about to do something else.
+    If all have done so since they came here last, this is one message. If not,
+    these variables are compared, of which one that differs is named.
     """
     if process_count() == 1:
         return
@@ -203,10 +173,7 @@ def compare_assigned(
 ) -> None:
     """Raises if the processes have assigned something else to variables.
 
-    Args:
-        what: The next action of this process.
-        are_alike: Whether all have the same `sums_of_assigned`.
-        variables: See `agree_on_assigned`.
+    `are_alike` says whether all have the same `sums_of_assigned`.
     """
     if are_alike:
         replicated_extended.note_compared()
@@ -248,7 +215,7 @@ def _refuse_variables(what: str, variables: list[Any], told: list[Any]) -> None:
 
 
 def _comparable(variables: list[Any]) -> list[Any]:
-    """Returns those that hold numbers."""
+    """Returns the variables that hold numbers."""
     return [
         variable
         for variable in variables
@@ -257,7 +224,7 @@ def _comparable(variables: list[Any]) -> list[Any]:
     ]
 
 
-def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
+def _settings_of(optimizer: Any, with_rates: bool) -> list[list[Any]]:
     """Returns the settings of an optimizer, which are plain attributes."""
     found = [
         (key, value)
@@ -268,7 +235,7 @@ def _settings_of(optimizer: Any, with_rates: bool) -> list[tuple[str, Any]]:
         rate: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
         found.append(("learning_rate", float(rate)))
     return [
-        (f"`{key}` of {optimizer.name}", value)
+        [f"`{key}` of {optimizer.name}", value]
         for key, value in found
         if key not in ("name", "built")
     ]
@@ -308,39 +275,26 @@ def _sums(variables: list[Any]) -> list[list[float]]:
     program = _summing(
         tuple((copy.device, copy.shape, copy.dtype) for copy in copies)
     )
-    return program([copy.handle for copy in copies]).numpy().tolist()
+    found: Any = program([copy.handle for copy in copies])
+    sums, halves = found.numpy().T
+    return np.stack([sums, np.sqrt(2 * halves)], 1).tolist()
 
 
 @functools.lru_cache(maxsize=16)
 def _summing(
     specs: tuple[tuple[str, tf.TensorShape, tf.DType], ...],
 ) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-    """Returns a program that is given handles of variables, and holds none.
-
-    Each operation is a kernel on a GPU, and there are hundreds of variables. So
-    all of a dtype are summed at once where that is possible.
-    """
+    """Returns a program that is given handles of variables, and holds none."""
 
     def sums(handles: list[tf.Tensor]) -> tf.Tensor:
-        by_dtype: dict[tf.DType, list[tuple[int, tf.Tensor, tf.Tensor]]] = {}
-        for place, handle in enumerate(handles):
-            device, shape, dtype = specs[place]
+        pairs = []
+        for handle, (device, shape, dtype) in zip(handles, specs, strict=True):
             with tf.device(device):
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
                 value.set_shape(shape)
-                found = place, *_sum_and_squares(value)
-            by_dtype.setdefault(dtype, []).append(found)
+                pairs.append(_sum_and_squares(value))
         with tf.device(specs[0][0]):
-            places, totals, squares = [], [], []
-            for found in by_dtype.values():
-                where, *both = zip(*found, strict=True)
-                total, square = (tf.cast(tf.stack(x), tf.float64) for x in both)
-                places += where
-                totals.append(total)
-                squares.append(square)
-            norms = tf.sqrt(2 * tf.concat(squares, 0))
-            pairs = tf.stack([tf.concat(totals, 0), norms], 1)
-            return tf.gather(pairs, np.argsort(places))
+            return tf.stack(pairs)
 
     handles = [tf.TensorSpec([], tf.resource)] * len(specs)
     return outside_of_strategies(
@@ -350,11 +304,12 @@ def _summing(
     )
 
 
-def _sum_and_squares(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _sum_and_squares(value: tf.Tensor) -> tf.Tensor:
     """Returns the sum of a tensor, and half of the sum of its squares."""
     if not value.dtype.is_floating:
         total = tf.reduce_sum(tf.cast(value, tf.float64))
-        return total, tf.zeros_like(total)
+        return tf.stack([total, tf.zeros_like(total)])
     if value.dtype.size < 4:
         value = tf.cast(value, tf.float32)
-    return tf.reduce_sum(value), tf.nn.l2_loss(value)
+    pair = tf.stack([tf.reduce_sum(value), tf.nn.l2_loss(value)])
+    return tf.cast(pair, tf.float64)
