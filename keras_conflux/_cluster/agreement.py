@@ -42,14 +42,9 @@ def assert_same_place(
 ) -> None:
     """Raises in all processes unless all are at the same place of the program.
 
-    It does nothing in a process that is alone.
-
-    Args:
-        what: The next action of this process.
-        of: The object of the action. It is turned into text only if there are
-            other processes.
-        seconds: The time that this process waits for the others, if not as long
-            as for a step.
+    It does nothing in a process that is alone. The object `of` the action
+    becomes a text only if there are other processes. This one waits as long as
+    for a step, or these seconds.
 
     Raises:
         ProcessError: If another process lives and does not come in time.
@@ -96,9 +91,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
 def all_gather_json(what: str, own: Any) -> list[Any]:
     """Returns the values of all processes, in their order.
 
-    Args:
-        what: The next action of this process, see `assert_same_place`.
-        own: The value of this process, which JSON must be able to hold.
+    JSON must be able to hold them.
 
     Raises:
         ReplicaMismatchError: If another process is about to do something else.
@@ -112,10 +105,8 @@ def all_gather_json(what: str, own: Any) -> list[Any]:
 class Comparable:
     """A value that processes compare.
 
-    Args:
-        value: A value that JSON can hold.
-        compared: What is compared in place of it, as where an order does not
-            count.
+    JSON can hold it. Something else may be compared in its place, as where an
+    order does not count.
     """
 
     def __init__(self, value: Any, compared: Any = None) -> None:
@@ -129,10 +120,6 @@ def gather_if_different(what: str, own: Comparable) -> list[Any] | None:
     """Returns the values of all processes, or `None` if they are all equal.
 
     As long as they are, only a digest of the value is sent.
-
-    Args:
-        what: The next action of this process, see `assert_same_place`.
-        own: The value of this process.
 
     Raises:
         ReplicaMismatchError: If another process is about to do something else.
@@ -163,10 +150,7 @@ def _gather_values(what: str, value: str) -> list[bytes]:
 def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:
     """Returns the bytes of one of the processes in all of them.
 
-    Args:
-        root: The index of that process.
-        own: The bytes of this process, which count in that process alone.
-        length: The number of bytes, which all processes know.
+    All know how many there are.
     """
     words = np.zeros([length // 4 + 1], np.int32)
     if process_index() == root:
@@ -227,10 +211,7 @@ def sum_over_processes(
 ) -> np.ndarray:
     """Returns the sum of an array of all processes, which share its shape.
 
-    Args:
-        numbers: Numbers of int32, int64, float32 or float64.
-        seconds: The time that this process waits for the others, if not as long
-            as for a step.
+    It waits as long as for a step, or these seconds.
 
     Raises:
         ProcessError: If another process lives and does not come in time.

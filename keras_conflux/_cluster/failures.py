@@ -48,9 +48,6 @@ def errors_reported_to_all(what: str) -> Iterator[None]:
     They would wait for this process as long as it lives. In a process that is
     alone, this does nothing.
 
-    Args:
-        what: The common action of all processes, for messages.
-
     Raises:
         ProcessError: If another process has failed or has ended.
     """
@@ -85,10 +82,6 @@ def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:
 
     TensorFlow ends its own collectives when a process fails, but not a program
     of XLA in which a GPU waits for another.
-
-    Args:
-        call: The call that waits for other processes.
-        seconds: The longest wait.
 
     Returns:
         Whether it has ended.

@@ -79,12 +79,6 @@ def find_cluster(
     TensorFlow is not started, and nothing connects, except where processes tell
     each other of their addresses.
 
-    Args:
-        addresses: See `initialize`.
-        index: The position of this process' address.
-        environ: The environment variables.
-        seconds: The time that processes wait for each other.
-
     Raises:
         ClusterError: If addresses are wrong, only a part of a launcher's
             variables is set, launchers disagree on how many processes there

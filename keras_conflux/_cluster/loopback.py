@@ -36,9 +36,6 @@ def _is_local(host: str) -> bool:
 def close_to_other_hosts(address: str) -> bool:
     """Lets the port of this process be reached through the loopback only.
 
-    Args:
-        address: The address of this process.
-
     Returns:
         Whether this is so now; not before Linux 5.7.
     """

@@ -165,9 +165,6 @@ def initialize_from_environment() -> None:
 def join_others(environ: Mapping[str, str]) -> None:
     """Joins the processes that some variables name, if this is still to do.
 
-    Args:
-        environ: See `find_cluster`.
-
     Raises:
         ProcessError: If TensorFlow has started already.
     """

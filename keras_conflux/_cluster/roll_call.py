@@ -53,10 +53,7 @@ def call_roll(
 ) -> str | None:
     """Waits until all processes have come.
 
-    Args:
-        addresses: `"host:port"` of each.
-        index: The index of this process.
-        seconds: The time that process 0 waits for the others.
+    Process 0 waits so many seconds for the others.
 
     Returns:
         `None` when all are there, else an error message.
@@ -82,13 +79,7 @@ def hosts_of_all(
     """Waits until all processes have come, and returns from which hosts.
 
     A host is the address from which its processes come, so it need not know a
-    name of its own.
-
-    Args:
-        first: `"host:port"` of process 0.
-        index: The index of this process.
-        count: The number of processes.
-        seconds: The time that process 0 waits for the others.
+    name of its own. The first address is the one of process 0.
 
     Returns:
         The hosts, and `None` when all are there, else an error message.
@@ -174,11 +165,7 @@ def _wait(
 
 
 class _Callers:
-    """The callers of process 0.
-
-    Args:
-        server: The socket on which they call.
-    """
+    """The callers of process 0."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server

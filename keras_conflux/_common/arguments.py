@@ -43,11 +43,6 @@ def assert_seconds(name: str, value: Any) -> None:
 def assert_is(value: Any, kinds: Any, expected: str) -> None:
     """Refuses a value of another type.
 
-    Args:
-        value: The value that was passed.
-        kinds: See `isinstance`.
-        expected: The expected argument, such as `"a Keras model"`.
-
     Raises:
         TypeError: If it is of none of the types.
     """

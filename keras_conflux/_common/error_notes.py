@@ -12,8 +12,7 @@ _adding: list[AddNote] = []
 def add_by(add: AddNote) -> None:
     """Has a function add notes from now on.
 
-    Args:
-        add: Takes the arguments of `add_to`.
+    It takes the arguments of `add_to`.
     """
     _adding.append(add)
 

@@ -31,9 +31,6 @@ def tell(text: str) -> None:
 
     It goes into the log of a program that logs at INFO, and else to stderr,
     unless the program has set another level for this package.
-
-    Args:
-        text: A line, without its end.
     """
     line = f"keras-conflux: {text}"
     if _log.isEnabledFor(logging.INFO) and _log.hasHandlers():

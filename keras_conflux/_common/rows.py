@@ -15,11 +15,8 @@ def shard_of(
 ) -> Tree:
     """Returns the shard of a batch that replica `index` of `count` gets.
 
-    Args:
-        batch: A tree of tensors of shape `(batch, ...)`.
-        index: The replica, a number or a tensor.
-        count: The number of replicas.
-        at_least_one: Gives a replica without samples the last sample.
+    The index may be a tensor. With `at_least_one`, a replica without samples
+    gets the last sample.
     """
 
     def shard(leaf: Any) -> Any:

@@ -80,10 +80,7 @@ def describe(leaf: Leaf) -> str:
 def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
     """Raises unless all trees have the same paths, dtypes and shapes.
 
-    Args:
-        trees: The replicas' trees, by index. Unknown dimensions agree with
-            any.
-        what: The purpose of the trees, as the error says it.
+    Unknown dimensions agree with any.
 
     Raises:
         ReplicaMismatchError: Naming the first leaf that differs.

@@ -23,10 +23,8 @@ _registry: dict[Any, Any] = {}
 def warn(message: str, operation: tf.Operation | None = None) -> None:
     """Warns with the innermost line that is not of a library's making.
 
-    Args:
-        message: The text of the warning. Python shows it once for each line.
-        operation: The operation that the warning is about, if it was traced
-            before this call.
+    Python shows it once for each line. It is about an operation, if that was
+    traced before this call.
     """
     file, line = users_line(operation)
     warnings.warn_explicit(
@@ -37,8 +35,7 @@ def warn(message: str, operation: tf.Operation | None = None) -> None:
 def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:
     """Returns the file and the line of the user's that has led here.
 
-    Args:
-        operation: The op that the line has made, if it was traced before.
+    It is the line that has made an operation, if that is given.
     """
     # The traceback of an op has the user's lines where AutoGraph has
     # translated them; Python's own stack has lines of generated files.

@@ -90,10 +90,8 @@ class DaemonCall:
     """Calls a function in another thread.
 
     So an interrupt is heard while the call is waited for, and one that hangs
-    does not keep Python from ending.
-
-    Args:
-        function: The function. It has the context variables of this thread.
+    does not keep Python from ending. The function has the context variables of
+    this thread.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:

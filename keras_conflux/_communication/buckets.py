@@ -26,12 +26,8 @@ def plan(
 ) -> list[list[int]]:
     """Groups tensors by dtype into buckets of about `bucket_bytes`.
 
-    Gradients become known from the last layer to the first, so the last
-    tensors go into the first bucket.
-
-    Args:
-        tensors: Dense tensors. One of unknown size counts as empty.
-        bucket_bytes: A bucket is closed when it holds at least as much.
+    Gradients become known from the last layer to the first, so the last tensors
+    go into the first bucket. A tensor of unknown size counts as empty.
 
     Returns:
         The positions of each bucket's tensors.
@@ -56,10 +52,7 @@ def neighbours(
 ) -> Iterator[list[T]]:
     """Groups neighbours whose sizes together are within a limit.
 
-    Args:
-        items: The items to group, in order.
-        size_of: Returns the size of one.
-        limit: The largest size of a group, unless one item is larger.
+    One item may be larger.
     """
     group: list[T] = []
     total = 0

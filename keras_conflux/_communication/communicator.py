@@ -127,11 +127,11 @@ class OneReplica:
 class Communicator:
     """The collective channel of one tuple of devices.
 
-    It chooses the transport, and compares the calls of the replicas while
-    they are traced.
-
-    Args:
-        devices: One device per replica, all of one kind, in replica order.
+    It chooses the transport, and compares the calls of the replicas while they
+    are traced. Its methods are given the index of the calling replica, and
+    whether the traced graph becomes part of an XLA program. A function that
+    returns the rank of the replica, which may be a tensor, is called where
+    somebody needs it.
     """
 
     joins_buckets = True
@@ -206,12 +206,8 @@ class Communicator:
     ) -> tf.Tensor:
         """Returns the reduction of every replica's `tensor`.
 
-        Args:
-            tensor: Dense, of a shape and dtype that all replicas share.
-                bfloat16, half, float32, float64, int32 or int64.
-            index: The calling replica.
-            op: Any but `MEAN`.
-            in_xla: Whether the traced graph becomes part of an XLA program.
+        It is dense and of a shape and dtype that all replicas share: bfloat16,
+        half, float32, float64, int32 or int64. The op is any but `MEAN`.
         """
         if self.size == 1 or tensor.shape.num_elements() == 0:
             return tf.identity(tensor)
@@ -244,13 +240,8 @@ class Communicator:
     ) -> tf.Tensor:
         """Returns the replica's part of the sum of every replica's tensor.
 
-        Args:
-            flat: A tensor of one axis, which the number of replicas divides.
-            dtype: The dtype of the sums.
-            index: The calling replica.
-            rank: Returns its position among all, which may be a tensor, where
-                somebody needs it.
-            in_xla: See `all_reduce`.
+        The tensor has one axis, which the number of replicas divides. The sums
+        have the dtype.
         """
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             channel = self._next_channel(index)
@@ -270,15 +261,9 @@ class Communicator:
     ) -> list[tf.Tensor]:
         """Returns the parts of all replicas, joined in the order of ranks.
 
-        Args:
-            parts: Tensors of one axis, whose sizes all replicas share.
-            index: The calling replica.
-            rank: Returns its position among all, which may be a tensor, where
-                somebody needs it.
-            in_xla: See `all_reduce`.
-            after: Floats that have to be known before, where XLA orders.
-            again: Whether it runs earlier than it is traced. See
-                `can_gather_again`.
+        They are of one axis, whose size all replicas share. The floats `after`
+        have to be known before, where XLA orders. With `again`, it runs earlier
+        than it is traced: see `can_gather_again`.
         """
         if in_xla and self.size > 1 and self._in_xla.moves_parts:
             channel = self._next_channel(index)
@@ -325,12 +310,8 @@ class Communicator:
     ) -> None:
         """Compares the next collective of this replica with replica 0's.
 
-        Args:
-            index: The calling replica. Replicas are traced one after another,
-                replica 0 first.
-            signature: The description of the call.
-            check: Called with replica 0's signature, this one and the index;
-                raises if they differ.
+        Replica 0 is traced first. `check` gets its signature, this one and the
+        index, and raises if they differ.
         """
         trace = self._present_trace()
         position = trace.compared[index]
@@ -346,12 +327,7 @@ class Communicator:
         return trace.calls[index], trace.compared[index]
 
     def forget_since(self, index: int, before: tuple[int, int]) -> None:
-        """Forgets a replica's calls in a trace that is made again.
-
-        Args:
-            index: The replica.
-            before: The result of `called` before the trace.
-        """
+        """Forgets a replica's calls in a trace that is made again."""
         trace = self._present_trace()
         trace.calls[index], trace.compared[index] = before
         if index == 0:
@@ -400,10 +376,6 @@ class Communicator:
 
         Two of them would meet each other's collectives. Programs without run
         at any time.
-
-        Args:
-            program: A traced function, which is about to run.
-            name: The name of its function, for the error.
 
         Raises:
             StrategyError: If the program that runs waits for this one.

@@ -25,12 +25,6 @@ COPYABLE = (*REDUCIBLE, *_SUMMABLE)
 def as_tensor(verb: str, path: str, leaf: Any, dtypes: Any) -> Any:
     """Returns a leaf as a tensor or `tf.IndexedSlices`.
 
-    Args:
-        verb: The name of the collective, for the error.
-        path: The place of the leaf in its tree, for the error.
-        leaf: A tensor, variable, array or number.
-        dtypes: The dtypes that the collective takes.
-
     Raises:
         TypeError: If it is not numeric, or of another dtype.
     """
@@ -83,9 +77,7 @@ _FLOATS = {integer: floats for floats, integer in _INTEGERS.items()}
 def to_ordered_integers(x: tf.Tensor, op: Extreme) -> tf.Tensor:
     """Returns integers that are in the order of `x`.
 
-    Args:
-        x: Floats of any shape.
-        op: `MIN`, which puts NaN below all numbers, or `MAX`, above.
+    `MIN` puts NaN below all numbers, `MAX` above.
     """
     if x.dtype not in _INTEGERS:  # of 16 bits, which no collective counts in
         x = tf.cast(x, tf.float32)

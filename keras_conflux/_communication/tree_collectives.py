@@ -30,14 +30,7 @@ from keras_conflux._compat import tensorflow_tracing
 
 
 class ReplicaCollectives:
-    """The collectives on trees, as one replica of a strategy calls them.
-
-    Args:
-        communicator: The channel of the strategy.
-        index: The replica of this process that calls.
-        in_xla: Whether the traced graph becomes part of an XLA program.
-        rank_as_tensor: Returns its position among all, which may be a tensor.
-    """
+    """The collectives on trees, as one replica of a strategy calls them."""
 
     def __init__(
         self,
@@ -70,11 +63,8 @@ class ReplicaCollectives:
     ) -> Tree:
         """Returns the reduction of the replicas' trees, equal on all.
 
-        Args:
-            op: See `find_op`.
-            tree: This replica's tree of numeric leaves.
-            weight: For `MEAN`, a scalar that says how much this replica
-                counts. With 0, nothing of its tree counts, NaN included.
+        For `MEAN`, a weight says how much this replica counts. With 0, nothing
+        of its tree counts, NaN included.
         """
         op = find_op(op)
         verb = f"allreduce({op.name!r})"
@@ -108,12 +98,7 @@ class ReplicaCollectives:
         return self.broadcast_of(tree, is_root)
 
     def broadcast_of(self, tree: Tree, is_root: Any) -> Tree:
-        """Returns the tree of the one replica that is the root.
-
-        Args:
-            tree: This replica's.
-            is_root: Whether this one is it, which may be a tensor.
-        """
+        """Returns the tree of the one replica that is the root."""
         leaves = self._leaves("broadcast", tree, dtypes.COPYABLE)
         if any(map(dtypes.is_sparse, leaves)):
             raise TypeError(
@@ -145,11 +130,8 @@ class ReplicaCollectives:
     ) -> list[tf.Tensor]:
         """Returns the replica's parts of the sums of all replicas' tensors.
 
-        They can be differentiated.
-
-        Args:
-            flats: Tensors of one axis, which the number of replicas divides.
-            sums_in: The dtype in which each is added up, by default its own.
+        They can be differentiated. They have one axis, which the number of
+        replicas divides. Each is added up in its own dtype by default.
         """
         dtypes_of_sums = sums_in or [flat.dtype for flat in flats]
 
@@ -202,10 +184,7 @@ class ReplicaCollectives:
     ) -> list[tf.Tensor]:
         """Returns the parts of all replicas, joined.
 
-        Args:
-            parts: Tensors of one axis, whose sizes all replicas share.
-            after: Floats that have to be known before, where XLA orders.
-            again: Whether it runs earlier than it is traced.
+        See `Communicator.all_gather`.
         """
         self._assert_same_call("all-gather of parts", parts)
         whole: list[tf.Tensor] = []
@@ -230,14 +209,9 @@ class ReplicaCollectives:
     ) -> Tree:
         """Joins the replicas' leaves along `axis`, where sizes may differ.
 
-        XLA has to know where the rows of each replica begin, so there sizes
-        are equal.
-
-        Args:
-            tree: This replica's tree of tensors.
-            axis: The axis along which they are joined.
-            is_even: Tells whether a tensor has the same size along the axis on
-                all replicas.
+        XLA has to know where the rows of each replica begin, so there sizes are
+        equal. `is_even` tells whether a tensor has the same size along the axis
+        on all replicas.
 
         Raises:
             tf.errors.UnimplementedError: In XLA programs, if sizes differ

@@ -35,12 +35,7 @@ def may_be_traced_once(
     """Whether the package's own collectives reduce what NCCL is to reduce.
 
     Outside of functions TensorFlow traces in each call what NCCL runs, which
-    takes longer than the reduction.
-
-    Args:
-        pairs: Each value, and where its sum or mean is wanted.
-        chosen: What reduces otherwise.
-        devices: Those that all of it has to be on.
+    takes longer than the reduction. All of it has to be on these devices.
     """
     devices_of = cross_device_ops.get_devices_from
     return (

@@ -22,11 +22,7 @@ _NOISE = re.compile(
 
 
 def cannot_compile(reason: str) -> tf.errors.UnimplementedError:
-    """Returns an error that is one of the compiler, as below.
-
-    Args:
-        reason: Says that XLA or a compiled step cannot do it.
-    """
+    """Returns an error that is one of the compiler, as below."""
     return tf.errors.UnimplementedError(None, None, reason)
 
 

@@ -90,12 +90,9 @@ def symbolic_build(
 ) -> None:
     """Builds a model, its metrics and its optimizer for batches like `spec`.
 
-    Args:
-        model: The model to build.
-        spec: The spec of a batch.
-        at_once: Whether metrics and losses are built also where a step of the
-            user's own may give them something else than the data.
-        layers_alone: Whether nothing but layers is built, as for `predict`.
+    With `at_once`, metrics and losses are built also where a step of the user's
+    own may give them something else than the data. With `layers_alone`, nothing
+    but layers is built, as for `predict`.
     """
     # Public `model.build` builds neither metrics nor the optimizer.
     try:

@@ -101,9 +101,6 @@ def _updates_as_one_of(optimizer: Any, classes: Sequence[type]) -> bool:
 def updated_together(optimizer: Any) -> list[list[Any]]:
     """Returns for each variable the variable, and its own optimizer state.
 
-    Args:
-        optimizer: One that has been built.
-
     Returns:
         Variables of Keras, or `None` where it keeps no state for one. All lists
         of one variable for each count as such state.

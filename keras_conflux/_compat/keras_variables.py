@@ -21,9 +21,7 @@ def random_seed() -> int | None:
 def as_tensor(value: Any, dtype: str | None = None) -> tf.Tensor:
     """Returns a tensor, also for a variable, which Keras leaves one.
 
-    Args:
-        value: A tensor, a variable of Keras or TensorFlow, or numbers.
-        dtype: The tensor's dtype, by default the one that Keras computes in.
+    By default it is of the dtype that Keras computes in.
     """
     converted: Any = keras.ops.convert_to_tensor(value, dtype)
     if isinstance(converted, keras.Variable | tf.Variable):
@@ -50,11 +48,7 @@ def make_backing(
 ) -> tf.Variable:
     """Makes a TensorFlow variable as Keras would in the current scope.
 
-    Args:
-        variable: The Keras variable that it is for.
-        value: Its initial value.
-        summed: Whether its value is the sum of the replicas' values, whatever
-            Keras says.
+    A summed one is the sum of the replicas' values, whatever Keras says.
     """
     # As in core.Variable._initialize, except that a copy that a replica writes
     # is never reduced on the way: it would be reduced at each writing, and
@@ -112,8 +106,7 @@ def with_this_threads_state(fn: Callable) -> Callable:
 def drawn_seed(seed: Any) -> tf.Tensor:
     """Returns the seed that Keras gives to TensorFlow: two int32.
 
-    Args:
-        seed: An integer, a generator, which counts on, or `None`.
+    A generator counts on.
     """
     drawn: Any = seed_generator.draw_seed(seed)
     return _cast_seed(drawn)

@@ -35,12 +35,9 @@ def _code_of_filter() -> types.CodeType:
 def patch(point: ListedName, replacement: Callable[..., Any]) -> None:
     """Puts `replacement(original, *args, **kwargs)` in place of a method.
 
-    Or of a property, whose original is then the function that reads it.
-
-    Args:
-        point: The method, one that is listed.
-        replacement: Called with the original first; decides whether it has
-            something to do and calls the original if not.
+    Or of a property, whose original is then the function that reads it. The
+    replacement decides whether it has something to do, and calls the original
+    if not.
     """
     owner = point.owner
     found = getattr(owner, point.attribute)

@@ -69,12 +69,7 @@ def module_if_any(name: str) -> Any:
 
 
 def problems(names: Iterable[ListedName], version: tuple) -> list[str]:
-    """Returns a phrase for each name that is missing or has changed.
-
-    Args:
-        names: The expected names.
-        version: The library's version, as numbers.
-    """
+    """Returns a phrase for each name that is missing or has changed."""
     return [
         f"`{name.path}` {problem}"
         for name in names

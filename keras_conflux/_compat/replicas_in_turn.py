@@ -70,13 +70,7 @@ class _Replicas:
                 self._coordinator.join(self._others)
 
     def merge_arguments(self, index: int, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments of all replicas' `merge_call`.
-
-        Args:
-            index: The replica that called it in the caller's thread.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-        """
+        """Returns the arguments of all replicas' `merge_call`."""
         if index > 0:
             raise _different_numbers()
         if tf.compat.v1.get_default_graph() is not self.graph:

@@ -309,11 +309,7 @@ class _WholeScope:
 
 
 class _Once:
-    """An initial value that is computed for the first copy, and kept.
-
-    Args:
-        given: The value, or a function that returns it.
-    """
+    """An initial value that is computed for the first copy, and kept."""
 
     def __init__(self, given: Any) -> None:
         self._given = given

@@ -123,10 +123,6 @@ class _Sum(values._SyncOnReadSaveable):
 def set_sum(variable: Any, value: Any) -> list[Any]:
     """Gives the first copy of all a value, so that the copies add up to it.
 
-    Args:
-        variable: One whose copies add up to its value.
-        value: The sum.
-
     Returns:
         The operations that assign it.
     """

@@ -24,12 +24,7 @@ def mark_replica_specific() -> None:
 
 
 class SharedTrace:
-    """A function as a replica has traced it.
-
-    Args:
-        function: A `tf.function`.
-        arguments: Its arguments.
-    """
+    """A function as a replica has traced it."""
 
     def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
         self._concrete = function.get_concrete_function(*arguments)
@@ -53,12 +48,7 @@ class SharedTrace:
         return self._called(arguments, self._captures)
 
     def for_replica(self, index: int, *arguments: Any) -> Any:
-        """Calls it in a graph, with the variables of another replica.
-
-        Args:
-            index: The replica.
-            *arguments: The arguments of the function.
-        """
+        """Calls it in a graph, with the variables of another replica."""
         captures = [_capture_of(index, each) for each in self._captures]
         return self._called(arguments, captures)
 

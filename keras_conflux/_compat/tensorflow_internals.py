@@ -64,11 +64,8 @@ def keep_identity(old: tf.Variable, new: tf.Variable) -> None:
 def take_value(variable: tf.Variable, why: str) -> None:
     """Leaves a variable without a value, until it is assigned one.
 
-    Its value until now is never freed.
-
-    Args:
-        variable: It lies on one device.
-        why: The reason that an error gives when the variable is read.
+    Its value until now is never freed. An error gives the reason when it is
+    read.
     """
     made: Any = variable
     old = made.handle
@@ -118,10 +115,6 @@ def own_variable(device: str, value: Any = 0) -> tf.Variable:
 
     Each replica has its own, and its steps write them. Whoever lists the
     variables that a user's step writes leaves them out.
-
-    Args:
-        device: The device of the variable.
-        value: Its initial value.
     """
     with tf.device(device):
         # Not `tf.Variable`, of which an open strategy would make copies.

@@ -28,12 +28,6 @@ def connect(
 ) -> None:
     """Starts this process' server. Returns when all processes have come.
 
-    Args:
-        addresses: `"host:port"` of each process, the same list in all.
-        index: The index of this process.
-        heartbeat_seconds: After so long a silence a process counts as dead.
-        connect_seconds: The time to wait for the others.
-
     Raises:
         tf.errors.OpError: If they do not come, or a port is in use.
         RuntimeError: If TensorFlow has started already.
@@ -104,9 +98,6 @@ def failure_of_any(count: int) -> tf.errors.OpError | None:
     """Returns why one of the processes does no longer work with the others.
 
     It asks the first process, which answers within a millisecond.
-
-    Args:
-        count: The number of processes.
     """
     try:
         states = _context().get_task_states([(_JOB, count)])

@@ -168,13 +168,8 @@ def concrete_function(
 ) -> Callable:
     """Returns `function` as a graph, with its control flow as it is.
 
-    It is traced in the thread of the caller.
-
-    Args:
-        function: The function to trace.
-        signature: The specifications of its arguments.
-        leaves_out: The passes that Grappler leaves out. In XLA programs, all of
-            them take long and gain nothing.
+    It is traced in the thread of the caller. In XLA programs, all passes of
+    Grappler take long and gain nothing.
     """
     traced = without_retracing_warning(
         tf.function(function, input_signature=signature, autograph=False)
@@ -225,8 +220,7 @@ def leaving_out(leaves_out: Grappler) -> Iterator[None]:
 def traces_of(function: Any) -> list[Any]:
     """Returns the graphs that have been traced of a function.
 
-    Args:
-        function: A result of `concrete_function`, or a `tf.function`.
+    It is a result of `concrete_function`, or a `tf.function`.
     """
     graph = getattr(function, "graph", None)
     if graph is not None:
@@ -237,11 +231,7 @@ def traces_of(function: Any) -> list[Any]:
 
 
 def in_python_op_of(program: Any) -> bool:
-    """Whether this thread runs a `tf.py_function`, or its kin, of a program.
-
-    Args:
-        program: A traced function.
-    """
+    """Whether this thread runs a `tf.py_function`, or its kin, of a program."""
     graph = getattr(program, "graph", None)
     token = _token_of_python_op()
     if graph is None or token is None:

@@ -18,10 +18,8 @@ from keras_conflux._graphs import rewriting
 def xla_all_reduce(tensor: tf.Tensor, count: int, op: str) -> tf.Tensor:
     """All-reduces inside an XLA program that runs on `count` devices.
 
-    Args:
-        tensor: float16, bfloat16, float32 or int32.
-        count: The number of devices.
-        op: `"Add"`, `"Mul"`, `"Min"` or `"Max"`.
+    It adds, multiplies (`"Mul"`), or takes `"Min"` or `"Max"`, of float16,
+    bfloat16, float32 or int32.
     """
     # The mode "CrossReplica" gives each replica back its own tensor, as
     # TensorFlow compiles a program for each.
@@ -46,10 +44,7 @@ def barriers(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def replaced(whole: tf.Tensor, part: tf.Tensor, begins: Any) -> tf.Tensor:
     """Returns a tensor in which a part is another one.
 
-    Args:
-        whole: The tensor.
-        part: The new part.
-        begins: The part's begin along each axis, which XLA need not know.
+    XLA need not know where the part begins along each axis.
     """
     return gen_xla_ops.xla_dynamic_update_slice(whole, part, begins)
 
@@ -207,10 +202,7 @@ def _type(shape: Iterable[int | None], dtype: tf.DType) -> str:
 def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
     """Returns this device's part of a sum, by a collective of XLA.
 
-    Args:
-        flat: This device's summand, of one axis.
-        count: The number of devices.
-        channel: A number that this call has on all devices, and no other.
+    No other call has its channel. See `all_gather`.
     """
     size, dtype = length(flat), flat.dtype
     given, found = _type([size], dtype), _type([size // count], dtype)

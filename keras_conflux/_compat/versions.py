@@ -41,9 +41,6 @@ def assert_supported(names: Iterable[ListedName]) -> None:
 
     A version beyond those that are tested is warned about once.
 
-    Args:
-        names: All that the core replaces or reads.
-
     Raises:
         ImportError: If a private name is missing or has changed, with all of
             them, the versions, and those that are tested.
@@ -74,11 +71,7 @@ def advice() -> str:
 def misfits(
     extensions: Mapping[str, Iterable[ListedName]],
 ) -> dict[str, str]:
-    """Returns the extensions that do not fit, and why.
-
-    Args:
-        extensions: The names that each of them needs.
-    """
+    """Returns the extensions that do not fit, and why."""
     found = {each: _wrong(names) for each, names in extensions.items()}
     return {
         extension: f"it does not fit {_installed()}: {'; '.join(wrong)}"

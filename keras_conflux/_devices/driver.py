@@ -14,9 +14,6 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
     No GPU is initialized.
 
-    Args:
-        environ: The environment variables.
-
     Returns:
         The GPUs of CUDA_VISIBLE_DEVICES if that is set, and else the numbers
         of all that nvidia-smi lists.
@@ -37,11 +34,7 @@ def _all_gpus() -> list[str]:
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Returns the output of nvidia-smi, `""` without a driver.
-
-    Args:
-        *arguments: See `nvidia-smi --help`.
-    """
+    """Returns the output of nvidia-smi, `""` without a driver."""
     try:
         return subprocess.run(
             ["nvidia-smi", *arguments],
@@ -55,12 +48,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def unseen(listed: int, seen: int) -> str:
-    """Describes the GPUs that TensorFlow does not see; `""` if it sees all.
-
-    Args:
-        listed: The number of GPUs that the driver lists.
-        seen: The number of them that TensorFlow sees.
-    """
+    """Describes the GPUs that TensorFlow does not see; `""` if it sees all."""
     if listed <= seen:
         return ""
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ
@@ -69,11 +57,7 @@ def unseen(listed: int, seen: int) -> str:
 
 
 def cure(for_cuda: bool) -> str:
-    """Returns the command to type where TensorFlow does not see GPUs.
-
-    Args:
-        for_cuda: Whether TensorFlow is built for CUDA.
-    """
+    """Returns the command to type where TensorFlow does not see GPUs."""
     there = _all_gpus()
     named = [name for name in visible_gpus(os.environ) if name.isdigit()]
     if set(named) - set(there):

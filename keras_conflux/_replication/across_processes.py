@@ -27,8 +27,7 @@ _runners: list[_Runner] = []
 def run_everywhere_by(runner: _Runner) -> None:
     """Sets the runner of functions on every device, outside of replicas.
 
-    Args:
-        runner: Takes the function and the strategy whose devices these are.
+    The runner takes the function and the strategy whose devices these are.
     """
     _runners.append(runner)
 
@@ -42,12 +41,7 @@ def run_everywhere(
 
 
 class AcrossProcesses(tf.distribute.CrossDeviceOps):
-    """TensorFlow's reductions, of values on the replicas of all processes.
-
-    Args:
-        strategy: The strategy of the replicas.
-        collectives: Returns the collectives of the running replica.
-    """
+    """TensorFlow's reductions, of values on the replicas of all processes."""
 
     def __init__(
         self, strategy: Any, collectives: Callable[[], ReplicaCollectives]
@@ -94,9 +88,7 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
     def _on_each(self, axis: int | None, values: list[Any]) -> list[Any]:
         """Returns, of each value, what each device has of all replicas.
 
-        Args:
-            axis: Along which it is joined. `None` for the sum.
-            values: Of the replicas here.
+        That is the sum where there is no axis along which to join.
         """
         parts = [cross_device.as_tensors(value) for value in values]
         given = [per_replica.of(each) for each in parts]

@@ -61,12 +61,7 @@ def synchronize_batch_norm(target: Layer) -> Layer:
 
 
 def log_if_unsynchronized(owners: Iterable[Any], count: int) -> None:
-    """Logs, once a layer, that parts of a batch are normalized apart.
-
-    Args:
-        owners: The `stateful_objects` of the replicated model.
-        count: The number of parts of a batch that are normalized apart.
-    """
+    """Logs, once a layer, that parts of a batch are normalized apart."""
     layers = unsynchronized(owners) if count > 1 else []
     new = [layer for layer in layers if layer not in _logged]
     if not new:

@@ -19,13 +19,8 @@ def refusal(
 ) -> str | None:
     """Returns why options of `replicate` are refused, `None` if they work.
 
-    A step may be refused as well, once it is traced.
-
-    Args:
-        shard: See `replicate`.
-        microbatches: See `replicate`.
-        owners: The layers and optimizers of a model that is to have them, by
-            default any.
+    A step may be refused as well, once it is traced. The owners are the layers
+    and optimizers of a model that is to have them.
     """
     found = None
     if shard is not None:
@@ -75,11 +70,8 @@ def _refusal_of_turns(
 def refusal_of_states(layers: Sequence[Any], received: str) -> str | None:
     """Returns why layers cannot run on parts of a batch, `None` if they can.
 
-    One may go on, in each batch, where the last one ended.
-
-    Args:
-        layers: The layers of a model.
-        received: The option that would divide its batches.
+    One may go on, in each batch, where the last one ended. `received` is the
+    option that would divide its batches.
     """
     for layer in layers:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:

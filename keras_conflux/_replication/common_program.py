@@ -72,11 +72,7 @@ class _Line:
 
 
 class CommonProgram:
-    """A replica's trace between the begin of this object and its `close`.
-
-    Args:
-        inputs: The replica's part of the data, a tree of tensors.
-    """
+    """A replica's trace between the begin of this object and its `close`."""
 
     def __init__(self, inputs: Any) -> None:
         self.inputs = inputs
@@ -112,11 +108,8 @@ class CommonProgram:
         """Raises in all processes unless all have traced the same.
 
         Processes whose parts of the data are of other shapes may have traced
-        something else, and are not compared.
-
-        Args:
-            what: The next action of this process.
-            beside: What is compared in the same message.
+        something else, and are not compared. They compare `beside` in the same
+        message.
 
         Returns:
             Whether all have that, and the very same program.
@@ -170,10 +163,6 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
 
     Replicas whose parts of the data are of other shapes are not compared, and
     neither are replicas that took turns, as where they merge.
-
-    Args:
-        programs: The programs of the replicas, in one graph.
-        name: The name of the model.
 
     Raises:
         StrategyError: If Python code has done something else for a replica.

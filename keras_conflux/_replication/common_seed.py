@@ -29,10 +29,6 @@ def take(
 
     If not, it is on one device afterwards, as any variable that is to be
     replicated, and the result is `False`.
-
-    Args:
-        seeds: The generator behind `keras.random`.
-        strategy: The strategy of the model that is to draw.
     """
     present = state.replicated_by([seeds.state])
     if present is strategy:

@@ -27,9 +27,7 @@ _WHY = "lost when a device ran out of memory"
 def after(error: BaseException, program: Any) -> None:
     """Empties the variables that an XLA program has written, if lost.
 
-    Args:
-        error: The error that the program has raised.
-        program: A traced program. Only variables on GPUs count.
+    Only variables on GPUs count.
     """
     if not error_texts.is_of_a_full_device(error):
         return

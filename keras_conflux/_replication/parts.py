@@ -41,12 +41,7 @@ def cut_by(cutting: Cutting) -> None:
 
 
 def cut(owners: Iterable[Any], strategy: Any) -> None:
-    """Cuts variables, one after another, so that one at a time is whole.
-
-    Args:
-        owners: Models, optimizers and others that have the variables.
-        strategy: The strategy that replicates them.
-    """
+    """Cuts variables, one after another, so that one at a time is whole."""
     owners = list(owners)
     for cutting in _cutting:
         for variable in cutting.waiting(owners, strategy):

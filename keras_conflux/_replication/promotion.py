@@ -27,10 +27,8 @@ from keras_conflux._replication.strategy import options_of
 def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
     """Gives a model or optimizer its copies, in place, with all state kept.
 
-    Args:
-        target: A model, layer, optimizer or metric.
-        wanted: The strategy, by default the one that replicates it already,
-            else the current one.
+    The strategy is by default the one that replicates it already, else the
+    current one.
 
     Raises:
         StrategyError: If it belongs to another strategy.
@@ -79,10 +77,7 @@ def is_waiting(optimizer: Any) -> bool:
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
     """Replicates objects added since: optimizers, metrics, layers.
 
-    Args:
-        target: A model that `strategy` replicates, or `None` for the seeds of
-            `keras.random` alone.
-        strategy: The strategy that replicates it.
+    Without a target it replicates the seeds of `keras.random` alone.
     """
     seeds = keras_variables.global_seed_generator()
     is_there = common_seed.take(seeds, strategy)
@@ -101,14 +96,7 @@ def build(
     strategy: ReplicatedStrategy,
     layers_alone: bool = False,
 ) -> None:
-    """Makes the variables of a replicated model, for batches like `spec`.
-
-    Args:
-        model: A model that `strategy` replicates.
-        spec: The spec of a batch.
-        strategy: The strategy that replicates it.
-        layers_alone: Whether nothing but layers is built.
-    """
+    """Makes the variables of a replicated model, for batches like `spec`."""
     # A call of the model may have built layers since it was replicated.
     promote_new_state(model, strategy)
     with strategy.scope():
@@ -206,11 +194,6 @@ def _promote_all(
     """Gives each variable one copy per device, or one part.
 
     One after another, so that no more than the largest is there twice.
-
-    Args:
-        waiting: See `_to_promote`.
-        owners: The models, optimizers and others that have the variables.
-        strategy: The strategy that replicates them.
     """
     parts.cut(owners, strategy)
     if not waiting:

@@ -35,9 +35,6 @@ def on_whole_batch(strategy: Any) -> Iterator[None]:
 
     `run_eagerly=True` does that, outside of all strategies: the step runs as on
     one device. It reads the first copy of a variable, and writes all.
-
-    Args:
-        strategy: The strategy that replicates the model.
     """
     token = _on_whole_batch.set(strategy)
     try:

@@ -20,12 +20,7 @@ _calls: list[tuple[Any, str]] = []
 
 @contextlib.contextmanager
 def running(model: Any, call: str) -> Iterator[None]:
-    """Marks a model as one that is in a call.
-
-    Args:
-        model: Replicated or not.
-        call: Its name.
-    """
+    """Marks a model as one that is in a call."""
     _calls.append((model, call))
     try:
         yield
@@ -35,10 +30,6 @@ def running(model: Any, call: str) -> Iterator[None]:
 
 def assert_not_running(models: Iterable[Any], change: str) -> None:
     """Raises if a model that is to have other devices is running.
-
-    Args:
-        models: The models that are to have other devices.
-        change: The change, as the user writes it.
 
     Raises:
         StrategyError: Names the model and the call.
@@ -51,10 +42,6 @@ def assert_not_running(models: Iterable[Any], change: str) -> None:
 
 def assert_not_held(owners: Iterable[Any], change: str) -> None:
     """Raises if a running model is, or holds, an object to be put back.
-
-    Args:
-        owners: Models, layers, optimizers and metrics.
-        change: The change, as the user writes it.
 
     Raises:
         StrategyError: Names the model and the call.
@@ -69,10 +56,6 @@ def assert_not_read(variables: Iterable[Any], change: str) -> None:
     """Raises if a running model that is not replicated reads some variables.
 
     Keras' loop would go on with the values that it began with.
-
-    Args:
-        variables: The Keras variables that are to be exchanged.
-        change: The change, as the user writes it.
 
     Raises:
         StrategyError: Names the model and the call.

@@ -50,10 +50,7 @@ def variables_of(
 ) -> list[keras.Variable]:
     """Returns each variable once: weights, optimizer, metric and seed state.
 
-    Args:
-        target: A Keras model, layer, optimizer, metric, variable, or a tree
-            of them.
-        owners: Its `stateful_objects`, where they are known already.
+    The owners are its `stateful_objects`, where they are known already.
     """
     found: dict[int, keras.Variable] = {}
     for variable in trees.flatten(target):
@@ -206,10 +203,7 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
 def swap_backing(variable: keras.Variable, old: Any, new: Any) -> None:
     """Puts another TensorFlow variable behind a Keras variable.
 
-    Args:
-        variable: The Keras variable.
-        old: The TensorFlow variable that is behind it.
-        new: The one that shall be. It has the value already.
+    The new one has the value already.
     """
     tensorflow_internals.keep_identity(copies(old)[0], copies(new)[0])
     keras_variables.set_backing(variable, new)
@@ -217,11 +211,7 @@ def swap_backing(variable: keras.Variable, old: Any, new: Any) -> None:
 
 
 def remove_copies(variables: Sequence[keras.Variable]) -> None:
-    """Puts each variable that is replicated back on one device.
-
-    Args:
-        variables: Any Keras variables.
-    """
+    """Puts each variable that is replicated back on one device."""
     for variable in variables:
         old = keras_variables.backing(variable)
         if not is_replicated(old):

@@ -136,11 +136,7 @@ class Step:
             self.turns, self.batch_fraction = before
 
     def part(self, kind: type[P]) -> P:
-        """Returns a part of the step, which is made when it is needed.
-
-        Args:
-            kind: Its class.
-        """
+        """Returns a part of the step, which is made when it is needed."""
         if kind not in self._parts:
             self._parts[kind] = kind(self)
         return self._parts[kind]
@@ -150,10 +146,8 @@ class Step:
     ) -> None:
         """Warns of a difference between several replicas and one device.
 
-        Args:
-            key: The subject of the warning, once in this step on any replica.
-            message: The message after the name of the step.
-            operation: Its subject, if it was traced before this call.
+        It warns once of each `key`, on any replica. The operation is its
+        subject, if it was traced before this call.
         """
         if key not in self.warned and (self.turns or not _is_alone()):
             self.warned.add(key)
@@ -161,11 +155,7 @@ class Step:
 
 
 class Part:
-    """The facts that one file keeps of a step, and no other file reads.
-
-    Args:
-        step: The step.
-    """
+    """The facts that one file keeps of a step, and no other file reads."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -228,9 +218,7 @@ def finish() -> None:
 def refuse_in_turns(what: str, instead: str) -> None:
     """Raises if one of several turns is traced here.
 
-    Args:
-        what: The act that a turn cannot do, and why.
-        instead: The way out, besides leaving out `microbatches`.
+    The error says what a turn cannot do, and why, and what to do instead.
 
     Raises:
         NotImplementedError: If it is.

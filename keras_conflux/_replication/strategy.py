@@ -227,12 +227,7 @@ def _nothing_set() -> None:
 
 
 class LaidOutStrategy(ReplicatedStrategy):
-    """A strategy that keeps those weights in parts that something names.
-
-    Args:
-        devices: See `ReplicatedStrategy`.
-        names: Tells of a weight whether it is to lie in parts, if it is large.
-    """
+    """A strategy that keeps those weights in parts that something names."""
 
     def __init__(
         self, devices: DevicesLike, names: Callable[[Any], bool]
@@ -332,8 +327,7 @@ def ask_for_distribution(
 ) -> None:
     """Has a function tell over which devices Keras distributes models.
 
-    Args:
-        distributed: Returns `None` while it does not.
+    It returns `None` while Keras does not.
     """
     _distributions.append(distributed)
 

@@ -31,12 +31,7 @@ def adds_up(program: Any) -> Any:
 def added_up(
     program: Callable[..., Any], this: _Collectives
 ) -> Callable[..., Any]:
-    """Returns a replica's program that at its end adds up the sums it writes.
-
-    Args:
-        program: The program of the replica.
-        this: Returns the collectives of the running replica.
-    """
+    """Makes a program of a replica add up the sums that it writes."""
     if hasattr(program, "conflux_adds_up"):
         return program
 
@@ -68,12 +63,7 @@ def _written_here() -> list[OnRead]:
 
 
 def add_up(variables: Sequence[Any], this: ReplicaCollectives) -> None:
-    """Gives all processes the sums of the copies of all, in a replica.
-
-    Args:
-        variables: TensorFlow variables whose value each process holds.
-        this: The collectives of the replica.
-    """
+    """Gives all processes the sums of the copies of all, in a replica."""
     index = tensorflow_internals.replica_index()
     copies = [variable.values[index] for variable in variables]
     values = [copy.read_value() for copy in copies]

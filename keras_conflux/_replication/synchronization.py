@@ -241,12 +241,7 @@ def _first_difference_here(variables: list[keras.Variable]) -> str | None:
 def _first_difference_anywhere(
     variables: list[keras.Variable], here: str | None
 ) -> str | None:
-    """Compares checksums of all processes, which get the same answer.
-
-    Args:
-        variables: The variables whose first copies are compared.
-        here: The difference between the copies of this process, if any.
-    """
+    """Compares checksums of all processes, which get the same answer."""
     with errors_reported_to_all("in_sync"):
         assert_same_place(f"in_sync of {len(variables)} variables")
         values = [state.copies(v)[0].numpy().tobytes() for v in variables]

@@ -23,9 +23,7 @@ _settings = 0
 def note_swap(old: Any, new: Any) -> None:
     """Records that a Keras variable has other handles.
 
-    Args:
-        old: The copies of the TensorFlow variable that it had.
-        new: The copies of the one that it has now. It may have had them before.
+    It may have had the new ones before.
     """
     global _swaps
     _swaps += 1
@@ -50,11 +48,7 @@ class Staleness:
         self._reads_replaced = False
 
     def applies_to(self, function: Any) -> bool:
-        """Whether a function reads a variable that has been replaced since.
-
-        Args:
-            function: A traced function.
-        """
+        """Whether a function reads a variable that has been replaced since."""
         if self._swaps != _swaps:
             self._swaps = _swaps
             graphs = tensorflow_tracing.traces_of(function)
@@ -65,9 +59,7 @@ class Staleness:
 def reads(graphs: list[Any], handles: Any) -> bool:
     """Whether one of some graphs reads a variable.
 
-    Args:
-        graphs: Traces.
-        handles: The ids of the handles of variables.
+    Its handles are given by their ids.
     """
     return bool(handles) and any(
         id(outside) in handles
@@ -82,12 +74,7 @@ def is_stale(function: Any) -> bool:
 
 
 def read_by_functions(model: Any, handles: Any) -> bool:
-    """Whether functions of Keras' own trainer read a variable.
-
-    Args:
-        model: One that is not replicated.
-        handles: The ids of the handles of variables.
-    """
+    """Whether functions of Keras' own trainer read a variable."""
     functions = keras_models.functions_of(model)
     return any(reads(_traces_of_keras(each), handles) for each in functions)
 

@@ -63,10 +63,6 @@ class StepWatchdog:
     def call(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the result of the program, or raises its error.
 
-        Args:
-            program: A traced function.
-            arguments: Its arguments.
-
         Raises:
             StepTimeoutError: If it has not ended in time. The program cannot
                 be stopped; the process has to be.

@@ -18,16 +18,11 @@ class CpuRing:
     """TensorFlow's ring, with keys that are drawn while the op runs.
 
     TensorFlow finds the partners of a collective by an instance key. Here it
-    comes from a counter variable on each device. So shapes may change from
-    call to call, and an op may sit in a branch of `tf.cond`. In one process a
-    failed step leaves no key behind that a later one could meet; several,
-    which do not recover, use keys again (`next_key`).
-
-    Args:
-        devices: One device per replica of this process, in replica order.
-        size: The number of replicas of all processes.
-        group_key: Tells this group of devices from others.
-        lane: 0, or 1 for the keys of a second ring of the group.
+    comes from a counter variable on each device. So shapes may change from call
+    to call, and an op may sit in a branch of `tf.cond`. In one process a failed
+    step leaves no key behind that a later one could meet; several, which do not
+    recover, use keys again (`next_key`). A group may have a second ring, in
+    lane 1, with keys of its own.
     """
 
     def __init__(
@@ -93,12 +88,7 @@ def all_reduce_eagerly(tensor: tf.Tensor, op: Op, device: str) -> tf.Tensor:
 
 
 class Nccl:
-    """TensorFlow's raw NCCL op, one per replica, which share a name.
-
-    Args:
-        size: The number of replicas.
-        group_key: Tells this group of devices from others.
-    """
+    """TensorFlow's raw NCCL op, one per replica, which share a name."""
 
     def __init__(self, size: int, group_key: int) -> None:
         self._size = size
@@ -127,11 +117,6 @@ class NcclBetweenProcesses:
 
     The key is drawn on the host. The variable that orders the collectives lies
     on the GPU, because TensorFlow runs an op where its resources are.
-
-    Args:
-        devices: One device per replica of this process, in replica order.
-        size: The number of replicas of all processes.
-        group_key: Tells this group of devices from others.
     """
 
     def __init__(

@@ -64,9 +64,7 @@ class Op:
     def finish(self, reduced: tf.Tensor, count: int) -> tf.Tensor:
         """Returns the result.
 
-        Args:
-            reduced: The tensor that a transport has returned.
-            count: The number of replicas; 1 if they were weighted.
+        The count is 1 if replicas were weighted.
         """
         del count
         return reduced
