@@ -1,4 +1,4 @@
-"""The errors and warnings that are this package's own.
+"""The errors and warnings that are this package's own, and notes on errors.
 
 ConfluxError
 ├── ReplicaMismatchError   also a ValueError
@@ -9,6 +9,11 @@ ConfluxError
 └── StepTimeoutError       also a TimeoutError
 ConfluxWarning             a UserWarning
 """
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 
 class ConfluxError(Exception):
@@ -139,3 +144,41 @@ class ConfluxWarning(UserWarning):
         warnings.filterwarnings("error", category=kc.ConfluxWarning)
         ```
     """
+
+
+AddNote = Callable[[BaseException, Any, bool], None]
+_adding: list[AddNote] = []
+
+
+def add_notes_by(add: AddNote) -> None:
+    """Has a function add notes from now on.
+
+    It takes the arguments of `add_notes`.
+    """
+    _adding.append(add)
+
+
+def add_notes(
+    error: BaseException, model: Any = None, keeps_activations: bool = True
+) -> None:
+    """Has notes added to an error.
+
+    Args:
+        error: The error that is about to be raised.
+        model: The model whose step has raised it, `None` for a function of the
+            user's own.
+        keeps_activations: Whether it is a step of a graph that may have
+            gradients.
+    """
+    for add in _adding:
+        add(error, model, keeps_activations)
+
+
+@contextlib.contextmanager
+def with_notes(model: Any, keeps_activations: bool = True) -> Iterator[None]:
+    """Adds notes to errors raised while a model's step is made or runs."""
+    try:
+        yield
+    except Exception as error:
+        add_notes(error, model, keeps_activations)
+        raise

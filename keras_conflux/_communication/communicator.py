@@ -39,7 +39,7 @@ from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
 from keras_conflux._communication.transports.ops import Op
 from keras_conflux._communication.transports.xla import XlaNccl
-from keras_conflux._compat import shared_trace
+from keras_conflux._compat import replicas_in_turn
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import compute_capability
@@ -187,7 +187,7 @@ class Communicator:
 
     def rank_as_constant(self, index: int) -> int:
         """Returns `rank`, and marks the trace as one of that replica alone."""
-        shared_trace.mark_replica_specific()
+        replicas_in_turn.mark_replica_specific()
         tensorflow_tracing.note_rank()
         return self.rank(index)
 
@@ -459,7 +459,7 @@ class Communicator:
                 "the step, or reduce after the loop."
             )
         # It runs on the device of this replica.
-        shared_trace.mark_replica_specific()
+        replicas_in_turn.mark_replica_specific()
         call = self._next_call(index)
         with tf.device(self.devices[index]):
             if tensor.shape.is_fully_defined():

@@ -33,8 +33,8 @@ from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import current_strategy
-from keras_conflux._replication.user_reductions import UserReductions
 
 KerasVariables: TypeAlias = (
     keras.layers.Layer | keras.optimizers.Optimizer | keras.Variable

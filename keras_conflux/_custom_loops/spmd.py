@@ -13,7 +13,7 @@ from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import arguments
-from keras_conflux._common import error_notes
+from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
@@ -38,9 +38,9 @@ from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs.effects import Effect
 from keras_conflux._graphs.effects import effect_of
-from keras_conflux._replication import common_seed
 from keras_conflux._replication import common_state
 from keras_conflux._replication import lost_values
+from keras_conflux._replication import promotion
 from keras_conflux._replication import steps
 from keras_conflux._replication.across_processes import run_everywhere_by
 from keras_conflux._replication.common_program import CommonProgram
@@ -51,10 +51,10 @@ from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
 from keras_conflux._replication.replicas import Replicas
+from keras_conflux._replication.steps import UserReductions
 from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import strategy_over
-from keras_conflux._replication.user_reductions import UserReductions
 from keras_conflux._replication.watchdog import StepAbandoned
 from keras_conflux._replication.watchdog import StepWatchdog
 
@@ -313,7 +313,7 @@ class _Compiled:
                 except BaseException:
                     communicator.recover()
                     raise
-                common_seed.give_back()
+                promotion.give_back_seed()
         except BaseException as error:
             raise self._explain(error) from None
         if self._counts_alike and not self._has_warned:
@@ -412,7 +412,7 @@ class _Compiled:
             # AutoGraph adds the line of the user's source to the message, but
             # replaces exceptions of types that it does not know.
             error = original
-        error_notes.add_to(error)
+        errors.add_notes(error)
         if isinstance(original, AttributeError) and original.name == "numpy":
             error.add_note(
                 "A step is traced once, before its tensors have values. Return "

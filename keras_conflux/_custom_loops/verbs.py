@@ -23,8 +23,8 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.replica_context import whole_batch_strategy
-from keras_conflux._replication.user_reductions import UserReductions
-from keras_conflux._replication.user_reductions import operations_of
+from keras_conflux._replication.steps import UserReductions
+from keras_conflux._replication.steps import operations_of
 
 
 class Means(steps.Part):

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
-from keras_conflux._common import error_notes
+from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
@@ -29,7 +29,6 @@ from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
 from keras_conflux._replication import combinations
-from keras_conflux._replication import common_seed
 from keras_conflux._replication import model_options
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
@@ -62,7 +61,7 @@ def compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(model, *args, **kwargs)
     if strategy is not None:
         promotion.promote_new_state(model, strategy)
-        common_seed.give_back()
+        promotion.give_back_seed()
     return result
 
 
@@ -180,7 +179,7 @@ def build(
     else:
         known = {id(variable) for variable in model.metrics_variables}
         try:
-            with error_notes.added(model):
+            with errors.with_notes(model):
                 promotion.build(model, spec, strategy)
         except ValueError as error:
             leaves = trees.flatten(spec)

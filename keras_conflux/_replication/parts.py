@@ -49,17 +49,10 @@ def cut(owners: Iterable[Any], strategy: Any) -> None:
 
 
 def part_size(variable: Any, count: int) -> int | None:
-    """Returns how many entries of a variable each of so many devices has.
-
-    `None` if it stays whole.
-    """
-    for cutting in _cutting:
-        return cutting.part_size(variable, count)
-    return None
+    """See `Cutting`. It is `None` if the variable stays whole."""
+    return _cutting[-1].part_size(variable, count) if _cutting else None
 
 
 def refusal(optimizer: Any, shard: str) -> str | None:
-    """Returns why an optimizer cannot update parts, `None` if it can."""
-    for cutting in _cutting:
-        return cutting.refusal(optimizer, shard)
-    return None
+    """See `Cutting`."""
+    return _cutting[-1].refusal(optimizer, shard) if _cutting else None

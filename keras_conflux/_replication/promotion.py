@@ -1,5 +1,12 @@
-"""Gives models and optimizers one copy per device, in place, and back."""
+"""Gives models and optimizers one copy per device, in place, and back.
 
+The seed of `keras.random` is one that all models of a thread have in common.
+Models on different devices may take turns, also within the `fit` of another.
+So the variable that the seed had on each set of devices is kept, with all that
+was traced over it, and gets the value whenever it is taken there again.
+"""
+
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +18,6 @@ from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
-from keras_conflux._replication import common_seed
 from keras_conflux._replication import model_options
 from keras_conflux._replication import parts
 from keras_conflux._replication import running
@@ -80,7 +86,7 @@ def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
     Without a target it replicates the seeds of `keras.random` alone.
     """
     seeds = keras_variables.global_seed_generator()
-    is_there = common_seed.take(seeds, strategy)
+    is_there = take_seed(seeds, strategy)
     if is_there and target is None:
         return
     owners = list(state.stateful_objects([target, seeds]))
@@ -248,3 +254,57 @@ def _promote_variable(variable: keras.Variable, summed: bool) -> None:
         new.conflux_whole, new.conflux_is_local = None, True
     if not state.is_mirrored(variable):
         new.assign(value)
+
+
+_former_seeds: Any = weakref.WeakKeyDictionary()
+"""By seed generator and strategy, the TensorFlow variables of the seed. That
+of models that are not replicated has the strategy `None`."""
+
+
+def take_seed(
+    seeds: keras.random.SeedGenerator, strategy: ReplicatedStrategy
+) -> bool:
+    """Takes the seed from where it is, if it was ever on these devices.
+
+    If not, it is on one device afterwards, as any variable that is to be
+    replicated, and the result is `False`.
+    """
+    present = state.replicated_by([seeds.state])
+    if present is strategy:
+        return True
+    former = _former_seeds.setdefault(seeds, {})
+    former[present] = keras_variables.backing(seeds.state)
+    if strategy in former:
+        _move_seed(seeds.state, former[present], former[strategy])
+        return True
+    if present is not None:
+        state.remove_copies([seeds.state])
+    return False
+
+
+def give_back_seed() -> None:
+    """Gives the seed back to a running model that is not replicated.
+
+    Nothing else would: the loop of Keras goes on with its trace. A
+    model that is replicated takes the seed at each execution.
+    """
+    models = running.plain_models()
+    if not models:
+        return
+    seeds = keras_variables.global_seed_generator()
+    present = keras_variables.backing(seeds.state)
+    plain = _former_seeds.get(seeds, {}).get(None)
+    if plain is None or plain is present:
+        return
+    handles = {id(plain.handle)}
+    if any(traced_functions.read_by_functions(m, handles) for m in models):
+        _move_seed(seeds.state, present, plain)
+
+
+def _move_seed(seed: Any, old: Any, new: Any) -> None:
+    # Not `old` itself, which another scope than its own may be open for.
+    value = state.copies(old)[0].read_value()
+    with tf.init_scope():
+        for copy in state.copies(new):
+            copy.assign(value)
+    state.swap_backing(seed, old, new)

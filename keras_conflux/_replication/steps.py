@@ -15,6 +15,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from keras_conflux._common import trees
+from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 
 P = TypeVar("P", bound="Part")
@@ -241,3 +242,31 @@ def entered(step: Step | None) -> Iterator[None]:
         yield
     finally:
         _local.step = before
+
+
+class UserReductions(Part):
+    """The results of the user's own collectives in a step."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._leaves: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._leaves)
+
+    def add(self, tree: Tree) -> None:
+        """Notes the result of one."""
+        self._leaves.extend(trees.flatten(tree))
+
+    def operations(self) -> list[tf.Operation]:
+        """Returns the operations that make it."""
+        return operations_of(self._leaves)
+
+
+def operations_of(leaves: list[Any]) -> list[tf.Operation]:
+    """Returns the operations that make tensors, which may be sparse."""
+    values = [
+        leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf
+        for leaf in leaves
+    ]
+    return [value.op for value in values if tf.is_symbolic_tensor(value)]

@@ -17,7 +17,7 @@ import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._communication.transports.xla import XlaNccl
 from keras_conflux._compat import tensorflow_xla
-from keras_conflux._compat.shared_trace import SharedTrace
+from keras_conflux._compat.replicas_in_turn import SharedTrace
 from keras_conflux._fit import trainer
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._replication import state

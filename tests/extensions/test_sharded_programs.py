@@ -25,7 +25,7 @@ from tensorflow.python.eager.polymorphic_function import compiler_ir
 import keras_conflux as kc
 from examples.benchmarks import models
 from keras_conflux._communication.communicator import Communicator
-from keras_conflux._compat import shared_trace
+from keras_conflux._compat import replicas_in_turn
 from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import cutting
 from keras_conflux._extensions.sharding import gathered_weights
@@ -54,13 +54,13 @@ def run(self, *arguments):
 def traces(monkeypatch):
     """What replicas have traced for XLA, though the devices are CPUs."""
     found = []
-    original = shared_trace.SharedTrace.__init__
+    original = replicas_in_turn.SharedTrace.__init__
 
     def noted(self, *arguments):
         original(self, *arguments)
         found.append(self)
 
-    monkeypatch.setattr(shared_trace.SharedTrace, "__init__", noted)
+    monkeypatch.setattr(replicas_in_turn.SharedTrace, "__init__", noted)
     monkeypatch.setattr(TracedProgram, "__call__", run)
     monkeypatch.setattr(Communicator, "supports_xla", True)
     monkeypatch.setattr(tensorflow_xla, "_PLATFORM", "CPU")

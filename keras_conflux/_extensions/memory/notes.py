@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._common import error_notes
+from keras_conflux._common import errors
 from keras_conflux._extensions.memory import amounts
 from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import step as step_of
@@ -25,7 +25,7 @@ _Row = tuple[str, str]
 
 def install() -> None:
     """Has errors explained. Called once, at import."""
-    error_notes.add_by(explain)
+    errors.add_notes_by(explain)
 
 
 def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
-from keras_conflux._common import error_notes
+from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import StepTimeoutError
@@ -28,7 +28,6 @@ from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import not_the_end
 from keras_conflux._fit.numerics.exit import TraceAgain
 from keras_conflux._fit.numerics.warnings import warn_of_known_sizes
-from keras_conflux._replication import common_seed
 from keras_conflux._replication import promotion
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
@@ -79,7 +78,7 @@ class StepExecutor:
         name = self._name
         keeps = self._step.runs_in_turns and not self._is_eager
         with (
-            error_notes.added(self._model, keeps),
+            errors.with_notes(self._model, keeps),
             not_the_end(name, of_a_step=True),
             errors_reported_to_all(name),
         ):
@@ -102,7 +101,7 @@ class StepExecutor:
                             if self._is_eager
                             else self._run_with_retracing(batch, group.limit)
                         )
-                common_seed.give_back()
+                promotion.give_back_seed()
                 return result
             except (StepTimeoutError, StepAbandoned):
                 raise  # a program still runs; all else would wait for it

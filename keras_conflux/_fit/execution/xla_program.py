@@ -20,7 +20,7 @@ from keras_conflux._common import trees
 from keras_conflux._common.notices import told_if_slow
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import error_texts
-from keras_conflux._compat.shared_trace import SharedTrace
+from keras_conflux._compat.replicas_in_turn import SharedTrace
 from keras_conflux._fit.execution.replica_step import ReplicaStep
 from keras_conflux._fit.execution.traced_program import Program
 from keras_conflux._fit.execution.traced_program import Purpose

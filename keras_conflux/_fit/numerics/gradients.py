@@ -22,8 +22,8 @@ from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.user_reductions import UserReductions
-from keras_conflux._replication.user_reductions import operations_of
+from keras_conflux._replication.steps import UserReductions
+from keras_conflux._replication.steps import operations_of
 
 Summing: TypeAlias = Callable[[list[Any], list[Any] | None], list[Any]]
 

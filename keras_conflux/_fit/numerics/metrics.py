@@ -20,7 +20,7 @@ from keras_conflux._fit.numerics.returns import Logs
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.user_reductions import UserReductions
+from keras_conflux._replication.steps import UserReductions
 
 
 def update_mean(

@@ -40,7 +40,7 @@ from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Step
-from keras_conflux._replication.user_reductions import UserReductions
+from keras_conflux._replication.steps import UserReductions
 
 _Seeded = list[tuple[Any, Any]]
 _Context = Callable[
