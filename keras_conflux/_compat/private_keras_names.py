@@ -14,42 +14,40 @@ from keras_conflux._compat.private_names import PublicName
 TF_OPS = keras.Variable.handle.fget.__module__.rpartition(".")[0]
 """The package of the backend's operations."""
 _TF_ITERATOR = "keras.src.backend.tensorflow.trainer:TFEpochIterator"
+_OPTIMIZER = "keras.optimizers:Optimizer"
+_LOSS_SCALE = "keras.optimizers:LossScaleOptimizer"
+_COMMON = "keras.src.backend.common"
+_ADAPTERS = "keras.src.trainers.data_adapters"
+_SLICING = f"{_ADAPTERS}.array_slicing"
 _LOSS = "keras.src.losses.loss:"
 _RANDOM = "keras.src.backend.tensorflow.random:"
+_OF_MEAN = "shape, mean, stddev, dtype, seed"
+_OF_RANGE = "shape, minval, maxval, dtype, seed"
 
 
 class Patched:
     """The methods and functions that are replaced, with their parameters."""
 
-    OPTIMIZER_APPLY = PublicName("keras.optimizers:Optimizer.apply")
-    LOSS_SCALE_APPLY = PublicName("keras.optimizers:LossScaleOptimizer.apply")
+    OPTIMIZER_APPLY = PublicName(f"{_OPTIMIZER}.apply")
+    LOSS_SCALE_APPLY = PublicName(f"{_LOSS_SCALE}.apply")
     MULTI_OPTIMIZER_APPLY = PublicName(
         "keras.optimizers:MultiOptimizer.apply", since=(3, 15)
     )
-    LOSS_SCALE_BUILD = PublicName("keras.optimizers:LossScaleOptimizer.build")
-    OPTIMIZER_SCALE_LOSS = PublicName("keras.optimizers:Optimizer.scale_loss")
-    LOSS_SCALE_SCALE_LOSS = PublicName(
-        "keras.optimizers:LossScaleOptimizer.scale_loss"
-    )
-    CLIP_GRADIENTS = PrivateName(
-        "keras.optimizers:Optimizer._clip_gradients", "self, grads"
-    )
-    CHECK_FINITE = PublicName(
-        "keras.optimizers:LossScaleOptimizer.check_finite"
-    )
+    LOSS_SCALE_BUILD = PublicName(f"{_LOSS_SCALE}.build")
+    OPTIMIZER_SCALE_LOSS = PublicName(f"{_OPTIMIZER}.scale_loss")
+    LOSS_SCALE_SCALE_LOSS = PublicName(f"{_LOSS_SCALE}.scale_loss")
+    CLIP_GRADIENTS = PrivateName(f"{_OPTIMIZER}._clip_gradients", "self, grads")
+    CHECK_FINITE = PublicName(f"{_LOSS_SCALE}.check_finite")
     SUM_GRADIENTS = PrivateName(
-        "keras.optimizers:Optimizer._all_reduce_sum_gradients",
-        "self, grads_and_vars",
+        f"{_OPTIMIZER}._all_reduce_sum_gradients", "self, grads_and_vars"
     )
     ADD_OPTIMIZER_VARIABLE = PublicName(
-        "keras.optimizers:Optimizer.add_variable_from_reference"
+        f"{_OPTIMIZER}.add_variable_from_reference"
     )
-    VARIABLE_KEY = PrivateName(
-        "keras.optimizers:Optimizer._var_key", "self, variable"
-    )
-    OPTIMIZER_ASSIGN = PublicName("keras.optimizers:Optimizer.assign")
-    OPTIMIZER_ASSIGN_ADD = PublicName("keras.optimizers:Optimizer.assign_add")
-    OPTIMIZER_ASSIGN_SUB = PublicName("keras.optimizers:Optimizer.assign_sub")
+    VARIABLE_KEY = PrivateName(f"{_OPTIMIZER}._var_key", "self, variable")
+    OPTIMIZER_ASSIGN = PublicName(f"{_OPTIMIZER}.assign")
+    OPTIMIZER_ASSIGN_ADD = PublicName(f"{_OPTIMIZER}.assign_add")
+    OPTIMIZER_ASSIGN_SUB = PublicName(f"{_OPTIMIZER}.assign_sub")
     SCALE_LOSS = PrivateName(f"{_LOSS}scale_loss_for_distribution", "value")
     UNSCALE_LOSS = PrivateName(f"{_LOSS}unscale_loss_for_distribution", "value")
     REDUCE_VALUES = PrivateName(
@@ -71,16 +69,10 @@ class Patched:
     MEAN_UPDATE = PublicName("keras.metrics:Mean.update_state")
     SUM_UPDATE = PublicName("keras.metrics:Sum.update_state")
     NEXT_SEED = PublicName("keras.random:SeedGenerator.next")
-    NORMAL = PrivateName(f"{_RANDOM}normal", "shape, mean, stddev, dtype, seed")
-    TRUNCATED_NORMAL = PrivateName(
-        f"{_RANDOM}truncated_normal", "shape, mean, stddev, dtype, seed"
-    )
-    UNIFORM = PrivateName(
-        f"{_RANDOM}uniform", "shape, minval, maxval, dtype, seed"
-    )
-    RANDINT = PrivateName(
-        f"{_RANDOM}randint", "shape, minval, maxval, dtype, seed"
-    )
+    NORMAL = PrivateName(f"{_RANDOM}normal", _OF_MEAN)
+    TRUNCATED_NORMAL = PrivateName(f"{_RANDOM}truncated_normal", _OF_MEAN)
+    UNIFORM = PrivateName(f"{_RANDOM}uniform", _OF_RANGE)
+    RANDINT = PrivateName(f"{_RANDOM}randint", _OF_RANGE)
     GAMMA = PrivateName(f"{_RANDOM}gamma", "shape, alpha, dtype, seed")
     BETA = PrivateName(f"{_RANDOM}beta", "shape, alpha, beta, dtype, seed")
     BINOMIAL = PrivateName(
@@ -128,7 +120,7 @@ class Patched:
     )
     DELETE_BACKUP = PublicName("keras.callbacks:BackupAndRestore.on_train_end")
     ARRAY_DATASET = PrivateName(
-        "keras.src.trainers.data_adapters:ArrayDataAdapter.get_tf_dataset",
+        f"{_ADAPTERS}:ArrayDataAdapter.get_tf_dataset",
         "self",
         "_batch_size, _inputs, _num_samples, _shuffle",
     )
@@ -144,8 +136,8 @@ class Patched:
 
 
 READ = (
-    PrivateName("keras.src.backend.common.masking:get_keras_mask", "x"),
-    PrivateName("keras.src.backend.common.masking:set_keras_mask", "x, mask"),
+    PrivateName(f"{_COMMON}.masking:get_keras_mask", "x"),
+    PrivateName(f"{_COMMON}.masking:set_keras_mask", "x, mask"),
     PrivateName("keras.src.utils.rng_utils:get_random_seed", ""),
     PrivateName(
         "keras:Variable",
@@ -153,7 +145,7 @@ READ = (
         "_map_synchronization, _value",
     ),
     PrivateName(
-        "keras.optimizers:Optimizer",
+        f"{_OPTIMIZER}",
         mentions="_accumulated_gradients, _distribution_strategy, "
         "_get_variable_index, _model_variables_moving_average, "
         "_trainable_variables",
@@ -169,19 +161,12 @@ READ = (
     PrivateName("keras.src.trainers.trainer:model_supports_jit", "model"),
     PrivateName("keras.src.utils.traceback_utils:_EXCLUDED_PATHS"),
     PrivateName("keras.src.utils.traceback_utils:filter_traceback", "fn"),
-    PrivateName("keras.src.trainers.data_adapters:TFDatasetAdapter"),
+    PrivateName(f"{_ADAPTERS}:TFDatasetAdapter"),
+    PrivateName(f"{_SLICING}:convert_to_sliceable", "arrays, target_backend"),
     PrivateName(
-        "keras.src.trainers.data_adapters.array_slicing:convert_to_sliceable",
-        "arrays, target_backend",
+        f"{_SLICING}:slice_tensorflow_sparse_wrapper", "sparse_wrapper, indices"
     ),
-    PrivateName(
-        "keras.src.trainers.data_adapters.array_slicing"
-        ":slice_tensorflow_sparse_wrapper",
-        "sparse_wrapper, indices",
-    ),
-    PrivateName(
-        "keras.src.trainers.data_adapters.array_slicing:TensorflowSparseWrapper"
-    ),
+    PrivateName(f"{_SLICING}:TensorflowSparseWrapper"),
     PrivateName(_TF_ITERATOR, mentions="data_adapter, _num_batches"),
     PrivateName("keras.callbacks:TensorBoard", mentions="_start_batch"),
     PrivateName("keras.src.random.seed_generator:draw_seed", "seed"),
@@ -193,13 +178,10 @@ READ = (
     ),
     PrivateName("keras.config:dtype_policy", "", "dtype_policy"),
     PrivateName(
-        "keras.src.backend.common.global_state:get_global_attribute",
+        f"{_COMMON}.global_state:get_global_attribute",
         "name, default, set_to_default",
     ),
-    PrivateName(
-        "keras.src.backend.common.global_state:set_global_attribute",
-        "name, value",
-    ),
+    PrivateName(f"{_COMMON}.global_state:set_global_attribute", "name, value"),
 )
 """The names that are read or called, or on which attributes are set."""
 

@@ -1,5 +1,6 @@
 """Every name inside of TensorFlow that the core or the analysis relies on."""
 
+from keras_conflux._compat.private_names import ListedName
 from keras_conflux._compat.private_names import PrivateName
 from keras_conflux._compat.private_names import PublicName
 
@@ -7,20 +8,18 @@ MODULE_CALLS = (2, 21)
 """The first version whose names for calls of StableHLO modules were read."""
 
 _STABLEHLO = "tensorflow.compiler.mlir.stablehlo.stablehlo"
-_DATA = "tensorflow.python.data.ops"
+_DATA = "tensorflow.python.data"
+_EAGER = "tensorflow.python.eager"
+_FRAMEWORK = "tensorflow.python.framework"
+_OPS = "tensorflow.python.ops"
+_XLA = "tensorflow.compiler.tf2xla.ops.gen_xla_ops:"
 _DISTRIBUTE = "tensorflow.python.distribute"
 _VARIABLE = f"{_DISTRIBUTE}.values:DistributedVariable"
 _EXTENDED = f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended"
-CONTEXT = "tensorflow.python.eager.context:Context"
-_CALL_OPTIONS = "tensorflow.python.eager.context:FunctionCallOptions"
-_GRAPH = "tensorflow.python.framework.func_graph:FuncGraph"
-_FUNCTION = (
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"
-)
-_ORDER = (
-    "tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies"
-)
-_CONTROL_FLOW = "tensorflow.python.ops.control_flow_v2_func_graphs"
+_POLYMORPHIC = f"{_EAGER}.polymorphic_function"
+_FUNCTION = f"{_POLYMORPHIC}.polymorphic_function:Function"
+CONTEXT = f"{_EAGER}.context:Context"
+_GRAPHS = f"{_OPS}.control_flow_v2_func_graphs"
 
 OVERRIDDEN = (
     PrivateName(
@@ -90,7 +89,7 @@ TAPE_GRADIENT = PublicName("tensorflow:GradientTape.gradient")
 TAPE_JACOBIAN = PublicName("tensorflow:GradientTape.jacobian")
 TAPE_BATCH_JACOBIAN = PublicName("tensorflow:GradientTape.batch_jacobian")
 FORWARD_OF_OPERATION = PrivateName(
-    "tensorflow.python.eager.forwardprop:_jvp_helper",
+    f"{_EAGER}.forwardprop:_jvp_helper",
     "op_name, attr_tuple, inputs, outputs, tangents",
 )
 AVERAGE_LOSS = PublicName("tensorflow:nn.compute_average_loss")
@@ -99,21 +98,21 @@ TO_TENSOR = PublicName("tensorflow:RaggedTensor.to_tensor")
 SEQUENCE_MASK = PublicName("tensorflow:sequence_mask")
 MERGE_CALL = PublicName("tensorflow:distribute.ReplicaContext.merge_call")
 CONDITION = PrivateName(
-    "tensorflow.python.ops.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
+    f"{_OPS}.cond_v2:cond_v2", "pred, true_fn, false_fn, name"
 )
 INDEXED_CASE = PrivateName(
-    "tensorflow.python.ops.cond_v2:indexed_case",
+    f"{_OPS}.cond_v2:indexed_case",
     "branch_index, branch_fns, name, lower_using_switch_merge",
 )
 LOOP = PrivateName(
-    "tensorflow.python.ops.while_v2:while_loop",
+    f"{_OPS}.while_v2:while_loop",
     "cond, body, loop_vars, shape_invariants, parallel_iterations, "
     "maximum_iterations, name, return_same_structure, back_prop",
 )
 FUNCTION_CALL = PrivateName(
     f"{_FUNCTION}.__call__", None, "_omit_frequent_tracing_warning"
 )
-_DRAWS = "tensorflow.python.ops.gen_stateless_random_ops"
+_DRAWS = f"{_OPS}.gen_stateless_random_ops"
 DRAWN_OTHERWISE_BY_XLA = (
     *(
         PrivateName(
@@ -129,39 +128,25 @@ DRAWN_OTHERWISE_BY_XLA = (
 )
 """Operations whose numbers depend on the device that runs them."""
 PATCHED = (
-    TAPE_GRADIENT,
-    TAPE_JACOBIAN,
-    TAPE_BATCH_JACOBIAN,
-    FORWARD_OF_OPERATION,
-    AVERAGE_LOSS,
-    SCALE_REGULARIZATION,
-    TO_TENSOR,
-    SEQUENCE_MASK,
-    MERGE_CALL,
-    CONDITION,
-    INDEXED_CASE,
-    LOOP,
-    FUNCTION_CALL,
+    *(x for x in list(vars().values()) if isinstance(x, ListedName)),
     *DRAWN_OTHERWISE_BY_XLA,
 )
-"""The names that are replaced."""
-
+"""The names that are replaced: all that have a name of their own above."""
 READ = (
     PrivateName("tensorflow:Graph", mentions="_functions, _get_function"),
     PrivateName(
         "tensorflow:Graph._add_function_recursive", "self, function, overwrite"
     ),
     PrivateName(
-        _GRAPH,
+        f"{_FRAMEWORK}.func_graph:FuncGraph",
         mentions="capture, captures, control_outputs, internal_captures, "
         "outer_graph",
     ),
     PrivateName(
-        "tensorflow.python.framework.auto_control_deps_utils:"
-        "get_read_write_resource_inputs",
+        f"{_FRAMEWORK}.auto_control_deps_utils:get_read_write_resource_inputs",
         "op",
     ),
-    PrivateName("tensorflow.python.ops.resource_variable_ops:_UnreadVariable"),
+    PrivateName(f"{_OPS}.resource_variable_ops:_UnreadVariable"),
     PrivateName(
         "tensorflow:compat.v1.VariableScope.set_caching_device",
         "self, caching_device",
@@ -191,10 +176,9 @@ READ = (
         "shared_variable_store, device_id",
     ),
     PrivateName(
-        "tensorflow.python.ops.script_ops:FuncRegistry.__call__",
-        "self, token, device, args",
+        f"{_OPS}.script_ops:FuncRegistry.__call__", "self, token, device, args"
     ),
-    PrivateName("tensorflow.python.eager.context:context", ""),
+    PrivateName(f"{_EAGER}.context:context", ""),
     PrivateName(
         CONTEXT,
         mentions="_initialized, config, enable_collective_ops, "
@@ -202,13 +186,11 @@ READ = (
         "get_task_states, report_error_to_cluster, set_config_key_value",
     ),
     PrivateName(
-        _CALL_OPTIONS,
+        f"{_EAGER}.context:FunctionCallOptions",
         "executor_type, config_proto",
         "config_proto_serialized, executor_type",
     ),
-    PrivateName(
-        "tensorflow.python.framework.config:is_op_determinism_enabled", ""
-    ),
+    PrivateName(f"{_FRAMEWORK}.config:is_op_determinism_enabled", ""),
     PrivateName(
         f"{CONTEXT}.configure_collective_ops",
         "self, collective_leader, scoped_allocator_enabled_ops, "
@@ -227,57 +209,42 @@ READ = (
     ),
     PrivateName(_FUNCTION, mentions="_clone, _function_cache"),
     PrivateName(
-        _ORDER,
+        f"{_FRAMEWORK}.auto_control_deps:AutomaticControlDependencies",
         mentions="_control_flow_context, experimental_acd_manager, "
         "run_independently",
     ),
-    PrivateName(
-        "tensorflow.python.framework.auto_control_deps:op_is_stateful", "op"
-    ),
-    PrivateName(
-        "tensorflow.python.framework.auto_control_deps:_get_resource_inputs",
-        "op",
-    ),
+    PrivateName(f"{_FRAMEWORK}.auto_control_deps:op_is_stateful", "op"),
+    PrivateName(f"{_FRAMEWORK}.auto_control_deps:_get_resource_inputs", "op"),
     PrivateName(
         "tensorflow:Operation", mentions="_add_control_input, _update_input"
     ),
-    PrivateName(f"{_CONTROL_FLOW}:CondBranchFuncGraph"),
-    PrivateName(f"{_CONTROL_FLOW}:WhileBodyFuncGraph"),
-    PrivateName(f"{_CONTROL_FLOW}:WhileCondFuncGraph"),
+    PrivateName(f"{_GRAPHS}:CondBranchFuncGraph"),
+    PrivateName(f"{_GRAPHS}:WhileBodyFuncGraph"),
+    PrivateName(f"{_GRAPHS}:WhileCondFuncGraph"),
     PrivateName(
-        "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
-        "graph",
+        f"{_OPS}.control_flow_util:GraphOrParentsInXlaContext", "graph"
     ),
-    PrivateName("tensorflow.python.eager.record:could_possibly_record", ""),
+    PrivateName(f"{_EAGER}.record:could_possibly_record", ""),
     PrivateName(
-        "tensorflow.python.eager.forwardprop_util:pack_tangents",
-        "tensors",
-        "TangentInfo",
+        f"{_EAGER}.forwardprop_util:pack_tangents", "tensors", "TangentInfo"
     ),
+    PrivateName(f"{_EAGER}.record:should_record_backprop", "tensors"),
+    PrivateName(f"{_OPS}.summary_ops_v2:_summary_state"),
     PrivateName(
-        "tensorflow.python.eager.record:should_record_backprop", "tensors"
-    ),
-    PrivateName("tensorflow.python.ops.summary_ops_v2:_summary_state"),
-    PrivateName(
-        "tensorflow.python.ops.resource_variable_ops:"
-        "BaseResourceVariable.__init__",
+        f"{_OPS}.resource_variable_ops:BaseResourceVariable.__init__",
         None,
         "_unique_id, _handle",
     ),
     PrivateName(
-        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_all_reduce",
+        f"{_XLA}xla_all_reduce",
         "input, group_assignment, reduce_op, mode, name",
     ),
     PrivateName(
-        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_dynamic_update_slice",
-        "input, update, indices, name",
+        f"{_XLA}xla_dynamic_update_slice", "input, update, indices, name"
     ),
+    PrivateName(f"{_XLA}xla_optimization_barrier", "input, name"),
     PrivateName(
-        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_optimization_barrier",
-        "input, name",
-    ),
-    PrivateName(
-        "tensorflow.compiler.tf2xla.ops.gen_xla_ops:xla_call_module",
+        f"{_XLA}xla_call_module",
         "args, version, module, Sout, Tout, dim_args_spec, platforms, "
         "function_list, has_token_input_output, disabled_checks, "
         "use_shardy_partitioner, name",
@@ -287,10 +254,9 @@ READ = (
         f"{_STABLEHLO}:serialize_portable_artifact_str", since=MODULE_CALLS
     ),
     PrivateName(f"{_STABLEHLO}:get_current_version", since=MODULE_CALLS),
-    PrivateName("tensorflow.python.framework.ops:get_gradient_function", "op"),
+    PrivateName(f"{_FRAMEWORK}.ops:get_gradient_function", "op"),
     PrivateName(
-        "tensorflow.python.ops.handle_data_util:copy_handle_data",
-        "source_t, target_t",
+        f"{_OPS}.handle_data_util:copy_handle_data", "source_t, target_t"
     ),
     PrivateName(
         f"{_DISTRIBUTE}.values:DistributedValues._get_on_device_or_primary",
@@ -305,22 +271,20 @@ READ = (
     ),
     PrivateName(f"{_DISTRIBUTE}.values_util:get_current_replica_id_as_int", ""),
     PrivateName(
-        "tensorflow.python.eager.polymorphic_function.concrete_function:"
-        "ConcreteFunction.__init__",
+        f"{_POLYMORPHIC}.concrete_function:ConcreteFunction.__init__",
         None,
         "_inference_function",
     ),
     PrivateName(
-        "tensorflow.python.eager.polymorphic_function.atomic_function:"
-        "AtomicFunction.call_with_captures",
+        f"{_POLYMORPHIC}.atomic_function:AtomicFunction.call_with_captures",
         "self, args, kwargs, captures",
     ),
     PrivateName(
-        "tensorflow.python.data.util.structure:from_compatible_tensor_list",
+        f"{_DATA}.util.structure:from_compatible_tensor_list",
         "element_spec, tensor_list",
     ),
     PrivateName(
-        f"{_DATA}.iterator_ops:OwnedIterator.__init__",
+        f"{_DATA}.ops.iterator_ops:OwnedIterator.__init__",
         None,
         "_flat_output_types, _flat_output_shapes, _iterator_resource",
     ),
