@@ -3,7 +3,8 @@
 Collectives meet in the order in which processes call them. If one process were
 elsewhere in the program, it would meet another sum of the same shape, and both
 would get a wrong number. So each process announces its next action before it
-meets the others, in a message of its own, always of one shape.
+meets the others, in a message of its own, always of one shape. All raise a
+`ReplicaMismatchError` if one is about to do something else.
 """
 
 import functools
@@ -92,9 +93,6 @@ def all_gather_json(what: str, own: Any) -> list[Any]:
     """Returns the values of all processes, in their order.
 
     JSON must be able to hold them.
-
-    Raises:
-        ReplicaMismatchError: If another process is about to do something else.
     """
     if process_count() == 1:
         return [own]
@@ -120,9 +118,6 @@ def gather_if_different(what: str, own: Comparable) -> list[Any] | None:
     """Returns the values of all processes, or `None` if they are all equal.
 
     As long as they are, only a digest of the value is sent.
-
-    Raises:
-        ReplicaMismatchError: If another process is about to do something else.
     """
     if process_count() == 1:
         return None
@@ -216,7 +211,12 @@ def sum_over_processes(
     Raises:
         ProcessError: If another process lives and does not come in time.
     """
-    call = DaemonCall(functools.partial(_sum_without_limit, numbers))
+
+    def run() -> np.ndarray:
+        with tf.device("CPU:0"):
+            return _all_reduce()(tf.constant(numbers)).numpy()
+
+    call = DaemonCall(run)
     seconds = step_timeout() if seconds is None else seconds
     if not call.wait(seconds):
         raise ProcessError(
@@ -228,11 +228,6 @@ def sum_over_processes(
             "a longer `timeout`."
         )
     return call.result()
-
-
-def _sum_without_limit(numbers: np.ndarray) -> np.ndarray:
-    with tf.device("CPU:0"):
-        return _all_reduce()(tf.constant(numbers)).numpy()
 
 
 @functools.cache

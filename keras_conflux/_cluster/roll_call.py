@@ -155,7 +155,8 @@ def _wait(
                     f"Process {index} was told of {known} processes, and "
                     f"process 0 of {count}."
                 )
-            come = {i: s for i, s in come.items() if not _has_hung_up(s)}
+            hung_up, _, _ = select.select([*come.values()], [], [], 0)
+            come = {i: s for i, s in come.items() if s not in hung_up}
             if index in come:
                 return come, (
                     f"Two processes were told that they are process {index}."
@@ -332,8 +333,3 @@ def _text(message: bytes) -> str | None:
 def _digest(text: str) -> str:
     token = os.fsencode(os.environ.get(TOKEN, ""))
     return hmac.new(token, text.encode(), "sha256").hexdigest()
-
-
-def _has_hung_up(other: socket.socket) -> bool:
-    readable, _, _ = select.select([other], [], [], 0)
-    return bool(readable)

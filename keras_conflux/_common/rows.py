@@ -1,6 +1,5 @@
 """The rows of a batch, one per sample, and which of them a replica gets."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,8 +58,10 @@ def sample_count(batch: Tree, shards: int | None = None) -> int:
             "A batch needs at least one array of shape (batch, ...). Received: "
             f"{batch!r}."
         )
-    different = len(set(lengths.values())) > 1
-    if different and not (shards and _divide(lengths.values(), shards)):
+    sizes = set(lengths.values())
+    if len(sizes) > 1 and not (
+        shards and all(size and size % shards == 0 for size in sizes)
+    ):
         listed = ", ".join(f"{n} at {path}" for path, n in lengths.items())
         or_even = f", or numbers that {shards} divides" if shards else ""
         raise ValueError(
@@ -69,10 +70,6 @@ def sample_count(batch: Tree, shards: int | None = None) -> int:
             "arrays in the model, or repeat them for each sample."
         )
     return next(iter(lengths.values()))
-
-
-def _divide(lengths: Iterable[int], count: int) -> bool:
-    return all(length and length % count == 0 for length in lengths)
 
 
 def bounds(length: Any, index: Any, count: int) -> tuple[Any, Any]:

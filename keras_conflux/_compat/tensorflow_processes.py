@@ -32,6 +32,9 @@ def connect(
         tf.errors.OpError: If they do not come, or a port is in use.
         RuntimeError: If TensorFlow has started already.
     """
+    # The module of this message has another name in TensorFlow 2.18.
+    service = tf.compat.v1.ConfigProto().experimental.coordination_config
+    job = service.coordinated_job_list.add(name=_JOB, num_tasks=len(addresses))
     running = _context()
     running.configure_collective_ops(
         collective_leader=_task(0),
@@ -40,7 +43,7 @@ def connect(
     running.configure_coordination_service(
         service_type="standalone",
         service_leader=_task(0),
-        coordinated_jobs=[_job(len(addresses))],
+        coordinated_jobs=[job],
         heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
         cluster_register_timeout_in_ms=int(connect_seconds * 1000),
     )
@@ -57,12 +60,6 @@ def connect(
     )
     with _sigterm_kept():
         running.ensure_initialized()
-
-
-def _job(tasks: int) -> Any:
-    # The module of this message has another name in TensorFlow 2.18.
-    service = tf.compat.v1.ConfigProto().experimental.coordination_config
-    return service.coordinated_job_list.add(name=_JOB, num_tasks=tasks)
 
 
 @contextlib.contextmanager

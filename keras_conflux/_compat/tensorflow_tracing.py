@@ -23,6 +23,11 @@ from tensorflow.python.ops import summary_ops_v2
 _OFF = type(tf.compat.v1.GraphOptions().rewrite_options).OFF
 _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")
 """The name scope of loops that `pfor` vectorizes."""
+_BRANCH_OR_LOOP = (
+    func_graphs.CondBranchFuncGraph,
+    func_graphs.WhileBodyFuncGraph,
+    func_graphs.WhileCondFuncGraph,
+)
 
 
 def is_recorded(tensors: Sequence[Any]) -> bool:
@@ -52,13 +57,8 @@ def in_replica_loop() -> bool:
 
 def in_branch_or_loop() -> bool:
     """Whether a branch or a loop inside the running replica is being traced."""
-    kinds = (
-        func_graphs.CondBranchFuncGraph,
-        func_graphs.WhileBodyFuncGraph,
-        func_graphs.WhileCondFuncGraph,
-    )
     return is_vectorized() or any(
-        isinstance(graph, kinds) for graph in _graphs_inside_replica()
+        isinstance(graph, _BRANCH_OR_LOOP) for graph in _graphs_inside_replica()
     )
 
 
@@ -72,13 +72,8 @@ def in_function_of(graph: Any) -> bool:
 
     Branches and loops are parts of the graph.
     """
-    kinds = (
-        func_graphs.CondBranchFuncGraph,
-        func_graphs.WhileBodyFuncGraph,
-        func_graphs.WhileCondFuncGraph,
-    )
     here: Any = tf.compat.v1.get_default_graph()
-    while here is not graph and isinstance(here, kinds):
+    while here is not graph and isinstance(here, _BRANCH_OR_LOOP):
         here = here.outer_graph
     return here is not graph
 

@@ -81,13 +81,8 @@ def misfits(
 
 
 def _wrong(names: Iterable[ListedName]) -> list[str]:
-    import keras
-    import tensorflow as tf
-
-    versions = {
-        "keras": version_numbers(keras.__version__),
-        "tensorflow": version_numbers(tf.__version__),
-    }
+    keras, tensorflow = map(version_numbers, _versions())
+    versions = {"keras": keras, "tensorflow": tensorflow}
     return [
         problem
         for name in names
@@ -97,11 +92,10 @@ def _wrong(names: Iterable[ListedName]) -> list[str]:
 
 def untested() -> str | None:
     """Returns the message about untested versions, if there are any."""
-    import keras
-    import tensorflow as tf
-
-    if _is_in(version_numbers(keras.__version__), TESTED_KERAS) and _is_in(
-        version_numbers(tf.__version__), TESTED_TENSORFLOW
+    tested = TESTED_KERAS, TESTED_TENSORFLOW
+    if all(
+        oldest <= version_numbers(installed)[:2] <= newest
+        for installed, (oldest, newest) in zip(_versions(), tested, strict=True)
     ):
         return None
     return (
@@ -112,22 +106,22 @@ def untested() -> str | None:
 
 
 def _tested() -> str:
-    return (
-        f"Keras {_range(TESTED_KERAS)} and TensorFlow "
-        f"{_range(TESTED_TENSORFLOW)}"
-    )
+    return _described(_range(TESTED_KERAS), _range(TESTED_TENSORFLOW))
 
 
-def _installed() -> str:
+def _versions() -> tuple[str, str]:
     import keras
     import tensorflow as tf
 
-    return f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
+    return keras.__version__, tf.__version__
 
 
-def _is_in(version: tuple, tested: tuple) -> bool:
-    oldest, newest = tested
-    return oldest <= version[:2] <= newest
+def _installed() -> str:
+    return _described(*_versions())
+
+
+def _described(keras: str, tensorflow: str) -> str:
+    return f"Keras {keras} and TensorFlow {tensorflow}"
 
 
 def _range(tested: tuple) -> str:

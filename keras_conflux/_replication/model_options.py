@@ -122,18 +122,14 @@ def apply_data_contract(model: keras.Model) -> None:
 
 def data_contract_of(model: keras.Model) -> str:
     """Returns the contract by which the next call of `fit` will read."""
-    return _data.get(model) or _data_contract_of_distribution()
+    distribution = keras.distribution.distribution()
+    shards = getattr(distribution, "auto_shard_dataset", True)
+    return _data.get(model) or ("global" if shards else "local")
 
 
 def reads_own_part(model: keras.Model) -> bool:
     """Whether each of several processes brings its own part of the data."""
     return _applied.get(model) == "local"
-
-
-def _data_contract_of_distribution() -> str:
-    distribution = keras.distribution.distribution()
-    shards = getattr(distribution, "auto_shard_dataset", True)
-    return "global" if shards else "local"
 
 
 def reshuffles(model: keras.Model) -> bool:

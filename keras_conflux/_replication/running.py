@@ -1,7 +1,8 @@
 """The models that are in `fit`, `evaluate` or `predict` at the moment.
 
-The loop of such a call keeps the functions and the iterator that it began
-with, so its model cannot change its devices meanwhile.
+The loop of such a call keeps the functions and the iterator that it began with,
+so its model cannot change its devices meanwhile: a `StrategyError` names the
+model and the call.
 """
 
 import contextlib
@@ -29,11 +30,7 @@ def running(model: Any, call: str) -> Iterator[None]:
 
 
 def assert_not_running(models: Iterable[Any], change: str) -> None:
-    """Raises if a model that is to have other devices is running.
-
-    Raises:
-        StrategyError: Names the model and the call.
-    """
+    """Raises if a model that is to have other devices is running."""
     ids = set(map(id, models))
     for model, call in list(_calls):
         if id(model) in ids:
@@ -41,11 +38,7 @@ def assert_not_running(models: Iterable[Any], change: str) -> None:
 
 
 def assert_not_held(owners: Iterable[Any], change: str) -> None:
-    """Raises if a running model is, or holds, an object to be put back.
-
-    Raises:
-        StrategyError: Names the model and the call.
-    """
+    """Raises if a running model is, or holds, an object to be put back."""
     ids = set(map(id, owners))
     for model, call in list(_calls):
         if any(id(each) in ids for each in state.stateful_objects(model)):
@@ -56,9 +49,6 @@ def assert_not_read(variables: Iterable[Any], change: str) -> None:
     """Raises if a running model that is not replicated reads some variables.
 
     Keras' loop would go on with the values that it began with.
-
-    Raises:
-        StrategyError: Names the model and the call.
     """
     plain = [each for each in list(_calls) if _is_plain(each[0])]
     if not plain:

@@ -222,10 +222,6 @@ class _OpenScopes(threading.local):
         self.stack: list[contextlib.AbstractContextManager[Any]] = []
 
 
-def _nothing_set() -> None:
-    return None
-
-
 class LaidOutStrategy(ReplicatedStrategy):
     """A strategy that keeps those weights in parts that something names."""
 
@@ -251,7 +247,7 @@ class Distributed(NamedTuple):
     """Tells of a weight whether it lies in parts. `None` if none does."""
 
 
-_distributions: list[Callable[[], Distributed | None]] = [_nothing_set]
+_distributions: list[Callable[[], Distributed | None]] = []
 _strategies: dict[Hashable, ReplicatedStrategy] = {}
 
 
@@ -334,7 +330,7 @@ def ask_for_distribution(
 
 def distribution_strategy() -> ReplicatedStrategy | None:
     """Returns the strategy over the devices of Keras' distribution, if set."""
-    distributed = _distributions[-1]()
+    distributed = _distributions[-1]() if _distributions else None
     return None if distributed is None else _strategy_of(distributed)
 
 

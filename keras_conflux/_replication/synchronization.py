@@ -67,7 +67,7 @@ def synchronize(target: Any, root: int = 0) -> None:
                 "`root` is the index of a replica, from 0 to "
                 f"{len(copies) - 1}. Received: {root}."
             )
-        if not _has_value(copies[root]):
+        if tf.executing_eagerly() and not copies[root].is_initialized():
             continue  # the function that made it has failed
         value = copies[root].read_value()
         for copy in copies:
@@ -147,10 +147,6 @@ def _broadcast_rows(
     rows = tf.ensure_shape(rows, [length, *copy.shape[1:]])
     rows = replica_collectives().broadcast(rows, root)
     copy[first : first + length].assign(rows)
-
-
-def _has_value(variable: Any) -> bool:
-    return not tf.executing_eagerly() or bool(variable.is_initialized())
 
 
 def in_sync(target: Any) -> bool:
