@@ -34,6 +34,7 @@ from keras_conflux._communication.transports.in_graph import Nccl
 from keras_conflux._communication.transports.in_graph import (
     NcclBetweenProcesses,
 )
+from keras_conflux._communication.transports.in_graph import Transport
 from keras_conflux._communication.transports.in_graph import all_reduce_eagerly
 from keras_conflux._communication.transports.ops import SUM
 from keras_conflux._communication.transports.ops import Extreme
@@ -292,7 +293,7 @@ class Communicator:
         return self._in_xla.moves_parts if in_xla else not self.on_gpu
 
     @functools.cached_property
-    def _early(self) -> Any:
+    def _early(self) -> CpuRing:
         """The transport of collectives that run earlier than traced."""
         with tf.init_scope():
             return CpuRing(self.devices, self.size, self._group_key, lane=1)
@@ -410,7 +411,7 @@ class Communicator:
                 if isinstance(each, CpuRing):
                     each.recover()
 
-    def _transport(self, group_key: int) -> Any:
+    def _transport(self, group_key: int) -> Transport:
         if not self.on_gpu:
             return CpuRing(self.devices, self.size, group_key)
         if self.spans_processes:

@@ -17,7 +17,6 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.input.calls import KerasCall
 from keras_conflux._fit.input.calls import runs_users_code
-from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 
@@ -84,7 +83,7 @@ def _in_first_process(
     result = None
     with errors_reported_to_all(what):
         assert_same_place(what)
-        accumulated.add_up_on_first_replica(state.stateful_objects(model))
+        state.add_up_accumulated(state.stateful_objects(model))
         if process_index() == 0:
             token = _alone.set(True)
             try:

@@ -18,14 +18,15 @@ DataContract: TypeAlias = Literal["global", "local"]
 rows, or its own part of them."""
 
 _CONTRACTS = ("global", "local")
-_data: Any = weakref.WeakKeyDictionary()
-"""By model, the `data` that `replicate` was given."""
+_chosen: Any = weakref.WeakKeyDictionary()
+"""By model, the options that `replicate` was given, by their names."""
 _applied: Any = weakref.WeakKeyDictionary()
 """By model, the `data` that its functions were made for."""
-_reshuffle: Any = weakref.WeakKeyDictionary()
-"""By model, the `reshuffle` that `replicate` was given."""
-_microbatches: Any = weakref.WeakKeyDictionary()
-"""By model, the `microbatches` that `replicate` was given."""
+_SAYS = {
+    "data": "what `fit`, `evaluate` and `predict` of a model read",
+    "reshuffle": "how `fit` of a model shuffles arrays",
+    "microbatches": "in how many parts `fit` of a model runs a batch",
+}
 
 
 def check(
@@ -38,40 +39,37 @@ def check(
             models.
         ValueError: If one has a value that it cannot have.
     """
-    if data is not None:
-        if data not in _CONTRACTS:
-            raise ValueError(
-                '`data` is "global", if all processes read the same batches, '
-                'or "local", if each process brings its own part of them. '
-                f"Received: data={data!r}."
-            )
-        says = "what `fit`, `evaluate` and `predict` of a model read"
-        _assert_models(target, "data", data, says)
-    if reshuffle is not None:
-        if not isinstance(reshuffle, bool):
-            raise ValueError(
-                "`reshuffle` is True or False: whether `fit` shuffles arrays "
-                "in another order in each epoch. Received: "
-                f"reshuffle={reshuffle!r}."
-            )
-        says = "how `fit` of a model shuffles arrays"
-        _assert_models(target, "reshuffle", reshuffle, says)
+    if data is not None and data not in _CONTRACTS:
+        raise ValueError(
+            '`data` is "global", if all processes read the same batches, '
+            'or "local", if each process brings its own part of them. '
+            f"Received: data={data!r}."
+        )
+    if reshuffle is not None and not isinstance(reshuffle, bool):
+        raise ValueError(
+            "`reshuffle` is True or False: whether `fit` shuffles arrays "
+            "in another order in each epoch. Received: "
+            f"reshuffle={reshuffle!r}."
+        )
     if microbatches is not None:
         check_microbatches(microbatches)
-        if target is not None:
-            says = "in how many parts `fit` of a model runs a batch"
-            _assert_models(target, "microbatches", microbatches, says)
+    _assert_models(target, data=data, reshuffle=reshuffle)
+    if target is not None:  # else a strategy has them
+        _assert_models(target, microbatches=microbatches)
 
 
-def _assert_models(target: Any, option: str, value: Any, says: str) -> None:
+def _assert_models(target: Any, **options: Any) -> None:
     leaves = keras.tree.flatten(target)
-    if not leaves or not all(isinstance(x, keras.Model) for x in leaves):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves})
-        raise TypeError(
-            f"`{option}` says {says}, and has no meaning for: "
-            f"{', '.join(kinds) or 'nothing'}. Write "
-            f"`replicate(model, {option}={value!r})` for each model."
-        )
+    if leaves and all(isinstance(x, keras.Model) for x in leaves):
+        return
+    kinds = sorted({type(leaf).__name__ for leaf in leaves})
+    for option, value in options.items():
+        if value is not None:
+            raise TypeError(
+                f"`{option}` says {_SAYS[option]}, and has no meaning for: "
+                f"{', '.join(kinds) or 'nothing'}. Write "
+                f"`replicate(model, {option}={value!r})` for each model."
+            )
 
 
 def choose(
@@ -85,29 +83,29 @@ def choose(
     Raises:
         StrategyError: If the model is running by another contract.
     """
+    chosen = _chosen.setdefault(model, {})
+    change = f"keras_conflux.replicate({model.name}, "
     if data is not None:
         if process_count() > 1 and data != data_contract_of(model):
-            change = f"keras_conflux.replicate({model.name}, data={data!r})"
-            running.assert_not_running([model], change)
-        _data[model] = data
+            running.assert_not_running([model], f"{change}data={data!r})")
+        chosen["data"] = data
     if reshuffle is not None:
-        _reshuffle[model] = reshuffle
-    if microbatches is not None and microbatches != microbatches_of(model):
-        change = (
-            f"keras_conflux.replicate({model.name}, "
-            f"microbatches={microbatches!r})"
-        )
-        running.assert_not_running([model], change)
-        traced_functions.forget(model)
+        chosen["reshuffle"] = reshuffle
     if microbatches is not None:
-        _microbatches[model] = check_microbatches(microbatches)
+        if microbatches != microbatches_of(model):
+            change = f"{change}microbatches={microbatches!r})"
+            running.assert_not_running([model], change)
+            traced_functions.forget(model)
+        chosen["microbatches"] = check_microbatches(microbatches)
 
 
 def forget(model: Any) -> None:
     """Forgets the options of a model."""
-    _data.pop(model, None)
-    _reshuffle.pop(model, None)
-    _microbatches.pop(model, None)
+    _chosen.pop(model, None)
+
+
+def _option(model: Any, name: str, default: Any) -> Any:
+    return _chosen.get(model, {}).get(name, default)
 
 
 def apply_data_contract(model: keras.Model) -> None:
@@ -124,7 +122,7 @@ def data_contract_of(model: keras.Model) -> str:
     """Returns the contract by which the next call of `fit` will read."""
     distribution = keras.distribution.distribution()
     shards = getattr(distribution, "auto_shard_dataset", True)
-    return _data.get(model) or ("global" if shards else "local")
+    return _option(model, "data", "global" if shards else "local")
 
 
 def reads_own_part(model: keras.Model) -> bool:
@@ -134,11 +132,11 @@ def reads_own_part(model: keras.Model) -> bool:
 
 def reshuffles(model: keras.Model) -> bool:
     """Whether `fit` shuffles arrays in another order in each epoch."""
-    return _reshuffle.get(model, False)
+    return _option(model, "reshuffle", False)
 
 
 def microbatches_of(model: keras.Model) -> int:
     """The number of parts in which each replica runs its part of a batch."""
     strategy = keras_models.strategy_of(model)
     of_scope = getattr(strategy, "microbatches", 1)
-    return _microbatches.get(model, of_scope)
+    return _option(model, "microbatches", of_scope)

@@ -16,7 +16,6 @@ import tensorflow as tf
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
-from keras_conflux._replication import accumulated
 from keras_conflux._replication import batch_norm
 from keras_conflux._replication import model_options
 from keras_conflux._replication import parts
@@ -157,7 +156,7 @@ def demote(target: Any) -> None:
     if replicated:
         running.assert_not_held(owners, change)
         running.assert_not_read(replicated, change)
-    accumulated.add_up_in_each_process(owners)
+    state.add_up_accumulated(owners, in_each_process=True)
     state.remove_copies(found)
     _attach(owners, None)
 

@@ -10,13 +10,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_conflux._cluster.processes import process_count
 from keras_conflux._common import trees
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat.replicated_variables import InParts
 from keras_conflux._replication import traced_functions
+from keras_conflux._replication.across_processes import run_everywhere
+from keras_conflux._replication.replica_context import replica_collectives
+from keras_conflux._replication.replica_context import replica_index
+from keras_conflux._replication.replica_context import replica_rank
 from keras_conflux._replication.strategy import ReplicatedStrategy
+from keras_conflux._replication.strategy import current_strategy
 from keras_conflux._replication.strategy import is_replicated
 
 STATEFUL = (
@@ -129,7 +136,7 @@ def is_in_parts(variable: Any) -> bool:
 def own_copy(variable: Any) -> tf.Variable:
     """Returns the running replica's copy, or its part, of a variable."""
     found = copies(variable)
-    return found[tensorflow_internals.replica_index() if len(found) > 1 else 0]
+    return found[replica_index() if len(found) > 1 else 0]
 
 
 def is_mirrored(variable: Any) -> bool:
@@ -226,3 +233,37 @@ def _single_copy(variable: keras.Variable, old: Any) -> tf.Variable:
     with tf.device(copies(old)[0].device):
         # Reading from outside of the replicas adds up a metric's copies.
         return keras_variables.make_backing(variable, tf.convert_to_tensor(old))
+
+
+def add_up_accumulated(
+    owners: Iterable[Any], in_each_process: bool = False
+) -> None:
+    """Moves all accumulated gradients to the first replica of all processes.
+
+    The sum stays the same, and the first process saves all of it. Or the first
+    replica of each process gets it, which can go on with it alone. All
+    processes call this.
+    """
+    if process_count() == 1:
+        return
+    found = [
+        variable
+        for owner in owners
+        for variable in keras_models.accumulators(owner)
+        if is_replicated(keras_variables.backing(variable))
+    ]
+    if not found:
+        return
+    strategy = strategy_of(found) or current_strategy()
+    by_replica = list(zip(*map(copies, found), strict=True))
+
+    def one_replica() -> None:
+        mine = by_replica[replica_index()]
+        values = [copy.read_value() for copy in mine]
+        sums = replica_collectives().all_reduce("sum", values)
+        place = replica_index() if in_each_process else replica_rank()
+        for copy, total in zip(mine, sums, strict=True):
+            copy.assign(total if place == 0 else tf.zeros_like(total))
+
+    one_replica.__qualname__ = f"adding up {len(found)} accumulated gradients"
+    run_everywhere(one_replica, strategy)()

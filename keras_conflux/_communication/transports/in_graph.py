@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from typing import Any
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -12,6 +13,16 @@ from keras_conflux._communication.transports.ops import Op
 from keras_conflux._compat.tensorflow_internals import own_variable
 from keras_conflux._devices.device import Device
 from keras_conflux._graphs import rewriting
+
+
+class Transport(Protocol):
+    """Carries a tensor among the devices of a group."""
+
+    def all_reduce(
+        self, tensor: tf.Tensor, index: int, op: Op, call: str
+    ) -> tf.Tensor:
+        """See `Communicator.all_reduce`; `call` is a key of the call."""
+        ...
 
 
 class CpuRing:

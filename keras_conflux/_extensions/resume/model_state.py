@@ -13,7 +13,6 @@ from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.stored_arrays import Arrays
-from keras_conflux._replication import accumulated
 from keras_conflux._replication import state
 from keras_conflux._replication import synchronization
 from keras_conflux._replication.strategy import is_replicated
@@ -57,7 +56,7 @@ def gather(model: keras.Model) -> None:
 
     All processes call this together.
     """
-    accumulated.add_up_on_first_replica(state.stateful_objects(model))
+    state.add_up_accumulated(state.stateful_objects(model))
 
 
 def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
