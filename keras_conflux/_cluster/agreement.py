@@ -206,10 +206,8 @@ def sum_over_processes(
 ) -> np.ndarray:
     """Returns the sum of an array of all processes, which share its shape.
 
-    It waits as long as for a step, or these seconds.
-
-    Raises:
-        ProcessError: If another process lives and does not come in time.
+    It waits as long as for a step, or these seconds, if another process lives
+    and does not come.
     """
 
     def run() -> np.ndarray:

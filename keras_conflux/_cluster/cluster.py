@@ -10,10 +10,6 @@ class Cluster:
     """The addresses of all processes, and which of them this one is.
 
     All processes hold equal addresses, in the same order.
-
-    Raises:
-        ClusterError: If there is no address, an address has no port or
-            repeats, or no address has the index.
     """
 
     addresses: tuple[str, ...]

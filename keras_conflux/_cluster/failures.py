@@ -81,13 +81,8 @@ def wait_while_all_processes_live(call: DaemonCall, seconds: float) -> bool:
     """Waits for a call in which processes wait for each other.
 
     TensorFlow ends its own collectives when a process fails, but not a program
-    of XLA in which a GPU waits for another.
-
-    Returns:
-        Whether it has ended.
-
-    Raises:
-        tf.errors.OpError: If a process has failed, and the call goes on.
+    of XLA in which a GPU waits for another. Returns whether the call has ended.
+    Raises TensorFlow's error if a process has failed, and the call goes on.
     """
     if process_count() == 1:
         return call.wait(seconds)

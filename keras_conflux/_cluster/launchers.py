@@ -50,12 +50,7 @@ def ask(launcher: Launcher) -> None:
 
 
 def announcements(environ: Mapping[str, str]) -> list[Announcement]:
-    """Returns all announcements, in the order in which launchers are asked.
-
-    Raises:
-        ClusterError: If a launcher's variables are wrong, or there is no
-            launcher.
-    """
+    """Returns all announcements, in the order in which launchers are asked."""
     if not _launchers:
         raise ClusterError(
             "No launcher is asked for the other processes, as "
@@ -75,14 +70,9 @@ def find_cluster(
 ) -> Cluster | None:
     """Returns the processes that train together; `None` for one alone.
 
-    The arguments decide, or the first launcher that tells of processes.
-    TensorFlow is not started, and nothing connects, except where processes tell
-    each other of their addresses.
-
-    Raises:
-        ClusterError: If addresses are wrong, only a part of a launcher's
-            variables is set, launchers disagree on how many processes there
-            are, or there is no launcher to ask.
+    The arguments decide, or the first launcher that tells of processes, if it
+    does not contradict others. TensorFlow is not started, and nothing connects,
+    except where processes tell each other of their addresses.
     """
     if addresses is not None or index is not None:
         cluster = _from_arguments(addresses, index)

@@ -36,8 +36,7 @@ def _is_local(host: str) -> bool:
 def close_to_other_hosts(address: str) -> bool:
     """Lets the port of this process be reached through the loopback only.
 
-    Returns:
-        Whether this is so now; not before Linux 5.7.
+    Returns whether this is so now; not before Linux 5.7.
     """
     _, port = split_address(address, "the address of this process")
     closed = [bind_to_loopback(each) for each in _listening(port)]
@@ -45,11 +44,7 @@ def close_to_other_hosts(address: str) -> bool:
 
 
 def bind_to_loopback(server: socket.socket) -> bool:
-    """Lets a socket be reached through the loopback interface only.
-
-    Returns:
-        Whether this is so now.
-    """
+    """Lets a socket be reached through the loopback only, if it can."""
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _INTERFACE)
     except (OSError, AttributeError):

@@ -154,20 +154,13 @@ def initialize_from_environment() -> None:
     Called before a strategy is made, for programs that do not call
     `initialize`. A process that trained alone, though its variables name
     others, would not be noticed.
-
-    Raises:
-        ProcessError: If TensorFlow has started already.
     """
     names = "TF_CONFIG", "KERAS_DISTRIBUTION_"
     join_others({k: v for k, v in os.environ.items() if k.startswith(names)})
 
 
 def join_others(environ: Mapping[str, str]) -> None:
-    """Joins the processes that some variables name, if this is still to do.
-
-    Raises:
-        ProcessError: If TensorFlow has started already.
-    """
+    """Joins the processes that some variables name, if this is still to do."""
     if environ and _present.source is None:
         cluster = find_cluster(environ=environ)
         _join(cluster, DEFAULT_HEARTBEAT_SECONDS, DEFAULT_SECONDS)
@@ -195,11 +188,7 @@ def _join(cluster: Cluster | None, heartbeat: float, timeout: float) -> None:
 
 
 def connect(cluster: Cluster, heartbeat: float, timeout: float) -> None:
-    """Joins the other processes, and gives all of them one seed.
-
-    Raises:
-        ProcessError: If the others do not come, or a port is in use.
-    """
+    """Joins the other processes, and gives all of them one seed."""
     addresses, index = cluster.addresses, cluster.index
     if len(addresses) > 1:
         error = call_roll(addresses, index, timeout)

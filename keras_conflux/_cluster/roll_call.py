@@ -51,12 +51,9 @@ _UNKNOWN_CALLERS = 100
 def call_roll(
     addresses: Sequence[str], index: int, seconds: float
 ) -> str | None:
-    """Waits until all processes have come.
+    """Waits until all processes have come; returns why not, if they have not.
 
     Process 0 waits so many seconds for the others.
-
-    Returns:
-        `None` when all are there, else an error message.
     """
     names = [f"process {k} at {each}" for k, each in enumerate(addresses)]
     try:
@@ -79,10 +76,8 @@ def hosts_of_all(
     """Waits until all processes have come, and returns from which hosts.
 
     A host is the address from which its processes come, so it need not know a
-    name of its own. The first address is the one of process 0.
-
-    Returns:
-        The hosts, and `None` when all are there, else an error message.
+    name of its own. The first address is the one of process 0. If they do not
+    come, a message says why.
     """
     if index > 0:
         hosts, wrong = _reported(first, index, count, seconds)
@@ -267,8 +262,7 @@ def _reported(
 ) -> tuple[list[str], str | None]:
     """Introduces this process to process 0.
 
-    Returns:
-        The hosts of all processes, and an error message, if any.
+    Returns the hosts of all processes, and an error message, if any.
     """
     seconds += _LATE_SECONDS
     host, port = split_address(address, "the address of process 0")

@@ -1,4 +1,4 @@
-"""Checks arguments of users. An error says what to write instead."""
+"""Checks arguments of users. Errors of type or value say what to write."""
 
 import math
 import numbers
@@ -9,15 +9,7 @@ from typing import Any
 def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
     """Refuses a value that is no whole number, or too small.
 
-    Args:
-        name: The name of the argument.
-        value: The value that was passed.
-        what: The meaning of the number, such as `"a number of batches"`.
-        least: The smallest number that makes sense.
-
-    Raises:
-        TypeError: If it is no whole number.
-        ValueError: If it is too small.
+    The error says what the number means, such as `"a number of batches"`.
     """
     said = f"`{name}` is {what}, at least {least}. Received: {name}={value!r}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -27,12 +19,7 @@ def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
 
 
 def assert_seconds(name: str, value: Any) -> None:
-    """Refuses a value that is no time.
-
-    Raises:
-        TypeError: If it is no number.
-        ValueError: If it is 0 or less, or not a number.
-    """
+    """Refuses a value that is no number of seconds above 0."""
     said = f"`{name}` is a number of seconds above 0. Received: {value!r}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(said)
@@ -41,21 +28,13 @@ def assert_seconds(name: str, value: Any) -> None:
 
 
 def assert_is(value: Any, kinds: Any, expected: str) -> None:
-    """Refuses a value of another type.
-
-    Raises:
-        TypeError: If it is of none of the types.
-    """
+    """Refuses a value of another type."""
     if not isinstance(value, kinds):
         raise TypeError(f"Expected {expected}. Received: {value!r}")
 
 
 def assert_batches(value: Any) -> None:
-    """Refuses a value that yields no batches.
-
-    Raises:
-        TypeError: If it cannot be iterated over, or is a text.
-    """
+    """Refuses a value that yields no batches."""
     is_drawn_from = isinstance(value, Iterable) or hasattr(value, "__getitem__")
     if isinstance(value, str | bytes) or not is_drawn_from:
         raise TypeError(

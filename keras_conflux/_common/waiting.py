@@ -21,11 +21,7 @@ _VARIABLE = "CONFLUX_STEP_TIMEOUT"
 
 
 def step_timeout() -> float:
-    """Returns how many seconds a step, or another process, is waited for.
-
-    Raises:
-        ValueError: If `CONFLUX_STEP_TIMEOUT` is no such number.
-    """
+    """Returns how many seconds a step, or another process, is waited for."""
     given = os.environ.get(_VARIABLE, DEFAULT_STEP_TIMEOUT)
     try:
         seconds = float(given)
@@ -50,10 +46,8 @@ def run_in_daemon(work: Callable[[], None]) -> threading.Event:
 
     Starting a thread takes as long as a step of a small model, so threads are
     kept for the next call. They are daemons, which `concurrent.futures` does
-    not have: one whose call hangs must not keep Python from ending.
-
-    Returns:
-        An event that is set when the work has ended.
+    not have: one whose call hangs must not keep Python from ending. Returns an
+    event that is set when the work has ended.
     """
     try:
         daemon = _idle.pop()

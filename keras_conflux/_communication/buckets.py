@@ -27,10 +27,8 @@ def plan(
     """Groups tensors by dtype into buckets of about `bucket_bytes`.
 
     Gradients become known from the last layer to the first, so the last tensors
-    go into the first bucket. A tensor of unknown size counts as empty.
-
-    Returns:
-        The positions of each bucket's tensors.
+    go into the first bucket. A tensor of unknown size counts as empty. Returns
+    the positions of each bucket's tensors.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
@@ -73,17 +71,10 @@ def map_buckets(
     bucket_bytes: int = BUCKET_BYTES,
     in_order: bool = False,
 ) -> list[tf.Tensor]:
-    """Applies an elementwise `function` to the tensors, bucket by bucket.
+    """Applies an elementwise `function` to dense tensors, bucket by bucket.
 
-    Args:
-        function: Gets and returns one tensor, of any shape.
-        tensors: Dense tensors of any dtypes and shapes.
-        bucket_bytes: See `plan`.
-        in_order: Whether each bucket waits for the one before. It then takes
-            along an element of that one's result, and there are few.
-
-    Returns:
-        The results in the order and with the shapes of `tensors`.
+    Where they are `in_order`, each bucket waits for the one before: it takes
+    along an element of that one's result. There are few then.
     """
     if in_order:
         total = sum(map(_bytes, tensors))

@@ -8,7 +8,6 @@ that replicas exchange goes through here.
 import collections
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import itertools
 import threading
@@ -51,24 +50,20 @@ _made: collections.Counter[tuple[str, ...]] = collections.Counter()
 _trace_keys = itertools.count()
 
 
-@dataclasses.dataclass
 class Trace:
     """The collective calls that replicas make while they are traced."""
 
-    size: dataclasses.InitVar[int]
-    key: int = dataclasses.field(default_factory=lambda: next(_trace_keys))
-    """The number that identifies this trace."""
-    calls: list[int] = dataclasses.field(init=False)
-    """The number of calls of each replica."""
-    compared: list[int] = dataclasses.field(init=False)
-    """The number of its calls that were compared with replica 0's."""
-    signatures: list[Any] = dataclasses.field(default_factory=list)
-    """The descriptions of the calls of replica 0."""
-    collectives: int = 0
-    """The number of calls in the traces inside this one."""
-
-    def __post_init__(self, size: int) -> None:
-        self.calls, self.compared = [0] * size, [0] * size
+    def __init__(self, size: int) -> None:
+        self.key = next(_trace_keys)
+        """The number that identifies this trace."""
+        self.calls = [0] * size
+        """The number of calls of each replica."""
+        self.compared = [0] * size
+        """The number of its calls that were compared with replica 0's."""
+        self.signatures: list[Any] = []
+        """The descriptions of the calls of replica 0."""
+        self.collectives = 0
+        """The number of calls in the traces inside this one."""
 
 
 _trace: contextvars.ContextVar[Trace | None] = contextvars.ContextVar(
@@ -335,11 +330,7 @@ class Communicator:
             del trace.signatures[before[1] :]
 
     def trace_all_replicas(self, run: Callable[[], Any]) -> Any:
-        """Calls `run`, which traces all replicas, and checks their calls.
-
-        Raises:
-            ReplicaMismatchError: If replicas made different numbers of calls.
-        """
+        """Calls `run`, which traces all replicas, and compares their calls."""
         with self.tracing() as trace:
             result = run()
             calls = trace.calls

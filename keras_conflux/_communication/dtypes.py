@@ -23,11 +23,7 @@ COPYABLE = (*REDUCIBLE, *_SUMMABLE)
 
 
 def as_tensor(verb: str, path: str, leaf: Any, dtypes: Any) -> Any:
-    """Returns a leaf as a tensor or `tf.IndexedSlices`.
-
-    Raises:
-        TypeError: If it is not numeric, or of another dtype.
-    """
+    """Returns a numeric leaf as a tensor or `tf.IndexedSlices`."""
     if isinstance(leaf, keras.Variable):
         leaf = leaf.value
     if not isinstance(leaf, tf.IndexedSlices):

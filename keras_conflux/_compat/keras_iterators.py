@@ -113,9 +113,6 @@ def next_of(iterator: Any) -> Any:
     The end of a `tf.data.Dataset` is an error to TensorFlow, and on GPUs
     operations of other threads may get it, too: see the notes. Here TensorFlow
     tells the end by an empty optional.
-
-    Raises:
-        StopIteration: At the end.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return next(iterator)

@@ -123,8 +123,7 @@ class _Sum(values._SyncOnReadSaveable):
 def set_sum(variable: Any, value: Any) -> list[Any]:
     """Gives the first copy of all a value, so that the copies add up to it.
 
-    Returns:
-        The operations that assign it.
+    Returns the operations that assign it.
     """
     first, *others = variable.values
     value = tf.cast(value, first.dtype)

@@ -26,12 +26,7 @@ def connect(
     heartbeat_seconds: float,
     connect_seconds: float,
 ) -> None:
-    """Starts this process' server. Returns when all processes have come.
-
-    Raises:
-        tf.errors.OpError: If they do not come, or a port is in use.
-        RuntimeError: If TensorFlow has started already.
-    """
+    """Starts this process' server. Returns when all processes have come."""
     # The module of this message has another name in TensorFlow 2.18.
     service = tf.compat.v1.ConfigProto().experimental.coordination_config
     job = service.coordinated_job_list.add(name=_JOB, num_tasks=len(addresses))

@@ -14,11 +14,7 @@ TESTED_TENSORFLOW = (2, 18), (2, 21)
 
 
 def assert_installed() -> None:
-    """Raises unless TensorFlow is installed and is Keras' backend.
-
-    Raises:
-        ImportError: Saying what to type.
-    """
+    """Raises unless TensorFlow is installed and is Keras' backend."""
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
             "keras_conflux needs TensorFlow, which is not installed. On a "
@@ -39,11 +35,8 @@ def assert_installed() -> None:
 def assert_supported(names: Iterable[ListedName]) -> None:
     """Compares the insides of Keras and TensorFlow with the expected ones.
 
-    A version beyond those that are tested is warned about once.
-
-    Raises:
-        ImportError: If a private name is missing or has changed, with all of
-            them, the versions, and those that are tested.
+    An `ImportError` says all that is missing or has changed. A version beyond
+    those that are tested is warned about once.
     """
     from keras_conflux._common.user_warnings import warn
 

@@ -313,9 +313,7 @@ def _once_each(function: Callable[[Leaf], Any], tree: Tree) -> Tree:
 def _opened(tree: Tree, call: str) -> Tree:
     """Returns the tree with a list in place of each `Replicas`.
 
-    Raises:
-        RuntimeError: While a graph is traced.
-        TypeError: If there is a model or another object with a state in it.
+    It refuses objects with a state, and all trees while a graph is traced.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(

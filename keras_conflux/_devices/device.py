@@ -213,11 +213,7 @@ def compute_capability(device: Device) -> tuple[int, int] | None:
 
 
 def physical(device: Device) -> Any:
-    """Returns the `tf.config.PhysicalDevice` that a logical device is part of.
-
-    Raises:
-        DeviceError: If the device does not exist.
-    """
+    """Returns the `PhysicalDevice` that a logical device is part of."""
     _check([device])
     return _physical_of_each(device.kind)[device.ordinal]
 

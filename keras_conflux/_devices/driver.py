@@ -10,13 +10,9 @@ from importlib import metadata
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of the GPUs, as CUDA_VISIBLE_DEVICES has them.
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES names, else all numbers.
 
     No GPU is initialized.
-
-    Returns:
-        The GPUs of CUDA_VISIBLE_DEVICES if that is set, and else the numbers
-        of all that nvidia-smi lists.
     """
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:

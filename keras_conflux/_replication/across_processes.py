@@ -146,9 +146,8 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
     def of_process(self, dataset_fn: Callable[[Any], Any], _: Any) -> Any:
         """Returns the data set that a function makes for this process.
 
-        Raises:
-            ReplicaMismatchError: If data sets of processes are known to be of
-                different lengths.
+        Data sets of processes that are known to be of different lengths are
+        refused.
         """
         dataset = dataset_fn(
             tf.distribute.InputContext(

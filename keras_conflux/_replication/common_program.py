@@ -109,15 +109,8 @@ class CommonProgram:
 
         Processes whose parts of the data are of other shapes may have traced
         something else, and are not compared. They compare `beside` in the same
-        message.
-
-        Returns:
-            Whether all have that, and the very same program.
-
-        Raises:
-            ReplicaMismatchError: If programs differ, or another process is
-                about to do something else. It names the first operation that
-                differs.
+        message. The error names the first operation that differs. Returns
+        whether all have the very same program, and the same beside.
         """
         if process_count() == 1:
             return True

@@ -32,13 +32,7 @@ _SAYS = {
 def check(
     target: Any, data: str | None, reshuffle: Any, microbatches: Any
 ) -> None:
-    """Raises unless a target of `replicate` may have these options.
-
-    Raises:
-        TypeError: If one is given, and the target is no model, nor a tree of
-            models.
-        ValueError: If one has a value that it cannot have.
-    """
+    """Raises unless a target of `replicate` may have these options."""
     if data is not None and data not in _CONTRACTS:
         raise ValueError(
             '`data` is "global", if all processes read the same batches, '
@@ -80,8 +74,7 @@ def choose(
 ) -> None:
     """Records the options of a model; `None` leaves one as it is.
 
-    Raises:
-        StrategyError: If the model is running by another contract.
+    A model that runs keeps its options.
     """
     chosen = _chosen.setdefault(model, {})
     change = f"keras_conflux.replicate({model.name}, "

@@ -114,8 +114,7 @@ def promote_beside(
 ) -> ReplicatedStrategy | None:
     """Replicates an optimizer if all that it is to update is replicated.
 
-    Returns:
-        The strategy that replicates the optimizer, `None` if none does.
+    Returns the strategy that replicates the optimizer, `None` if none does.
     """
     strategy = state.replicated_by(optimizer.variables[:1])
     if strategy is not None or not trained:

@@ -182,9 +182,7 @@ def replicated_by(
 def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
     """Returns the strategy that the variables are replicated by, if any.
 
-    Raises:
-        StrategyError: If they belong to several strategies, or to another
-            kind of strategy.
+    It refuses variables of several strategies, or of another kind of strategy.
     """
     found: ReplicatedStrategy | None = None
     for variable in variables:

@@ -217,12 +217,9 @@ def finish() -> None:
 
 
 def refuse_in_turns(what: str, instead: str) -> None:
-    """Raises if one of several turns is traced here.
+    """Raises a `NotImplementedError` if one of several turns is traced here.
 
-    The error says what a turn cannot do, and why, and what to do instead.
-
-    Raises:
-        NotImplementedError: If it is.
+    It says what a turn cannot do, and why, and what to do instead.
     """
     step = current()
     if step is not None and step.turns is not None:

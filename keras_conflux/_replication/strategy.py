@@ -298,12 +298,7 @@ def check_options(shard: Any, microbatches: int = 1) -> None:
 
 
 def check_microbatches(microbatches: Any) -> int:
-    """Returns a number of microbatches as one of Python's.
-
-    Raises:
-        TypeError: If it is no whole number.
-        ValueError: If it is 0 or less.
-    """
+    """Returns a number of microbatches as one of Python's, if it is one."""
     arguments.assert_count(
         "microbatches",
         microbatches,

@@ -62,11 +62,7 @@ def synchronize(target: Any, root: int = 0) -> None:
         return
     for variable in found:
         copies = state.copies(variable)
-        if root not in range(len(copies)):
-            raise ValueError(
-                "`root` is the index of a replica, from 0 to "
-                f"{len(copies) - 1}. Received: {root}."
-            )
+        _check_root(root, len(copies))
         if tf.executing_eagerly() and not copies[root].is_initialized():
             continue  # the function that made it has failed
         value = copies[root].read_value()
@@ -74,16 +70,19 @@ def synchronize(target: Any, root: int = 0) -> None:
             copy.assign(value)
 
 
+def _check_root(root: int, count: int) -> None:
+    if root not in range(count):
+        raise ValueError(
+            f"`root` is the index of a replica, from 0 to {count - 1}. "
+            f"Received: {root}."
+        )
+
+
 def _copy_to_all(
     variables: list[keras.Variable], strategy: ReplicatedStrategy, root: int
 ) -> None:
     """Copies the variables of one replica to the replicas of all processes."""
-    communicator = strategy.communicator
-    if root not in range(communicator.size):
-        raise ValueError(
-            "`root` is the index of a replica, from 0 to "
-            f"{communicator.size - 1}. Received: {root}."
-        )
+    _check_root(root, strategy.communicator.size)
     replicated = [
         v for v in variables if is_replicated(keras_variables.backing(v))
     ]
@@ -119,34 +118,23 @@ def _copy_group(
     length = math.ceil(rows / parts)
 
     def one_replica(first: tf.Tensor) -> None:
-        mine = copies[replica_index()]
+        mine, this = copies[replica_index()], replica_collectives()
         if parts == 1:
-            _broadcast(mine, root)
+            values = this.broadcast([copy.read_value() for copy in mine], root)
+            for copy, value in zip(mine, values, strict=True):
+                copy.assign(value)
         else:
-            (copy,) = mine
-            _broadcast_rows(copy, first, length, root)
+            copy: Any = mine[0]
+            value = copy[first : first + length]
+            value = tf.ensure_shape(value, [length, *copy.shape[1:]])
+            value = this.broadcast(value, root)
+            copy[first : first + length].assign(value)
 
     one_replica.__qualname__ = name
     run = run_everywhere(one_replica, strategy)
     for part in range(parts):
         first = min(part * length, rows - length)  # the last ones may overlap
         run(tf.constant(first))
-
-
-def _broadcast(copies: Sequence[tf.Variable], root: int) -> None:
-    values = [copy.read_value() for copy in copies]
-    values = replica_collectives().broadcast(values, root)
-    for copy, value in zip(copies, values, strict=True):
-        copy.assign(value)
-
-
-def _broadcast_rows(
-    copy: Any, first: tf.Tensor, length: int, root: int
-) -> None:
-    rows = copy[first : first + length]
-    rows = tf.ensure_shape(rows, [length, *copy.shape[1:]])
-    rows = replica_collectives().broadcast(rows, root)
-    copy[first : first + length].assign(rows)
 
 
 def in_sync(target: Any) -> bool:

@@ -72,14 +72,10 @@ class Op:
     def gradient(
         self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
     ) -> tf.Tensor:
-        """Returns the gradient with respect to this replica's value.
+        """Returns the gradient with respect to this replica's value `x`.
 
-        Args:
-            owed: The sum of the gradients with respect to all replicas'
-                results.
-            x: This replica's value.
-            y: The result.
-            peers: The other replicas.
+        All results are `y`. The sum of the gradients with respect to them is
+        owed.
         """
         raise NotImplementedError
 
@@ -189,11 +185,7 @@ _SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
 
 
 def find_op(op: str | Op) -> Op:
-    """Returns the op that a user, or the package itself, has written.
-
-    Raises:
-        ValueError: If there is none of that name.
-    """
+    """Returns the op that a user, or the package itself, has written."""
     if isinstance(op, Op):
         return op
     if isinstance(op, tf.distribute.ReduceOp):

@@ -24,15 +24,8 @@ class XlaNccl:
     """Collectives that XLA lowers to NCCL's.
 
     NCCL matches them by the order in which programs run them, and XLA orders
-    independent collectives as it likes.
-
-    Args:
-        devices: One device per replica of this process, in replica order.
-        rank: Returns the position of the replica of an index among all.
-        size: The number of replicas of all processes.
-        group_key: Tells this group of devices from others.
-        in_order: Whether each depends on the one before, because the programs
-            of the group are not the same.
+    independent collectives as it likes. Where the programs of a group are not
+    the same, each depends on the one before: they are `in_order`.
     """
 
     def __init__(
