@@ -23,17 +23,16 @@ from test_run import wait_until
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._fit.execution.xla_program import XlaProgram
+from keras_conflux.tools.checks import CHECKS
+from keras_conflux.tools.checks import Wrong
 from keras_conflux.tools.checks import compute
 from keras_conflux.tools.checks import equal
 from keras_conflux.tools.checks import faster
 from keras_conflux.tools.checks import nvidia
-from keras_conflux.tools.checks.table import CHECKS
-from keras_conflux.tools.checks.table import Wrong
 from keras_conflux.tools.cli import check
-from keras_conflux.tools.cli import check_runner
 from keras_conflux.tools.cli import env
 from keras_conflux.tools.cli.__main__ import main
-from keras_conflux.tools.cli.check_runner import Result
+from keras_conflux.tools.cli.check import Result
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SOME = min(2, MANY)
@@ -191,7 +190,7 @@ def conflux(monkeypatch, capsys):
             text = script if isinstance(script, str) else found
             return [sys.executable, "-S", "-c", text]
 
-        monkeypatch.setattr(check_runner, "command", command)
+        monkeypatch.setattr(check, "command", command)
         if limit:
             short = [dataclasses.replace(c, limit=limit) for c in CHECKS]
             monkeypatch.setattr(check, "CHECKS", short)
@@ -298,7 +297,7 @@ def test_the_sentence_about_gpus():
 def test_a_check_trains_alone_whatever_a_launcher_says():
     set_by_launchers = {"TF_CONFIG", "KERAS_DISTRIBUTION_NUM_PROCESSES", "RANK"}
     environ = dict.fromkeys(set_by_launchers, "4") | {"A": "1"}
-    found = check_runner._environment(environ)
+    found = check._environment(environ)
     assert found["A"] == "1"
     assert not set_by_launchers & found.keys()
 
@@ -335,7 +334,7 @@ sys.exit(main(*sys.argv[1:]))
     def command(name, devices):
         return [sys.executable, "-c", fault, name, str(devices)]
 
-    monkeypatch.setattr(check_runner, "command", command)
+    monkeypatch.setattr(check, "command", command)
     assert main(["check", "--only", "compute"]) == 1
     assert re.search("wrong +compute +CPU:0 computes", capsys.readouterr().out)
 
@@ -352,7 +351,7 @@ def test_an_interrupt_ends_all_checks(tmp_path, monkeypatch):
         wait_until(lambda: len(list(tmp_path.iterdir())) == 1)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    monkeypatch.setattr(check_runner, "command", command)
+    monkeypatch.setattr(check, "command", command)
     monkeypatch.setattr(check, "visible_gpus", lambda environ: [])
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
@@ -520,7 +519,7 @@ def test_env_runs_what_the_command_leaves_out(backend, expected):
 
 
 def test_a_signal_has_a_name():
-    ended = check_runner._result(CHECKS[0], -signal.SIGSEGV, [], "", None)
+    ended = check._result(CHECKS[0], -signal.SIGSEGV, [], "", None)
     assert "Segmentation fault" in ended.text
 
 

@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 
-from keras_conflux.tools.checks.table import Wrong
+from keras_conflux.tools.checks import Wrong
 
 
 def main(name: str, devices: str) -> int:

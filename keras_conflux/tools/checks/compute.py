@@ -6,10 +6,10 @@ from keras_conflux._compat import versions
 from keras_conflux._devices.driver import cure
 from keras_conflux._devices.driver import unseen
 from keras_conflux._devices.driver import visible_gpus
+from keras_conflux.tools.checks import Passed
+from keras_conflux.tools.checks import Wrong
+from keras_conflux.tools.checks import doing
 from keras_conflux.tools.checks import nvidia
-from keras_conflux.tools.checks.table import Passed
-from keras_conflux.tools.checks.table import Wrong
-from keras_conflux.tools.checks.table import doing
 
 _SIZE = 512
 

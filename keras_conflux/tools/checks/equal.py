@@ -3,9 +3,9 @@
 import warnings
 from typing import Any
 
-from keras_conflux.tools.checks.table import Passed
-from keras_conflux.tools.checks.table import Wrong
-from keras_conflux.tools.checks.table import doing
+from keras_conflux.tools.checks import Passed
+from keras_conflux.tools.checks import Wrong
+from keras_conflux.tools.checks import doing
 
 _TOLERANCE = 1e-4
 """Larger than the roundings of some steps, and far below any error."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from keras_conflux.tools.checks.table import Passed
-from keras_conflux.tools.checks.table import doing
+from keras_conflux.tools.checks import Passed
+from keras_conflux.tools.checks import doing
 
 _INPUTS = 64
 """Few, so that moving the samples does not take longer than training."""

@@ -17,7 +17,7 @@ from keras_conflux._cluster import roll_call
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux.tools.checks import nvidia
-from keras_conflux.tools.cli.options import add_json
+from keras_conflux.tools.cli import add_json
 
 _PACKAGES = (
     "keras-conflux",

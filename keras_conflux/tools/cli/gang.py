@@ -16,7 +16,7 @@ from typing import Any
 from typing import BinaryIO
 
 from keras_conflux.tools.cli import reasons
-from keras_conflux.tools.cli import sink
+from keras_conflux.tools.cli.output import ENDING
 from keras_conflux.tools.cli.output import Output
 from keras_conflux.tools.cli.output import Screen
 from keras_conflux.tools.cli.reasons import Ended
@@ -234,7 +234,7 @@ class Gang:
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
-        self._screen.keep_up_to(sink.ENDING)
+        self._screen.keep_up_to(ENDING)
 
     def _use_harsher_signal(self) -> None:
         number = self._harsher.pop(0)

@@ -4,14 +4,19 @@ A carriage return begins a line anew, as progress bars do. Only the last state
 of such a line is written, and from time to time one in between.
 """
 
-import dataclasses
+import errno
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
 
-from keras_conflux.tools.cli.sink import Sink
+RUNNING = 1 << 20
+"""How many bytes are kept for a reader while the processes train."""
+ENDING = 1 << 26
+"""The limit once they shall end: their saving must not wait for a reader."""
 
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 _REDRAWN_SECONDS = 10.0
 """How often a line that is drawn again and again is written."""
 _LONG = 1 << 16
@@ -20,19 +25,122 @@ _LONG = 1 << 16
 _NAMES = {1: "standard output", 2: "standard error"}
 
 
-@dataclasses.dataclass(eq=False)
-class _File:
-    """One file, to which standard output or standard error goes, or both."""
+class Sink:
+    """A file to which output goes, however it waits or fails.
 
-    descriptor: int
-    sink: Sink
-    open: "Output | None" = None
-    """The owner of a line without an end."""
+    A thread of its own writes. While a reader pauses, the output of the
+    processes is kept for it up to a limit, beyond which they wait, as for any
+    reader.
+
+    Args:
+        descriptor: The descriptor of the file.
+        on_gone: Called once nobody reads any more.
+        on_failure: Called with a message when the file begins to refuse output,
+            as on a full disk.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        on_gone: Callable[[], None],
+        on_failure: Callable[[OSError], None],
+    ) -> None:
+        self._descriptor = descriptor
+        self._is_terminal = os.isatty(descriptor)
+        self._on_gone = on_gone
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+        self._kept = bytearray()
+        self._in_hand = 0
+        self._limit: float = RUNNING
+        self._is_closed = False
+        self._is_gone = False
+        self._is_failing = False
+        self.open: Output | None = None
+        """The owner of a line without an end."""
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
+        self._thread.start()
 
     def begun(self, line: "Output | None") -> bytes:
         """Returns the bytes to write before a new line."""
         before, self.open = self.open, line
         return b"" if before is None else b"\n"
+
+    def wait_for_room(self) -> None:
+        """Waits while a reader has too much to read already."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._in_hand + len(self._kept) < self._limit
+            )
+
+    def put(self, data: bytes) -> None:
+        """Has data written. This does not wait."""
+        with self._changed:
+            if not self._is_gone:
+                self._kept += data
+                self._changed.notify_all()
+
+    def keep_up_to(self, limit: float) -> None:
+        """Sets how many bytes are kept for a reader."""
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Has the thread end when all is written."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the thread, and returns whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _write_all(self) -> None:
+        while data := self._next():
+            self._write(data)
+
+    def _next(self) -> bytes:
+        """Returns the next bytes to write, none at the end."""
+        with self._changed:
+            self._in_hand = 0
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._kept or self._is_closed)
+            data = bytes(self._kept)
+            self._kept.clear()
+            self._in_hand = len(data)
+            return data
+
+    def _write(self, data: bytes) -> None:
+        """Writes all that can be written, and drops the rest."""
+        rest = memoryview(data)
+        while rest and not self._is_gone:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+                self._is_failing = False
+            except BlockingIOError:
+                # Someone has set the file not to wait for its reader.
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                if self._has_no_reader(error):
+                    self._give_up()
+                elif not self._is_failing:
+                    self._is_failing = True
+                    self._on_failure(error)
+                break
+
+    def _has_no_reader(self, error: OSError) -> bool:
+        # A terminal that was closed fails like a broken disk.
+        is_hung_up = self._is_terminal and error.errno == errno.EIO
+        return is_hung_up or error.errno in _GONE
+
+    def _give_up(self) -> None:
+        with self._changed:
+            self._is_gone = True
+            self._kept.clear()
+            self._changed.notify_all()
+        self._on_gone()
 
 
 class Screen:
@@ -45,11 +153,10 @@ class Screen:
     def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._lock = threading.Lock()
         self._on_gone = on_gone
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, Sink] = {}
         for descriptor in _NAMES:
-            self._files[descriptor] = self._same(descriptor) or _File(
-                descriptor, self._sink(descriptor)
-            )
+            found = self._same(descriptor) or self._sink(descriptor)
+            self._files[descriptor] = found
 
     def write(self, output: "Output", text: bytes, is_end: bool) -> None:
         """Writes a line, or a part of a long one.
@@ -60,11 +167,11 @@ class Screen:
             is_end: Whether the line ends with this.
         """
         file = self._files[output.descriptor]
-        file.sink.wait_for_room()
+        file.wait_for_room()
         with self._lock:
             if file.open is not output:
                 text = file.begun(output) + output.prefix + text
-            file.sink.put(text + b"\n" * is_end)
+            file.put(text + b"\n" * is_end)
             file.open = None if is_end else output
 
     def end_line(self, output: "Output") -> None:
@@ -72,36 +179,36 @@ class Screen:
         file = self._files[output.descriptor]
         with self._lock:
             if file.open is output:
-                file.sink.put(file.begun(None))
+                file.put(file.begun(None))
 
     def say(self, text: str, descriptor: int = 2) -> None:
         """Writes a line of the launcher's own. This does not wait."""
         file = self._files[descriptor]
         with self._lock:
             line = f"keras-conflux run: {text}\n".encode(errors="replace")
-            file.sink.put(file.begun(None) + line)
+            file.put(file.begun(None) + line)
 
     def keep_up_to(self, limit: float) -> None:
         """Sets how many bytes are kept for a reader that pauses."""
         for file in self._files.values():
-            file.sink.keep_up_to(limit)
+            file.keep_up_to(limit)
 
     def close(self) -> None:
         """Ends a line that is open. Nothing is written afterwards."""
         for file in self._files.values():
             with self._lock:
-                file.sink.put(file.begun(None))
-            file.sink.close()
+                file.put(file.begun(None))
+            file.close()
 
     def join(self, seconds: float) -> bool:
         """Waits until all is written or nobody reads; returns whether it is."""
         end = time.monotonic() + seconds
         return all(
-            file.sink.join(max(0.0, end - time.monotonic()))
+            file.join(max(0.0, end - time.monotonic()))
             for file in self._files.values()
         )
 
-    def _same(self, descriptor: int) -> _File | None:
+    def _same(self, descriptor: int) -> Sink | None:
         """Returns the file to which an earlier descriptor goes as well."""
         for other, file in self._files.items():
             try:

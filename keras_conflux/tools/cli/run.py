@@ -20,7 +20,7 @@ from keras_conflux._common.errors import ClusterError
 from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._extensions.launchers.order import LAUNCHERS
 from keras_conflux._extensions.launchers.order import without_launchers
-from keras_conflux.tools.cli import sink
+from keras_conflux.tools.cli import at_least
 from keras_conflux.tools.cli.gang import TOLD
 from keras_conflux.tools.cli.gang import Event
 from keras_conflux.tools.cli.gang import Gang
@@ -28,7 +28,7 @@ from keras_conflux.tools.cli.gang import Outcome
 from keras_conflux.tools.cli.gang import ReaderGone
 from keras_conflux.tools.cli.gang import Signal
 from keras_conflux.tools.cli.gpus import deal
-from keras_conflux.tools.cli.options import at_least
+from keras_conflux.tools.cli.output import RUNNING
 from keras_conflux.tools.cli.output import Screen
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -135,7 +135,7 @@ def main(options: argparse.Namespace) -> int:
         screen = Screen(lambda name: events.put(ReaderGone(name)))
         for attempt in range(options.restarts + 1):
             environments = _environments(inherited, shares, attempt)
-            screen.keep_up_to(sink.RUNNING)
+            screen.keep_up_to(RUNNING)
             with Gang(
                 command, environments, options.grace, events, screen
             ) as gang:
