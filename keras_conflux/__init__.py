@@ -20,8 +20,8 @@ from keras_conflux._custom_loops.collectives import allreduce
 from keras_conflux._custom_loops.collectives import broadcast
 from keras_conflux._custom_loops.collectives import reduce
 from keras_conflux._custom_loops.prefetcher import prefetch
-from keras_conflux._custom_loops.sharding import shard
 from keras_conflux._custom_loops.splitting import distribute
+from keras_conflux._custom_loops.splitting import shard
 from keras_conflux._custom_loops.splitting import split
 from keras_conflux._custom_loops.spmd import Replica
 from keras_conflux._custom_loops.spmd import replica

@@ -20,7 +20,7 @@ from models import dense
 from models import regression
 
 import keras_conflux as kc
-from keras_conflux.tools.cli import gpus
+from keras_conflux.tools.cli.run import deal
 
 TWO = DEVICES[:2]
 FIRST, LAST = DEVICES[0], TWO[-1]
@@ -467,7 +467,7 @@ LINES: dict[str, Callable[[], object]] = {
         {device.kind for device in kc.list_devices()} <= {"GPU", "CPU"}
     ),
     "one GPU per rank, in turn or from a list": lambda: (
-        gpus.deal(["0", "1", "2", "3"], 2, None) == ["0,1", "2,3"]
+        deal(["0", "1", "2", "3"], 2, None) == ["0,1", "2,3"]
     ),
     # Processes and hosts
     "initialize, rank, workers": lambda: (

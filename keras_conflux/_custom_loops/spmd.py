@@ -23,13 +23,13 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._compat.tensorflow_tracing import Grappler
 from keras_conflux._custom_loops import branches
+from keras_conflux._custom_loops.given import Decorator
 from keras_conflux._custom_loops.given import Given
 from keras_conflux._custom_loops.given import Kind
+from keras_conflux._custom_loops.given import P
+from keras_conflux._custom_loops.given import PerDeviceFunction
+from keras_conflux._custom_loops.given import R
 from keras_conflux._custom_loops.given import warn_if_unsplit
-from keras_conflux._custom_loops.signatures import Decorator
-from keras_conflux._custom_loops.signatures import P
-from keras_conflux._custom_loops.signatures import PerDeviceFunction
-from keras_conflux._custom_loops.signatures import R
 from keras_conflux._custom_loops.verbs import Means
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike

@@ -17,9 +17,9 @@ import pytest
 import keras_conflux
 from keras_conflux._devices import driver
 from keras_conflux._extensions.launchers import order
-from keras_conflux.tools.cli import gpus
 from keras_conflux.tools.cli import output
 from keras_conflux.tools.cli.__main__ import main
+from keras_conflux.tools.cli.run import deal
 
 PACKAGE = pathlib.Path(keras_conflux.__file__).parent
 
@@ -264,7 +264,7 @@ def test_leftovers_that_tell_of_others_are_named(run):
     ],
 )
 def test_deal(arguments, expected):
-    assert gpus.deal(*arguments) == expected
+    assert deal(*arguments) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from keras_conflux._common import arguments
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._custom_loops.signatures import P
-from keras_conflux._custom_loops.signatures import PerDeviceCall
-from keras_conflux._custom_loops.signatures import R
-from keras_conflux._custom_loops.signatures import R_co
+from keras_conflux._custom_loops.given import P
+from keras_conflux._custom_loops.given import PerDeviceCall
+from keras_conflux._custom_loops.given import R
+from keras_conflux._custom_loops.given import R_co
 from keras_conflux._custom_loops.spmd import withdevices
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._replication.replica_context import replica_index
