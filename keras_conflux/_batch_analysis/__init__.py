@@ -22,6 +22,7 @@ Its questions:
 """
 
 from keras_conflux._batch_analysis.analysis import KindInference
+from keras_conflux._batch_analysis.blocks import are_of_one_sample
 from keras_conflux._batch_analysis.blocks import counted_rows
 from keras_conflux._batch_analysis.blocks import split_blocks
 from keras_conflux._batch_analysis.derivation import Derivation
@@ -38,17 +39,16 @@ from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
+from keras_conflux._batch_analysis.kinds import kind_of_filled
 from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.kinds import rows
 from keras_conflux._batch_analysis.kinds import several_rows
 from keras_conflux._batch_analysis.own_draws import draws_shared_by_samples
 from keras_conflux._batch_analysis.own_gradients import OwnGradients
-from keras_conflux._batch_analysis.ragged import kind_of_filled
 from keras_conflux._batch_analysis.rules import sources_of_entries
 from keras_conflux._batch_analysis.trial import draws_numbers
 from keras_conflux._batch_analysis.trial import kind_by_trial
 from keras_conflux._batch_analysis.trial import rows_by_trial
-from keras_conflux._batch_analysis.uses_of_rows import are_of_one_sample
 
 __all__ = [
     "COUNT",

@@ -19,6 +19,7 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import one_of_rows
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import always
 from keras_conflux._graphs import bodies
 
 KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
@@ -242,11 +243,6 @@ def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return _written(operation.inputs[0], *inputs)
 
 
-def _length(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return EQUAL
-
-
 _FROM_ONE = {"BroadcastTo": 0, "Fill": 1, "Identity": 0, "Reshape": 0}
 """Which input has the value of all entries, if it is one."""
 _EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
@@ -261,5 +257,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "TensorListSetItem": (Rule(_set_item, _ELEMENT, Form.EQUAL, _KNOWN),),
     "TensorListPushBack": (Rule(_push, _ELEMENT, _KNOWN),),
     "TensorListPopBack": (Rule(_first, _ELEMENT, SAME | Form.SHAPE),),
-    "TensorListLength": (Rule(_length, Form.ROWS),),
+    "TensorListLength": (Rule(always(EQUAL), Form.ROWS),),
 }

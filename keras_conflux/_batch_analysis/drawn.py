@@ -15,6 +15,8 @@ from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import aligned
+from keras_conflux._batch_analysis.rule import always
+from keras_conflux._batch_analysis.rule import rules_of
 
 
 def _are_own(operation: tf.Operation, inputs: list[Kind]) -> bool:
@@ -56,36 +58,28 @@ def _categories(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows(inputs[:1], 0)
 
 
-def _shuffled(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return RANDOM
-
-
-_OF_SHAPES = (
-    "ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
-    "RandomStandardNormal RandomUniform RandomUniformInt "
-    "StatefulRandomBinomial StatelessParameterizedTruncatedNormal "
-    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 "
-    "StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomPoisson "
-    "StatelessRandomUniform StatelessRandomUniformFullInt "
-    "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
-    "StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
-    "StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal"
-)
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(
-        _OF_SHAPES.split(),
-        (Rule(_drawn, Form.SHAPE | SAME, SAME | Form.ROWS, ...),),
+    **rules_of(
+        "ParameterizedTruncatedNormal RandomGamma RandomPoissonV2 "
+        "RandomUniformInt StatefulRandomBinomial "
+        "StatelessParameterizedTruncatedNormal StatelessRandomBinomial "
+        "StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomNormal "
+        "StatelessRandomNormalV2 StatelessRandomPoisson "
+        "StatelessRandomUniform StatelessRandomUniformFullInt "
+        "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt "
+        "StatelessRandomUniformIntV2 StatelessRandomUniformV2 "
+        "StatelessTruncatedNormal StatelessTruncatedNormalV2",
+        Rule(_drawn, Form.SHAPE | SAME, SAME | Form.ROWS, ...),
     ),
-    **dict.fromkeys(
-        ("RandomUniform", "RandomStandardNormal", "TruncatedNormal"),
-        (Rule(_drawn, Form.SHAPE | SAME),),
+    **rules_of(
+        "RandomStandardNormal RandomUniform TruncatedNormal",
+        Rule(_drawn, Form.SHAPE | SAME),
     ),
     "Multinomial": (
         Rule(_categories, Form.ROWS, SAME),
-        Rule(_shuffled, SAME, SAME),
+        Rule(always(RANDOM), SAME, SAME),
     ),
     "StatelessMultinomial": (Rule(_categories, Form.ROWS, SAME, SAME),),
-    "RandomShuffle": (Rule(_shuffled, SAME),),
-    "RngReadAndSkip": (Rule(_shuffled, SAME, ...),),
+    "RandomShuffle": (Rule(always(RANDOM), SAME),),
+    "RngReadAndSkip": (Rule(always(RANDOM), SAME, ...),),
 }

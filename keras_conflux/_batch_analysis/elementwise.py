@@ -14,12 +14,18 @@ from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
 from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import aligned
+from keras_conflux._batch_analysis.rule import always
 from keras_conflux._batch_analysis.rule import has_one_entry
+from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import rows_among
+from keras_conflux._batch_analysis.rule import rules_of
 
 
 def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
@@ -43,14 +49,10 @@ def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
     return axis
 
 
-def _of_rows(inputs: list[Kind]) -> list[Kind]:
-    return [kind for kind in inputs if kind.role is Role.ROWS]
-
-
 def entry_by_entry(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows an operation on entries at the same place."""
     axis = _axis(operation, inputs)
-    return None if axis is None else combined(_of_rows(inputs), axis)
+    return None if axis is None else combined(rows_among(inputs), axis)
 
 
 def _beside_statistics(
@@ -65,20 +67,13 @@ def _beside_statistics(
     if not all(tensor.shape.is_fully_defined() for tensor in statistics):
         return None
     axis = _axis(operation, inputs)
-    return None if axis is None else mixed_rows(_of_rows(inputs), axis)
+    return None if axis is None else mixed_rows(rows_among(inputs), axis)
 
 
-_ROWS = Form.ROWS | Form.JOINED
 ENTRY_BY_ENTRY = (
-    Rule(entry_by_entry, _ROWS | SAME, ...),
-    Rule(_beside_statistics, _ROWS | Form.DIVIDED | SAME | STATISTIC, ...),
+    Rule(entry_by_entry, ROWS | SAME, ...),
+    Rule(_beside_statistics, ANY_ROWS | SAME | STATISTIC, ...),
 )
-
-
-def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Keeps the kind of the first input."""
-    del operation
-    return inputs[0]
 
 
 def unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
@@ -92,15 +87,10 @@ def _total(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return inputs[0] if len(set(inputs)) == 1 else TOTAL
 
 
-def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return MEAN
-
-
 SUMS = (
-    Rule(_first, Form.COUNTED, ...),
+    Rule(like(0), Form.COUNTED, ...),
     Rule(_total, Form.TOTAL | Form.COUNT, ...),
-    Rule(_mean, Form.MEAN | Form.EQUAL, ...),
+    Rule(always(MEAN), Form.MEAN | Form.EQUAL, ...),
 )
 """The rules of adding, subtracting or joining numbers without samples."""
 
@@ -116,16 +106,6 @@ def _scaled(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return None
 
 
-def _mean_times_count(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return TOTAL
-
-
-def _ratio_of_counts(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return EQUAL
-
-
 def _divided(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     axis = _axis(operation, inputs)
     if axis is None or operation.inputs[1].shape.rank != 0:
@@ -137,15 +117,15 @@ _PRODUCTS = (
     *ENTRY_BY_ENTRY[:1],
     Rule(_scaled, LINEAR | Form.DIVIDED, Form.EQUAL),
     Rule(_scaled, Form.EQUAL, LINEAR | Form.DIVIDED),
-    Rule(_mean_times_count, Form.MEAN, Form.COUNT),
-    Rule(_mean_times_count, Form.COUNT, Form.MEAN),
+    Rule(always(TOTAL), Form.MEAN, Form.COUNT),
+    Rule(always(TOTAL), Form.COUNT, Form.MEAN),
     *ENTRY_BY_ENTRY[1:],
 )
 _QUOTIENTS = (
     *ENTRY_BY_ENTRY[:1],
     Rule(_scaled, LINEAR | Form.DIVIDED, Form.EQUAL),
-    Rule(_ratio_of_counts, Form.COUNT, Form.COUNT),
-    Rule(_mean, Form.TOTAL, Form.COUNT),
+    Rule(always(EQUAL), Form.COUNT, Form.COUNT),
+    Rule(always(MEAN), Form.TOTAL, Form.COUNT),
     Rule(_divided, Form.ROWS, Form.COUNT),
     *ENTRY_BY_ENTRY[1:],
 )
@@ -189,12 +169,6 @@ def _of_one_rank(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return entry_by_entry(operation, inputs) if len(ranks) == 1 else None
 
 
-def _looked_up(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Follows a table that gives one number, or several, for each key."""
-    del operation
-    return inputs[1]
-
-
 def _each(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
     del operation
     return inputs
@@ -208,61 +182,58 @@ def _per_entry_with_attributes(
     return entry_by_entry(operation, inputs) if is_given else None
 
 
-_OF_NUMBERS = (
-    "Abs Acos Acosh Angle ApproximateEqual AsString Asin Asinh Atan Atan2 "
-    "Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 "
-    "BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd "
-    "BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Conj "
-    "Cos Cosh Dawsn Digamma Elu EluGrad Equal Erf Erfc Erfinv Exp Expint "
-    "Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv "
-    "FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma IgammaGradA "
-    "Igammac Imag Inv InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad "
-    "LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalOr Maximum "
-    "Minimum Mod Ndtri NextAfter NotEqual OnesLike Polygamma Pow "
-    "RandomGammaGrad Real Reciprocal ReciprocalGrad RegexFullMatch "
-    "RegexReplace Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt "
-    "RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus "
-    "SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square "
-    "SquaredDifference StringJoin Substr Tan Tanh TanhGrad TruncateDiv "
-    "TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta"
-)
-_OF_OTHERS = (
-    "DecodeBase64 EncodeBase64 Invert LogicalNot PopulationCount "
-    "StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
-    "StringStrip StringToHashBucket StringToHashBucketFast "
-    "StringToHashBucketStrong StringToNumber StringUpper UnicodeScript "
-    "UnicodeTranscode"
-)
-"""Operations of one input, which is never a quotient."""
-_UNCHANGED = (
-    "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity "
-    "PreventGradient Snapshot StopGradient"
-)
-_ANYTHING = ~Form(0)
-_ANY_ROWS = _ROWS | Form.DIVIDED
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(_OF_NUMBERS.split(), ENTRY_BY_ENTRY),
-    **dict.fromkeys(_OF_OTHERS.split(), ENTRY_BY_ENTRY[:1]),
-    **dict.fromkeys(_UNCHANGED.split(), (Rule(unchanged, _ANYTHING),)),
-    **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), SUMS + ENTRY_BY_ENTRY),
-    **dict.fromkeys(("Mul", "MulNoNan"), _PRODUCTS),
-    **dict.fromkeys(("RealDiv", "DivNoNan"), _QUOTIENTS),
-    "Div": ENTRY_BY_ENTRY,
-    "Select": (_CHOICE, Rule(_of_one_rank, _ROWS | SAME, ...)),
-    "Bitcast": (Rule(_of_one_rank, _ROWS),),
+    **rules_of(
+        "Abs Acos Acosh Angle ApproximateEqual AsString Asin Asinh Atan Atan2 "
+        "Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 "
+        "BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc "
+        "BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex "
+        "ComplexAbs Conj Cos Cosh Dawsn Digamma Div Elu EluGrad Equal Erf "
+        "Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs "
+        "FakeQuantWithMinMaxVars Floor FloorDiv FloorMod FresnelCos "
+        "FresnelSin Greater GreaterEqual Igamma IgammaGradA Igammac Imag Inv "
+        "InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less "
+        "LessEqual Lgamma Log Log1p LogicalAnd LogicalOr Maximum Minimum Mod "
+        "Ndtri NextAfter NotEqual OnesLike Polygamma Pow RandomGammaGrad Real "
+        "Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 "
+        "Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Selu "
+        "SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad "
+        "Softsign SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference "
+        "StringJoin Substr Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy "
+        "Xlog1py Xlogy ZerosLike Zeta",
+        *ENTRY_BY_ENTRY,
+    ),
+    # These have one input, which is never a quotient.
+    **rules_of(
+        "DecodeBase64 EncodeBase64 Invert LogicalNot PopulationCount "
+        "StaticRegexFullMatch StaticRegexReplace StringLength StringLower "
+        "StringStrip StringToHashBucket StringToHashBucketFast "
+        "StringToHashBucketStrong StringToNumber StringUpper UnicodeScript "
+        "UnicodeTranscode",
+        ENTRY_BY_ENTRY[0],
+    ),
+    **rules_of(
+        "CheckNumerics DebugIdentityV2 DebugIdentityV3 EnsureShape Identity "
+        "PreventGradient Snapshot StopGradient",
+        Rule(unchanged, ~Form(0)),
+    ),
+    **rules_of("Add AddN AddV2 Sub", *SUMS, *ENTRY_BY_ENTRY),
+    **rules_of("Mul MulNoNan", *_PRODUCTS),
+    **rules_of("DivNoNan RealDiv", *_QUOTIENTS),
+    "Select": (_CHOICE, Rule(_of_one_rank, ROWS | SAME, ...)),
+    "Bitcast": (Rule(_of_one_rank, ROWS),),
     "SelectV2": (_CHOICE, *ENTRY_BY_ENTRY),
-    **dict.fromkeys(
-        ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),
-        (Rule(_per_entry_with_attributes, _ROWS, SAME, ...),),
+    **rules_of(
+        "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3",
+        Rule(_per_entry_with_attributes, ROWS, SAME, ...),
     ),
     "QuantizeAndDequantizeV4": (
-        Rule(_per_entry_with_attributes, _ROWS, SAME, SAME),
+        Rule(_per_entry_with_attributes, ROWS, SAME, SAME),
     ),
-    "Neg": (Rule(_first, LINEAR | _ANY_ROWS),),
-    "IdentityN": (Rule(_each, _ANYTHING, ...),),
+    "Neg": (Rule(like(0), LINEAR | ANY_ROWS),),
+    "IdentityN": (Rule(_each, ~Form(0), ...),),
     "Cast": (
         Rule(_of_floats, LINEAR | Form.DIVIDED | Form.PLACES),
         *ENTRY_BY_ENTRY,
     ),
-    "LookupTableFindV2": (Rule(_looked_up, Form.EQUAL, _ROWS, Form.EQUAL),),
 }

@@ -219,6 +219,25 @@ def combined(kinds: list[Kind], axis: int) -> Kind:
     return dataclasses.replace(first, axis=axis, entries=entries)
 
 
+def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
+    """Returns the kind of samples that are filled up alike on all replicas.
+
+    Args:
+        values: The kind of the values of a ragged tensor.
+        beginnings: The kinds of row beginnings in them, for each ragged axis.
+
+    Returns:
+        `None` if it is no ragged tensor of samples.
+    """
+    is_of_samples = (
+        values.role is Role.ROWS
+        and values.axis == 0
+        and not values.is_out_of_order
+        and set(beginnings) == {ROW_SPLITS}
+    )
+    return values.with_entries(Entries.ONE) if is_of_samples else None
+
+
 def _entries_of(kinds: Iterable[Kind]) -> Entries:
     """Returns the entries per sample of rows that have as many, together."""
     each = {kind.entries for kind in kinds}

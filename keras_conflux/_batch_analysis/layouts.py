@@ -4,7 +4,6 @@ import math
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.constants import static_value
 from keras_conflux._batch_analysis.elementwise import SUMS
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import Block
@@ -14,8 +13,13 @@ from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
 from keras_conflux._batch_analysis.kinds import shape
+from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import rules_of
+from keras_conflux._batch_analysis.rule import static_value
 
 
 def _packed_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -142,12 +146,6 @@ def _transpose(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0].at(list(order).index(inputs[0].axis))
 
 
-def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Moves numbers of which each is a sum or a mean over samples."""
-    del operation
-    return inputs[0]
-
-
 def expand_dims(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows the samples' axis past a new one."""
     kind = inputs[0]
@@ -239,16 +237,16 @@ def _axis_after_reshape(operation: tf.Operation, axis: int) -> int | None:
     return None
 
 
-_ROWS = Form.ROWS | Form.JOINED
-_ANY_ROWS = _ROWS | Form.DIVIDED
+_SUMS = Rule(like(0), LINEAR, Form.EQUAL)
+"""Each number is a sum or a mean over samples, wherever it is moved."""
 RULES: dict[str, tuple[Rule, ...]] = {
     "Pack": (
-        Rule(_packed, _ROWS, ...),
+        Rule(_packed, ROWS, ...),
         Rule(_packed_sizes, Form.COUNT | Form.EQUAL, ...),
         *SUMS,
     ),
     "ConcatV2": (
-        Rule(_concat, _ROWS, ..., Form.EQUAL),
+        Rule(_concat, ROWS, ..., Form.EQUAL),
         Rule(
             _joined_sizes,
             Form.SHAPE | Form.COUNT | Form.EQUAL,
@@ -257,32 +255,29 @@ RULES: dict[str, tuple[Rule, ...]] = {
         ),
         Rule(_joined_numbers, LINEAR | Form.EQUAL, ..., Form.EQUAL),
     ),
-    **dict.fromkeys(
-        ("DynamicStitch", "ParallelDynamicStitch"),
-        (Rule(_stitched_sizes, Form.SHAPE | Form.EQUAL, ...),),
+    **rules_of(
+        "DynamicStitch ParallelDynamicStitch",
+        Rule(_stitched_sizes, Form.SHAPE | Form.EQUAL, ...),
     ),
     "BroadcastArgs": (
         Rule(_broadcast_sizes, Form.SHAPE, Form.SHAPE | Form.EQUAL),
         Rule(_broadcast_sizes, Form.EQUAL, Form.SHAPE),
     ),
-    "Transpose": (
-        Rule(_transpose, _ANY_ROWS, Form.EQUAL),
-        Rule(_unchanged, LINEAR, Form.EQUAL),
-    ),
-    "ConjugateTranspose": (
-        Rule(_transpose, _ANY_ROWS, Form.EQUAL),
-        Rule(_unchanged, LINEAR, Form.EQUAL),
+    **rules_of(
+        "ConjugateTranspose Transpose",
+        Rule(_transpose, ANY_ROWS, Form.EQUAL),
+        _SUMS,
     ),
     "ExpandDims": (
-        Rule(expand_dims, _ANY_ROWS | Form.PLACES, Form.EQUAL),
-        Rule(_unchanged, LINEAR, Form.EQUAL),
+        Rule(expand_dims, ANY_ROWS | Form.PLACES, Form.EQUAL),
+        _SUMS,
     ),
     "Squeeze": (
-        Rule(squeeze, _ANY_ROWS | Form.PLACES),
-        Rule(_unchanged, LINEAR),
+        Rule(squeeze, ANY_ROWS | Form.PLACES),
+        Rule(like(0), LINEAR),
     ),
     "Reshape": (
-        Rule(reshape, _ANY_ROWS, Form.EQUAL | Form.SHAPE | Form.COUNT),
-        Rule(_unchanged, LINEAR, Form.EQUAL),
+        Rule(reshape, ANY_ROWS, Form.EQUAL | Form.SHAPE | Form.COUNT),
+        _SUMS,
     ),
 }

@@ -10,16 +10,16 @@ from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
-from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.rule import ANY_ROWS
+from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import has_one_entry
-
-
-def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Follows a product with a factor that is equal on all replicas."""
-    del operation
-    return max(inputs, key=lambda kind: kind.role is not Role.EQUAL)
+from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import rules_of
+from keras_conflux._batch_analysis.rule import shape_alone
 
 
 def _have_ranks(operation: tf.Operation) -> bool:
@@ -113,14 +113,11 @@ def _beside_statistics(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
     """Follows the shape of a product with values of the batch."""
-    if not _have_ranks(operation):
-        return None
     of_rows = _positions_of_rows(inputs)
     others = [x for i, x in enumerate(operation.inputs) if i not in of_rows]
     if len(of_rows) != 1 or not others[0].shape.is_fully_defined():
         return None
-    axis = _axis_of_product(operation, inputs, of_rows)
-    return None if axis is None else mixed_rows([inputs[of_rows[0]]], axis)
+    return shape_alone(_rows_of_product)(operation, inputs)
 
 
 def _einsum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -144,32 +141,26 @@ def _einsum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return _added_up(kinds)
 
 
-_ROWS = Form.ROWS | Form.JOINED
-_ANY_ROWS = _ROWS | Form.DIVIDED
-_STATISTIC = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.DERIVED
-_LINEAR = Form.TOTAL | Form.COUNTED | Form.MEAN
-_PRODUCT = (
-    Rule(_rows_of_product, _ANY_ROWS, _ANY_ROWS | SAME),
-    Rule(_rows_of_product, SAME, _ANY_ROWS),
-    Rule(_sum_over_samples, _ANY_ROWS, _ANY_ROWS),
-    Rule(_linear, _LINEAR, Form.EQUAL),
-    Rule(_linear, Form.EQUAL, _LINEAR),
-    Rule(_beside_statistics, _ANY_ROWS, _STATISTIC),
-    Rule(_beside_statistics, _STATISTIC, _ANY_ROWS),
-)
+_STATISTIC = STATISTIC ^ Form.COUNT
+_LINEAR = LINEAR ^ Form.COUNT
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _PRODUCT),
-    "BatchMatMul": _PRODUCT,
-    **dict.fromkeys(
-        (
-            "Conv2DBackpropFilter",
-            "Conv3DBackpropFilterV2",
-            "DepthwiseConv2dNativeBackpropFilter",
-        ),
-        (Rule(_sum_of_filters, _ANY_ROWS, Form.EQUAL, _ANY_ROWS),),
+    **rules_of(
+        "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul",
+        Rule(_rows_of_product, ANY_ROWS, ANY_ROWS | SAME),
+        Rule(_rows_of_product, SAME, ANY_ROWS),
+        Rule(_sum_over_samples, ANY_ROWS, ANY_ROWS),
+        Rule(like(0), _LINEAR, Form.EQUAL),
+        Rule(like(1), Form.EQUAL, _LINEAR),
+        Rule(_beside_statistics, ANY_ROWS, _STATISTIC),
+        Rule(_beside_statistics, _STATISTIC, ANY_ROWS),
+    ),
+    **rules_of(
+        "Conv2DBackpropFilter Conv3DBackpropFilterV2 "
+        "DepthwiseConv2dNativeBackpropFilter",
+        Rule(_sum_of_filters, ANY_ROWS, Form.EQUAL, ANY_ROWS),
     ),
     "Dilation2DBackpropFilter": (
-        Rule(_sum_of_filters, _ROWS, Form.EQUAL, _ANY_ROWS),
+        Rule(_sum_of_filters, ROWS, Form.EQUAL, ANY_ROWS),
     ),
-    "Einsum": (Rule(_einsum, _ANY_ROWS | SAME, ...),),
+    "Einsum": (Rule(_einsum, ANY_ROWS | SAME, ...),),
 }

@@ -10,11 +10,21 @@ from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import count
 from keras_conflux._batch_analysis.kinds import mixed_rows
+from keras_conflux._batch_analysis.per_sample import on_last
+from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import ROWS
+from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import Claim
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import always
+from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import rows_among
+from keras_conflux._batch_analysis.rule import rules_of
+from keras_conflux._batch_analysis.rule import shape_alone
 
 
-def listed_axes(operation: tf.Operation, position: int) -> set[int] | None:
+def _listed_axes(operation: tf.Operation, position: int) -> set[int] | None:
     """Returns the axes that an input lists, if they are known."""
     rank = operation.inputs[0].shape.rank
     axes = tf.get_static_value(operation.inputs[position])
@@ -25,15 +35,16 @@ def listed_axes(operation: tf.Operation, position: int) -> set[int] | None:
 
 def _reduced_axes(operation: tf.Operation) -> set[int] | None:
     rank = operation.inputs[0].shape.rank
-    axes = listed_axes(operation, 1)
+    axes = _listed_axes(operation, 1)
     if axes is None and rank is not None:
         is_scalar = operation.outputs[0].shape.rank == 0
         return set(range(rank)) if is_scalar else None
     return axes
 
 
-def _rows_kept(operation: tf.Operation, kind: Kind) -> Kind | None:
-    axes = _reduced_axes(operation)
+def _each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a reduction of the entries of each sample."""
+    kind, axes = inputs[0], _reduced_axes(operation)
     if axes is None or kind.axis in axes:
         return None
     kept = operation.get_attr("keep_dims")
@@ -41,29 +52,20 @@ def _rows_kept(operation: tf.Operation, kind: Kind) -> Kind | None:
     return kind.at(kind.axis - before)
 
 
-def _each_sample(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Follows a reduction of the entries of each sample."""
-    return _rows_kept(operation, inputs[0])
+def _over_samples(kind: Kind) -> Claim:
+    """Makes the claim that a reduction over samples is of a kind."""
 
+    def claim(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+        axes = _reduced_axes(operation)
+        return kind if axes is not None and inputs[0].axis in axes else None
 
-def _are_samples_reduced(operation: tf.Operation, kind: Kind) -> bool:
-    axes = _reduced_axes(operation)
-    return axes is not None and kind.axis in axes
-
-
-def _sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    return TOTAL if _are_samples_reduced(operation, inputs[0]) else None
-
-
-def _sum_of_parts(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Adds up rows that were divided by the number of samples."""
-    return MEAN if _are_samples_reduced(operation, inputs[0]) else None
+    return claim
 
 
 def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    is_mean = _are_samples_reduced(operation, inputs[0])
-    is_mean &= inputs[0].regular and not _does_round(operation)
-    return MEAN if is_mean else None
+    if not inputs[0].regular or _does_round(operation):
+        return None
+    return _over_samples(MEAN)(operation, inputs)
 
 
 def _does_round(operation: tf.Operation) -> bool:
@@ -87,75 +89,47 @@ def _number_of_entries(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
     """Follows the product of a whole shape."""
-    if operation.outputs[0].shape.rank != 0:
-        return None
-    return count(inputs[0].regular)
+    is_whole = operation.outputs[0].shape.rank == 0
+    return count(inputs[0].regular) if is_whole else None
 
 
-def _sum_of_squares(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return TOTAL
-
-
-def along_axes(position: int, is_linear: bool = False) -> tuple[Rule, ...]:
+def _along_axes(position: int) -> tuple[Rule, ...]:
     """Makes the rules of an operation that mixes the entries of some axes.
 
     Args:
         position: The position of the input that lists them.
-        is_linear: Whether it makes of each entry a sum of others, or takes one.
     """
 
     def others(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-        axes = listed_axes(operation, position)
-        if axes is None or inputs[0].axis in axes:
-            return None
-        return inputs[0]
+        axes = _listed_axes(operation, position)
+        is_apart = axes is not None and inputs[0].axis not in axes
+        return inputs[0] if is_apart else None
 
-    rules = (
-        Rule(others, _ROWS, Form.EQUAL, ...),
-        Rule(_same_shape, _ANY_ROWS, Form.EQUAL, ...),
+    return (
+        Rule(others, ROWS, Form.EQUAL, ...),
+        Rule(shape_alone(like(0)), ANY_ROWS, Form.EQUAL, ...),
     )
-    sums = (Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...),)
-    return rules + sums if is_linear else rules
-
-
-def _last_axis(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    rank = operation.inputs[0].shape.rank
-    return inputs[0] if rank and inputs[0].axis != rank - 1 else None
-
-
-def _same_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation
-    return mixed_rows(inputs[:1], inputs[0].axis)
 
 
 def _normalized(
     operation: tf.Operation, inputs: list[Kind]
 ) -> list[Kind] | None:
     """Follows a normalization by moments that are given."""
-    channels = _channels(operation)
-    rank = operation.inputs[0].shape.rank
-    if operation.get_attr("is_training") or rank is None:
+    found = _biased(operation, inputs)
+    if operation.get_attr("is_training") or found is None:
         return None
-    if inputs[0].axis == channels % rank:
-        return None
-    others = [DERIVED] * (len(operation.outputs) - 1)
-    return [inputs[0], *others]
-
-
-def _channels(operation: tf.Operation) -> int:
-    """Returns the axis that weights belong to."""
-    if operation.type == "BiasAddV1":
-        return -1
-    layout = operation.get_attr("data_format")
-    return 1 if layout.startswith(b"NC") else -1
+    return [found, *[DERIVED] * (len(operation.outputs) - 1)]
 
 
 def _biased(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows an operation by weights of each channel."""
     rank = operation.inputs[0].shape.rank
-    if rank is None or inputs[0].axis == _channels(operation) % rank:
-        return None
-    return inputs[0]
+    channels = -1
+    if operation.type != "BiasAddV1":
+        layout = operation.get_attr("data_format")
+        channels = 1 if layout.startswith(b"NC") else -1
+    is_apart = rank is not None and inputs[0].axis != channels % rank
+    return inputs[0] if is_apart else None
 
 
 def _sum_per_channel(
@@ -167,16 +141,11 @@ def _sum_per_channel(
     return MEAN if inputs[0].divided else TOTAL
 
 
-def _biased_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    found = _biased(operation, inputs)
-    return None if found is None else mixed_rows([found], found.axis)
-
-
 def _place_of_extreme(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
     """Follows `argmax(x, axis)`."""
-    axes = listed_axes(operation, 1)
+    axes = _listed_axes(operation, 1)
     if axes is None or inputs[0].axis in axes:
         return None
     return inputs[0].at(inputs[0].axis - (min(axes) < inputs[0].axis))
@@ -190,56 +159,97 @@ def _largest(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([Kind(inputs[0].role, entries=Entries.SAME)], rank - 1)
 
 
-_ROWS = Form.ROWS | Form.JOINED
-_ANY_ROWS = _ROWS | Form.DIVIDED
-_EACH = Rule(_each_sample, _ROWS, Form.EQUAL)
+def _grouped_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `unsorted_segment_sum(rows, groups, how_many)`."""
+    del operation
+    values, groups, _ = inputs
+    if values.axis or groups.axis or values.entries is not groups.entries:
+        return None
+    return TOTAL
+
+
+def _scattered_sum(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows `scatter_nd(places, rows, shape)`, as a confusion matrix does.
+
+    Values that samples put at the same place are added up.
+    """
+    places, values, _ = inputs
+    tensor = operation.inputs[0]
+    if tensor.shape.rank is None or places.axis >= tensor.shape.rank - 1:
+        return None
+    is_number = not operation.outputs[0].dtype.is_bool
+    is_aligned = is_number and places.axis == values.axis
+    is_aligned &= places.entries is values.entries
+    return TOTAL if is_aligned else None
+
+
+def _counted(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows how often each number occurs, of all samples or in each."""
+    numbers, _, weights = inputs
+    of_rows = rows_among(inputs)
+    is_of_one = operation.inputs[2].shape.num_elements() != 0
+    if weights not in of_rows and is_of_one:
+        return None
+    if any(
+        kind.axis or kind.entries is not numbers.entries for kind in of_rows
+    ):
+        return None
+    rank = operation.inputs[0].shape.rank
+    if rank == 2:
+        return numbers
+    is_binary = operation.get_attr("binary_output")
+    return TOTAL if rank == 1 and not is_binary else None
+
+
+_EACH = Rule(_each_sample, ROWS, Form.EQUAL)
 _OF_PARTS = Rule(_each_sample, Form.DIVIDED, Form.EQUAL)
-_SUM_OF_PARTS = Rule(_sum_of_parts, Form.DIVIDED, Form.EQUAL)
 _LINEAR = Rule(_linear, LINEAR, Form.EQUAL)
+_MOVED_SUMS = Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...)
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(("Max", "Min", "All", "Any", "EuclideanNorm"), (_EACH,)),
+    **rules_of("All Any EuclideanNorm Max Min ReduceJoin", _EACH),
     "Sum": (
         _EACH,
-        Rule(_sum, _ROWS, Form.EQUAL),
+        Rule(_over_samples(TOTAL), ROWS, Form.EQUAL),
         _LINEAR,
         _OF_PARTS,
-        _SUM_OF_PARTS,
+        Rule(_over_samples(MEAN), Form.DIVIDED, Form.EQUAL),
     ),
-    "Mean": (_EACH, Rule(_mean, _ROWS, Form.EQUAL), _LINEAR, _OF_PARTS),
-    "ReduceJoin": (_EACH,),
+    "Mean": (_EACH, Rule(_mean, ROWS, Form.EQUAL), _LINEAR, _OF_PARTS),
     "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
-    "L2Loss": (Rule(_sum_of_squares, _ROWS),),
-    **dict.fromkeys(("Cumsum", "ReverseV2"), along_axes(1, is_linear=True)),
-    **dict.fromkeys(("Cumprod", "CumulativeLogsumexp"), along_axes(1)),
-    "Roll": along_axes(2, is_linear=True),
-    **dict.fromkeys(
-        ("Softmax", "LogSoftmax", "FFT", "IFFT"),
-        (Rule(_last_axis, _ROWS), Rule(_same_shape, _ANY_ROWS)),
-    ),
-    **dict.fromkeys(
-        ("RFFT", "IRFFT", "NthElement"), (Rule(_last_axis, _ROWS, Form.EQUAL),)
+    "L2Loss": (Rule(always(TOTAL), ROWS),),
+    **rules_of("Cumsum ReverseV2", *_along_axes(1), _MOVED_SUMS),
+    **rules_of("CumulativeLogsumexp Cumprod", *_along_axes(1)),
+    "Roll": (*_along_axes(2), _MOVED_SUMS),
+    **rules_of(
+        "FFT IFFT LogSoftmax Softmax",
+        Rule(on_last(1), ROWS),
+        Rule(shape_alone(like(0)), ANY_ROWS),
     ),
     "TopKV2": (
-        Rule(_last_axis, _ROWS, Form.EQUAL),
-        Rule(_largest, _ROWS, Form.COUNT),
+        Rule(on_last(1), ROWS, Form.EQUAL),
+        Rule(_largest, ROWS, Form.COUNT),
     ),
-    **dict.fromkeys(
-        ("ArgMax", "ArgMin"), (Rule(_place_of_extreme, _ROWS, Form.EQUAL),)
+    **rules_of("ArgMax ArgMin", Rule(_place_of_extreme, ROWS, Form.EQUAL)),
+    **rules_of(
+        "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
+        Rule(_normalized, ROWS, *[Form.EQUAL] * 4),
     ),
-    **dict.fromkeys(
-        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
-        (Rule(_normalized, _ROWS, *[Form.EQUAL] * 4),),
-    ),
-    "BiasAddGrad": (Rule(_sum_per_channel, _ANY_ROWS),),
-    **dict.fromkeys(
-        ("BiasAdd", "BiasAddV1"),
-        (
-            Rule(_biased, _ROWS, Form.EQUAL | Form.RANDOM),
-            Rule(
-                _biased_shape,
-                _ANY_ROWS,
-                Form.EQUAL | Form.MEAN | Form.TOTAL | Form.DERIVED,
-            ),
+    "BiasAddGrad": (Rule(_sum_per_channel, ANY_ROWS),),
+    **rules_of(
+        "BiasAdd BiasAddV1",
+        Rule(_biased, ROWS, SAME),
+        Rule(
+            shape_alone(_biased),
+            ANY_ROWS,
+            Form.EQUAL | Form.MEAN | Form.TOTAL | Form.DERIVED,
         ),
     ),
+    "UnsortedSegmentSum": (
+        Rule(_grouped_sum, Form.ROWS, Form.ROWS, Form.EQUAL),
+    ),
+    "ScatterNd": (Rule(_scattered_sum, Form.ROWS, Form.ROWS, Form.EQUAL),),
+    "DenseBincount": (
+        Rule(_counted, Form.ROWS, Form.EQUAL, Form.ROWS | Form.EQUAL),
+    ),
+    "HistogramFixedWidth": (Rule(always(TOTAL), ROWS, Form.EQUAL, Form.EQUAL),),
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import EllipsisType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import DERIVED
@@ -25,6 +26,10 @@ LINEAR = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.COUNT
 """The forms that add up over replicas, with weights independent of values."""
 STATISTIC = LINEAR | Form.DERIVED
 """The forms that may depend on all samples, without entries of samples."""
+ROWS = Form.ROWS | Form.JOINED
+"""The forms of rows that are one device's."""
+ANY_ROWS = ROWS | Form.DIVIDED
+"""The forms of rows, but for positions of samples."""
 
 Claim = Callable[[tf.Operation, list[Kind]], Any]
 """Returns the kind of all outputs, a list of them, or `None` if it is not sure.
@@ -70,6 +75,35 @@ class Rule:
             return None
         before, after = forms[:repeated], forms[repeated + 1 :]
         return [*before, *[forms[repeated]] * times, *after]
+
+
+def rules_of(types: str, *rules: Rule) -> dict[str, tuple[Rule, ...]]:
+    """Returns rows of the table: types of operations that have one's rules."""
+    return dict.fromkeys(types.split(), rules)
+
+
+def always(kind: Kind) -> Claim:
+    """Makes a claim that holds for all inputs that a rule accepts."""
+    return lambda operation, inputs: kind
+
+
+def like(position: int) -> Claim:
+    """Makes the claim that outputs are of the kind of an input."""
+    return lambda operation, inputs: inputs[position]
+
+
+def shape_alone(claim: Claim) -> Claim:
+    """Makes a claim of the shape of rows, whose values depend on all samples.
+
+    Args:
+        claim: It gives rows, or is not sure.
+    """
+
+    def of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+        found = claim(operation, inputs)
+        return None if found is None else mixed_rows([found], found.axis)
+
+    return of_shape
 
 
 def apply(
@@ -130,3 +164,50 @@ def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
         return False
     own = axis - output.shape.rank + tensor.shape.rank
     return own < 0 or tensor.shape[own] == 1
+
+
+def rows_among(inputs: list[Kind]) -> list[Kind]:
+    """Returns the kinds of rows among kinds."""
+    return [kind for kind in inputs if kind.role is Role.ROWS]
+
+
+def _slice(value: Any, begin: Any, size: Any) -> Any:
+    ends = [None if n < 0 else b + n for b, n in zip(begin, size, strict=True)]
+    return value[tuple(map(slice, begin, ends))]
+
+
+def _concatenated(*parts: Any) -> Any:
+    *values, axis = parts
+    return np.concatenate(values, axis)
+
+
+_ARITHMETIC = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorMod": np.mod,
+    "ConcatV2": _concatenated,
+    "InvertPermutation": np.argsort,
+    "Range": np.arange,
+    "Reshape": np.reshape,
+    "Slice": _slice,
+}
+
+
+def static_value(tensor: tf.Tensor) -> Any:
+    """Returns a tensor's value, also if it is computed from known ones.
+
+    `tf.get_static_value` does no arithmetic, as in `tf.shape(x)[tf.rank(x) -
+    1]`.
+    """
+    value = tf.get_static_value(tensor)
+    operation = tensor.op
+    if value is not None or operation.type not in (*_ARITHMETIC, "Pack"):
+        return value
+    parts = [static_value(part) for part in operation.inputs]
+    if any(part is None for part in parts):
+        return None
+    if operation.type == "Pack":
+        return np.stack(parts, operation.get_attr("axis"))
+    return _ARITHMETIC[operation.type](*parts)

@@ -14,10 +14,8 @@ from keras_conflux._batch_analysis import control_flow
 from keras_conflux._batch_analysis import drawn
 from keras_conflux._batch_analysis import elementwise
 from keras_conflux._batch_analysis import layouts
-from keras_conflux._batch_analysis import moves
 from keras_conflux._batch_analysis import per_sample
 from keras_conflux._batch_analysis import products
-from keras_conflux._batch_analysis import ragged
 from keras_conflux._batch_analysis import reductions
 from keras_conflux._batch_analysis import rule
 from keras_conflux._batch_analysis import shapes
@@ -99,9 +97,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **slices.RULES,
     **layouts.RULES,
     **products.RULES,
-    **moves.RULES,
     **per_sample.RULES,
-    **ragged.RULES,
     **drawn.RULES,
     **control_flow.RULES,
 }

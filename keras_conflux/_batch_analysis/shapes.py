@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.constants import static_value
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import RANDOM
 from keras_conflux._batch_analysis.kinds import Entries
@@ -12,15 +11,19 @@ from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import count
 from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.kinds import shape
+from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import aligned
+from keras_conflux._batch_analysis.rule import always
 from keras_conflux._batch_analysis.rule import has_one_entry
-
-_ROWS = Form.ROWS | Form.JOINED | Form.DIVIDED
-_ROWS_AND_PLACES = _ROWS | Form.PLACES
-_STATISTIC = Form.TOTAL | Form.COUNTED | Form.MEAN | Form.DERIVED
+from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import rules_of
+from keras_conflux._batch_analysis.rule import shape_alone
+from keras_conflux._batch_analysis.rule import static_value
 
 
 def _shape_of(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
@@ -44,11 +47,6 @@ def _of_no_samples(tensor: tf.Tensor, kind: Kind) -> Kind:
     return RANDOM if is_open else EQUAL
 
 
-def _rank_of(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    del operation, inputs
-    return EQUAL
-
-
 def _rows_of(sizes: Kind) -> Kind:
     """Returns the kind of rows that are as many as a shape says."""
     return Kind(Role.ROWS, sizes.axis, sizes.entries)
@@ -58,13 +56,6 @@ def _filled(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     """Follows `fill(shape, value)`."""
     del operation
     return _rows_of(inputs[0])
-
-
-def _filled_with_a_statistic(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind:
-    del operation
-    return mixed_rows([_rows_of(inputs[0])], inputs[0].axis)
 
 
 def _broadcast_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -89,10 +80,11 @@ def _broadcast(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([found], sizes.axis) if is_static else None
 
 
-def _repeated(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Follows `broadcast_to(value, shape)` where replicas repeat it alike."""
-    del operation
-    return inputs[0]
+def _tile(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows a repetition of the entries of each sample."""
+    known = tf.get_static_value(operation.inputs[1], partial=True)
+    kind = inputs[0]
+    return kind if known is not None and known[kind.axis] == 1 else None
 
 
 def _tiled_by_a_shape(
@@ -119,29 +111,26 @@ def _range(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return mixed_rows([Kind(Role.ROWS, entries=Entries.SAME)], 0)
 
 
-_BY_A_SHAPE = (
-    Rule(_broadcast, SAME, Form.SHAPE),
-    Rule(_broadcast, _STATISTIC | Form.COUNT, Form.SHAPE),
-)
+_SIZES = Rule(_shape_of, ANY_ROWS | Form.PLACES | LINEAR | SAME, ...)
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(
-        ("Shape", "ShapeN"),
-        (Rule(_shape_of, _ROWS_AND_PLACES | LINEAR | SAME, ...),),
-    ),
-    "Size": (Rule(_size_of, _ROWS_AND_PLACES | LINEAR | Form.RANDOM),),
-    "Rank": (Rule(_rank_of, ~Form.OPAQUE),),
+    **rules_of("Shape ShapeN", _SIZES),
+    "Size": (Rule(_size_of, ANY_ROWS | Form.PLACES | LINEAR | Form.RANDOM),),
+    "Rank": (Rule(always(EQUAL), ~Form.OPAQUE),),
     "Fill": (
         Rule(_filled, Form.SHAPE, SAME),
-        Rule(_filled_with_a_statistic, Form.SHAPE, _STATISTIC | Form.COUNT),
+        Rule(shape_alone(_filled), Form.SHAPE, STATISTIC),
     ),
     "BroadcastTo": (
-        Rule(_broadcast_rows, Form.ROWS | Form.JOINED, Form.SHAPE),
-        *_BY_A_SHAPE,
-        Rule(_repeated, LINEAR, Form.EQUAL),
+        Rule(_broadcast_rows, ROWS, Form.SHAPE),
+        Rule(_broadcast, SAME, Form.SHAPE),
+        Rule(_broadcast, STATISTIC, Form.SHAPE),
+        Rule(like(0), LINEAR, Form.EQUAL),
+    ),
+    "Tile": (
+        Rule(_tile, ANY_ROWS, Form.EQUAL),
+        Rule(like(0), LINEAR, Form.EQUAL),
+        Rule(_tiled_by_a_shape, SAME, Form.SHAPE),
+        Rule(_tiled_by_a_shape, STATISTIC, Form.SHAPE),
     ),
     "Range": (Rule(_range, Form.EQUAL, Form.COUNT, Form.EQUAL),),
 }
-TILED = (
-    Rule(_tiled_by_a_shape, SAME, Form.SHAPE),
-    Rule(_tiled_by_a_shape, _STATISTIC | Form.COUNT, Form.SHAPE),
-)

@@ -1,10 +1,11 @@
 """The kinds that operations give which take a part of a tensor."""
 
 import dataclasses
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from keras_conflux._batch_analysis.constants import static_value
 from keras_conflux._batch_analysis.kinds import EQUAL
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Form
@@ -14,42 +15,49 @@ from keras_conflux._batch_analysis.kinds import combined
 from keras_conflux._batch_analysis.kinds import count
 from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.kinds import shape
+from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
+from keras_conflux._batch_analysis.rule import ROWS
 from keras_conflux._batch_analysis.rule import SAME
+from keras_conflux._batch_analysis.rule import STATISTIC
 from keras_conflux._batch_analysis.rule import Rule
+from keras_conflux._batch_analysis.rule import like
+from keras_conflux._batch_analysis.rule import shape_alone
+from keras_conflux._batch_analysis.rule import static_value
 
 
-def _unchanged(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    """Takes a part of a tensor that is a sum or a mean in each entry."""
-    del operation
-    return next(kind for kind in inputs if kind != EQUAL)
+def _sizes_at(kind: Kind, positions: Any) -> Kind | None:
+    """Returns the kind of some entries of a shape.
+
+    Args:
+        kind: The kind of the shape.
+        positions: An array of their positions, or one position.
+    """
+    found = np.argwhere(np.equal(positions, kind.axis))
+    if len(found) > 1:
+        return None
+    if not len(found):
+        return EQUAL
+    if np.ndim(positions) == 0:
+        return count(kind.regular)
+    return shape(int(found[0, 0]), kind.regular)
 
 
 def _slice_of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    kind = inputs[0]
-    begin, end, step = (
-        static_value(tensor) for tensor in operation.inputs[1:4]
-    )
+    given = [static_value(tensor) for tensor in operation.inputs[1:4]]
     length = operation.inputs[0].shape.num_elements()
-    if begin is None or end is None or step is None or length is None:
+    if any(x is None for x in (*given, length)):
         return None
+    begin, end, step = (int(x[0]) for x in given)
     attribute = operation.get_attr
     if attribute("new_axis_mask") or attribute("ellipsis_mask"):
         return None
-    positions = list(range(length))
+    positions = np.arange(length)
     if attribute("shrink_axis_mask") & 1:
-        taken = positions[int(begin[0])]
-        return count(kind.regular) if taken == kind.axis else EQUAL
-    chosen = positions[
-        slice(
-            None if attribute("begin_mask") & 1 else int(begin[0]),
-            None if attribute("end_mask") & 1 else int(end[0]),
-            int(step[0]),
-        )
-    ]
-    if kind.axis not in chosen:
-        return EQUAL
-    return shape(chosen.index(kind.axis), kind.regular)
+        return _sizes_at(inputs[0], positions[begin])
+    first = None if attribute("begin_mask") & 1 else begin
+    last = None if attribute("end_mask") & 1 else end
+    return _sizes_at(inputs[0], positions[first:last:step])
 
 
 def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -106,12 +114,10 @@ def _slice_grad(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return values.at(sizes.axis) if found == values else None
 
 
-def _unpacked_shape(operation: tf.Operation, inputs: list[Kind]) -> list[Kind]:
-    kind = inputs[0]
-    return [
-        count(kind.regular) if i == kind.axis else EQUAL
-        for i in range(len(operation.outputs))
-    ]
+def _unpacked_shape(
+    operation: tf.Operation, inputs: list[Kind]
+) -> list[Kind | None]:
+    return [_sizes_at(inputs[0], i) for i in range(len(operation.outputs))]
 
 
 def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
@@ -150,23 +156,18 @@ def _split(values: int, axis: int) -> tuple[Rule, ...]:
 
     def claim_of_sizes(
         operation: tf.Operation, inputs: list[Kind]
-    ) -> list[Kind] | None:
+    ) -> list[Kind | None] | None:
         lengths = [x.shape.num_elements() for x in operation.outputs]
-        found, begin = [], 0
-        for length in lengths:
-            if length is None:
-                return None
-            place = inputs[values].axis - begin
-            is_here = 0 <= place < length
-            regular = inputs[values].regular
-            found.append(shape(place, regular) if is_here else EQUAL)
-            begin += length
-        return found
+        if None in lengths:
+            return None
+        ends = np.cumsum(lengths)
+        parts = np.split(np.arange(ends[-1]), ends[:-1])
+        return [_sizes_at(inputs[values], part) for part in parts]
 
     rules = []
     for forms, each in (
-        (_ANY_ROWS, claim),
-        (LINEAR, _unchanged),
+        (ANY_ROWS, claim),
+        (LINEAR, like(values)),
         (Form.SHAPE, claim_of_sizes),
     ):
         accepts[values] = forms
@@ -236,9 +237,8 @@ def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     values, indices = inputs[:2]
     if values.role is Role.ROWS and values.axis != axis:
         return None
-    if not operation.inputs[0].shape[axis + 1 :].is_fully_defined():
-        return None
-    if not operation.inputs[0].shape[:axis].is_fully_defined():
+    sizes = operation.inputs[0].shape
+    if not (sizes[:axis] + sizes[axis + 1 :]).is_fully_defined():
         return None
     return mixed_rows([indices], axis + indices.axis)
 
@@ -246,17 +246,9 @@ def _shape_of_taken(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _gathered_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     """Follows `gather(shape, axes)`, as `tf.tensordot` does for some axes."""
     axes = static_value(operation.inputs[1])
-    sizes = inputs[0]
     if axes is None or axes.ndim > 1 or operation.get_attr("batch_dims"):
         return None
-    found = [i for i, axis in enumerate(axes.flat) if axis == sizes.axis]
-    if not found:
-        return EQUAL
-    if len(found) > 1:
-        return None
-    if axes.ndim == 0:
-        return count(sizes.regular)
-    return shape(found[0], sizes.regular)
+    return _sizes_at(inputs[0], axes)
 
 
 def _looked_up_entries(
@@ -285,8 +277,7 @@ def _shape_of_entries(
     """Follows the shape of entries that samples take from other samples."""
     if not _taken_part(operation).is_fully_defined():
         return None
-    found = _looked_up_entries(operation, inputs)
-    return None if found is None else mixed_rows([found], found.axis)
+    return shape_alone(_looked_up_entries)(operation, inputs)
 
 
 def _taken_part(operation: tf.Operation) -> tf.TensorShape:
@@ -334,62 +325,52 @@ def _slice_of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     begin, size = (static_value(each) for each in operation.inputs[1:])
     if begin is None or size is None:
         return None
-    place = inputs[0].axis - int(begin[0])
-    is_taken = place >= 0 and (size[0] == -1 or place < size[0])
-    return shape(place, inputs[0].regular) if is_taken else EQUAL
+    begin, end = int(begin[0]), int(begin[0] + size[0])
+    if size[0] == -1:
+        end = max(begin, inputs[0].axis + 1)
+    return _sizes_at(inputs[0], np.arange(begin, end))
 
 
-def _gather_from_variable(
-    operation: tf.Operation, inputs: list[Kind]
-) -> Kind | None:
-    del operation
-    return inputs[1]
-
-
-_ROWS = Form.ROWS | Form.JOINED
-_ANY_ROWS = _ROWS | Form.DIVIDED
 _THREE_EQUAL = (Form.EQUAL,) * 3
-_UNKNOWN_VALUES = (
-    _ANY_ROWS | Form.TOTAL | Form.COUNTED | Form.MEAN | Form.DERIVED
-)
+_UNKNOWN_VALUES = ANY_ROWS | STATISTIC ^ Form.COUNT
 RULES: dict[str, tuple[Rule, ...]] = {
     "StridedSlice": (
-        Rule(_slice_of_rows, _ANY_ROWS, *_THREE_EQUAL),
+        Rule(_slice_of_rows, ANY_ROWS, *_THREE_EQUAL),
         Rule(_slice_of_shape, Form.SHAPE, *_THREE_EQUAL),
-        Rule(_unchanged, LINEAR, *_THREE_EQUAL),
+        Rule(like(0), LINEAR, *_THREE_EQUAL),
     ),
     "StridedSliceGrad": (
-        Rule(_slice_grad, Form.SHAPE, *_THREE_EQUAL, _ANY_ROWS),
-        Rule(_unchanged, Form.EQUAL, *_THREE_EQUAL, LINEAR),
+        Rule(_slice_grad, Form.SHAPE, *_THREE_EQUAL, ANY_ROWS),
+        Rule(like(4), Form.EQUAL, *_THREE_EQUAL, LINEAR),
     ),
     "Unpack": (
-        Rule(_unpack, _ANY_ROWS),
+        Rule(_unpack, ANY_ROWS),
         Rule(_unpacked_shape, Form.SHAPE),
-        Rule(_unchanged, LINEAR),
+        Rule(like(0), LINEAR),
     ),
     "Split": _split(1, 0),
     "SplitV": _split(0, 2),
     "GatherV2": (
-        Rule(_looked_up, SAME, _ROWS, Form.EQUAL),
-        Rule(_of_each_sample, _ANY_ROWS, Form.EQUAL, Form.EQUAL),
-        Rule(_in_batches, _ROWS, _ROWS, Form.EQUAL),
+        Rule(_looked_up, SAME, ROWS, Form.EQUAL),
+        Rule(_of_each_sample, ANY_ROWS, Form.EQUAL, Form.EQUAL),
+        Rule(_in_batches, ROWS, ROWS, Form.EQUAL),
         Rule(_of_places, Form.ROWS, Form.PLACES, Form.EQUAL),
-        Rule(_shape_of_taken, _UNKNOWN_VALUES, _ROWS, Form.EQUAL),
+        Rule(_shape_of_taken, _UNKNOWN_VALUES, ROWS, Form.EQUAL),
         Rule(_gathered_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
-        Rule(_unchanged, LINEAR, Form.EQUAL, Form.EQUAL),
+        Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
-    "ResourceGather": (Rule(_gather_from_variable, Form.EQUAL, _ROWS),),
+    "ResourceGather": (Rule(like(1), Form.EQUAL, ROWS),),
     "GatherNd": (
-        Rule(_looked_up_entries, SAME, _ROWS),
+        Rule(_looked_up_entries, SAME, ROWS),
         Rule(_samples_at_places, Form.ROWS, Form.PLACES),
-        Rule(_shape_of_entries, _UNKNOWN_VALUES, _ROWS),
+        Rule(_shape_of_entries, _UNKNOWN_VALUES, ROWS),
     ),
-    "ResourceGatherNd": (Rule(_looked_up_entries, Form.EQUAL, _ROWS),),
+    "ResourceGatherNd": (Rule(_looked_up_entries, Form.EQUAL, ROWS),),
     "Where": (Rule(_where, Form.ROWS),),
     "Slice": (
-        Rule(_slice, _ANY_ROWS, Form.EQUAL, Form.EQUAL),
+        Rule(_slice, ANY_ROWS, Form.EQUAL, Form.EQUAL),
         Rule(_slice_to_a_shape, Form.ROWS, Form.EQUAL, Form.SHAPE),
         Rule(_slice_of_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
-        Rule(_unchanged, LINEAR, Form.EQUAL, Form.EQUAL),
+        Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
     ),
 }

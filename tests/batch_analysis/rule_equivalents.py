@@ -98,23 +98,13 @@ _RIGHT = (
     ),
     (
         _LINEAR,
-        "AdjustHue AdjustSaturation EuclideanNorm Max NthElement",
+        "EuclideanNorm Max SoftmaxCrossEntropyWithLogits",
         "0.0 COUNT",
     ),
     (
         _NOT_TOLD,
         "Min",
         "0.0 COUNT",
-    ),
-    (
-        _LINEAR,
-        "AdjustContrastv2 FFT FFT3D IFFT2D IRFFT RFFT",
-        "0.0 COUNT, 0.0 TOTAL, 0.0 COUNTED, 0.0 MEAN",
-    ),
-    (
-        _NOT_TOLD,
-        "MatrixDiagV3",
-        "0.0 COUNT, 0.0 TOTAL, 0.0 COUNTED, 0.0 MEAN",
     ),
     (
         _LINEAR,
@@ -195,7 +185,7 @@ _RIGHT = (
     (
         _NO_CALL,
         "IRFFT RFFT",
-        "0.1 ROWS, 0.1 JOINED, 0.1 PLACES",
+        "0.1 ROWS, 0.1 JOINED",
     ),
     (
         _NO_CALL,
@@ -232,11 +222,12 @@ _RIGHT = (
         _QUOTIENT,
         "AdjustContrastv2 AdjustHue AdjustSaturation AvgPool AvgPool3D "
         "BroadcastTo Conv2D Cumsum DepthToSpace EuclideanNorm "
-        "ExtractImagePatches FFT FFT3D IFFT2D IRFFT LogMatrixDeterminant "
+        "ExtractImagePatches FFT3D HSVToRGB IFFT2D IRFFT LogMatrixDeterminant "
         "MatrixDeterminant MatrixLogarithm Max MaxPool MaxPoolV2 NthElement "
-        "Pack Qr QuantizeAndDequantizeV3 RFFT ResizeArea ResizeBicubic "
-        "ResizeBilinear ResizeNearestNeighbor ReverseV2 Roll SelfAdjointEigV2 "
-        "SpaceToDepth SparseSoftmaxCrossEntropyWithLogits Svd",
+        "Pack Qr QuantizeAndDequantizeV3 RFFT RGBToHSV ResizeArea "
+        "ResizeBicubic ResizeBilinear ResizeNearestNeighbor ReverseV2 Roll "
+        "SelfAdjointEigV2 SpaceToDepth SparseSoftmaxCrossEntropyWithLogits "
+        "Svd TopKV2",
         "0.0 DIVIDED",
     ),
     (
@@ -284,7 +275,7 @@ _RIGHT = (
     ),
     (
         _NOT_TOLD,
-        "MatrixDiagV3 Min Slice Transpose",
+        "Min Slice Transpose",
         "0.0 PLACES",
     ),
     (
