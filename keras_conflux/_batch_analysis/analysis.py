@@ -1,10 +1,7 @@
 """Tells the kind of each tensor of a replica's step, from its graph.
 
-A replica computes with its own samples. The kind of a tensor tells its relation
-to the tensor that one device would have computed from all samples: rows that
-belong to samples, a sum or a mean over them, or a value that no sample has
-touched. The graph is read in the order in which it was traced, and only where
-somebody asks.
+The graph is read in the order in which it was traced, and only where somebody
+asks.
 """
 
 import contextlib
@@ -31,11 +28,6 @@ from keras_conflux._graphs import bodies
 from keras_conflux._graphs import effects
 from keras_conflux._graphs import walks
 
-READ = (
-    *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
-    "ReadVariableOp",
-)
-"""Operations whose kinds depend on the whole graph, beside `CHANGES`."""
 CHANGES = ("AssignAdd", "AssignSub", "ResourceScatter")
 """The operations by which optimizers change a variable in place."""
 
@@ -114,11 +106,6 @@ class KindInference:
             for part in parts_of(leaf):
                 self.mark(part, EQUAL)
 
-    def is_regular_along(self, tensor: tf.Tensor, axis: int) -> bool:
-        """Whether each sample has as many entries of a tensor along an axis."""
-        kind = self.of(tensor)
-        return kind.role is Role.ROWS and kind.axis == axis and kind.regular
-
     def mark_own(self, leaves: list[Any]) -> None:
         """Marks leaves that may differ, of which one device has the first."""
         for leaf in leaves:
@@ -161,14 +148,9 @@ class KindInference:
         return None if found is None else found[1]
 
     def written(self, handle: Any) -> tuple[list[tf.Tensor], bool]:
-        """Returns the values that a step writes to a variable.
+        """Returns the values that a step writes to a replica's variable.
 
-        Args:
-            handle: The handle of the replica's copy.
-
-        Returns:
-            The values, in order, and whether they are all in the graph that
-            is being traced.
+        They come in order, with whether all are of the graph being traced.
         """
         here = tf.compat.v1.get_default_graph()
         self._read(here)
@@ -182,24 +164,16 @@ class KindInference:
         if id(graph) not in self._graphs:
             self._graphs[id(graph)] = _GraphReader(graph, self)
 
-    def held_around(self, graph: Any) -> dict[int, Kind]:
-        """Returns the kinds of variables' values where an inner graph begins.
-
-        Args:
-            graph: One that is being traced.
+    def held(self, graph: Any) -> dict[int, Kind]:
+        """Returns the present kinds of variables that a step has written.
 
         Returns:
             By the ids of handles, kinds that differ from unwritten variables'
             kinds.
         """
-        if self.is_blind or graph is self.graph:
+        if self.is_blind or graph is None:
             return {}
-        outer = getattr(graph, "outer_graph", None)
-        return {} if outer is None else self.held(outer)
-
-    def held(self, graph: Any) -> dict[int, Kind]:
-        """Returns the present kinds of variables that a step has written."""
-        return {} if self.is_blind else self._read(graph).held()
+        return self._read(graph).held()
 
     def kinds_written(self, handle: Any) -> set[Kind]:
         """Returns the kinds of all that a step has written to a variable."""
@@ -271,11 +245,6 @@ class KindInference:
         given = dict(zip(arguments, calls[-1], strict=False))
         return given.get(tensor.name)
 
-    def kind_of_argument(self, placeholder: tf.Tensor) -> Kind:
-        """Returns the kind of an argument of a function inside of the step."""
-        given = self.argument_behind(placeholder)
-        return OPAQUE if given is None else self.of(given)
-
 
 class _GraphReader:
     """The kinds of the tensors of one graph, read as far as it is traced."""
@@ -283,7 +252,9 @@ class _GraphReader:
     def __init__(self, graph: Any, kinds: KindInference) -> None:
         self._graph = graph
         self._all = kinds
-        self._around = kinds.held_around(graph)
+        is_inner = graph is not kinds.graph
+        outer = getattr(graph, "outer_graph", None) if is_inner else None
+        self._around = kinds.held(outer)
         self._is_reading = False
         self.begin()
 
@@ -390,8 +361,8 @@ class _GraphReader:
             return COUNTED if summed else EQUAL
         outside = bodies.captures(self._graph).get(id(placeholder))
         if outside is None:
-            return self._all.kind_of_argument(placeholder)
-        return self._all.of(outside)
+            outside = self._all.argument_behind(placeholder)
+        return OPAQUE if outside is None else self._all.of(outside)
 
     def _outermost(self, handle: tf.Tensor) -> Any:
         """Returns the variable's own handle for a placeholder of it."""

@@ -18,17 +18,13 @@ from keras_conflux._batch_analysis.kinds import Block
 from keras_conflux._batch_analysis.kinds import Entries
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
+from keras_conflux._batch_analysis.kinds import block_of
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import walks
 
 
 def split_blocks(tensor: tf.Tensor, kind: Kind) -> list[tf.Tensor]:
-    """Returns the blocks of a tensor, one after the other.
-
-    Args:
-        tensor: Rows of a replica, or of all.
-        kind: Their kind: ROWS along an axis that is known.
-    """
+    """Returns the blocks of rows of a replica, or of all, in their order."""
     if kind.blocks == 1:
         return [tensor]
     total = _length(tensor, kind.axis)
@@ -50,13 +46,7 @@ class CountedRows(NamedTuple):
 def counted_rows(
     size: tf.Tensor, axis: int, kinds: KindInference
 ) -> CountedRows:
-    """Returns the rows of samples that a size counts.
-
-    Args:
-        size: A COUNT.
-        axis: The axis along which the rows are to lie.
-        kinds: The kinds of the step's tensors.
-    """
+    """Returns the rows of samples, along an axis, that a COUNT counts."""
     blocks = _blocks(size, kinds)
     lengths = [size]
     if len(blocks) > 1 or any(block.blocks > 1 for block in blocks):
@@ -77,11 +67,7 @@ def counted_rows(
 
 
 def _blocks(size: tf.Tensor, kinds: KindInference) -> list[Block]:
-    """Returns of which tensors of samples a number of rows is the sum.
-
-    Returns:
-        Nothing where the graph does not show it.
-    """
+    """Returns the tensors whose rows a number counts, if that is shown."""
     inputs = list(size.op.inputs)
     nested = functools.partial(_blocks, kinds=kinds)
     if size.op.type in ("Cast", "Identity"):
@@ -97,17 +83,7 @@ def _blocks(size: tf.Tensor, kinds: KindInference) -> list[Block]:
     if size.op.type in ("StridedSlice", "Unpack"):
         shape = inputs[0].op
         if shape.type == "Shape":
-            tensor = shape.inputs[0]
-            kind = kinds.of(tensor)
-            return [
-                Block(
-                    tensor,
-                    kind.axis,
-                    kind.entries is Entries.ONE,
-                    kind.blocks,
-                    kind.joined,
-                )
-            ]
+            return [block_of(shape.inputs[0], kinds.of(shape.inputs[0]))]
     return []
 
 

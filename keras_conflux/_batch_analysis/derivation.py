@@ -20,10 +20,8 @@ from keras_conflux._graphs import walks
 MAX_OPERATIONS = 300
 """How many operations are computed once more at most."""
 
-
 MAX_ENTRIES = 1 << 17
 """How many entries per sample are gathered at most."""
-
 
 _OF_SHAPES = (Role.EQUAL, Role.COUNT, Role.SHAPE)
 _KNOWN = (*_OF_SHAPES, Role.TOTAL, Role.MEAN, Role.RANDOM)
@@ -60,12 +58,9 @@ class Derivation:
         known: dict[int, tf.Tensor],
         gradient: rewriting.Gradient | None = None,
     ) -> tf.Tensor:
-        """Returns the result for other values of the sources.
+        """Returns the result for other values of the sources, by their ids.
 
-        Args:
-            known: By the id of a source, its value. The values of all that is
-                computed are added.
-            gradient: See `rewriting.copied`.
+        The values of all that is computed are added to them.
         """
         found = _Known(known, self)
         rewriting.copy_region(self.operations, found, gradient)

@@ -76,7 +76,7 @@ class Kind:
     def form(self) -> "Form":
         """The form that rules accept, the same for rows that are mixed."""
         if self.role is not Role.ROWS:
-            return _FORMS[COUNTED if self.counted else Kind(self.role)]
+            return Form.COUNTED if self.counted else Form[self.role.name]
         if self.are_positions:
             return Form.PLACES
         if self.divided:
@@ -141,17 +141,12 @@ MEAN = Kind(Role.MEAN)
 DERIVED = Kind(Role.DERIVED)
 OPAQUE = Kind(Role.OPAQUE)
 ROW_SPLITS = Kind(Role.OPAQUE, are_row_splits=True)
-_FORMS = {
-    EQUAL: Form.EQUAL,
-    RANDOM: Form.RANDOM,
-    COUNT: Form.COUNT,
-    Kind(Role.SHAPE): Form.SHAPE,
-    TOTAL: Form.TOTAL,
-    COUNTED: Form.COUNTED,
-    MEAN: Form.MEAN,
-    DERIVED: Form.DERIVED,
-    OPAQUE: Form.OPAQUE,
-}
+
+
+def block_of(tensor: tf.Tensor, kind: Kind) -> Block:
+    """Returns rows, to be joined with others."""
+    is_one_each = kind.entries is Entries.ONE
+    return Block(tensor, kind.axis, is_one_each, kind.blocks, kind.joined)
 
 
 def rows(axis: int, regular: bool = True) -> Kind:
@@ -166,11 +161,7 @@ def rows(axis: int, regular: bool = True) -> Kind:
 
 
 def several_rows(axis: int) -> Kind:
-    """Returns the kind of as many entries of each sample, one after the other.
-
-    Args:
-        axis: The axis of the samples.
-    """
+    """Returns the kind of as many entries of each sample, along an axis."""
     return Kind(Role.ROWS, axis, Entries.SAME)
 
 
@@ -188,12 +179,7 @@ def mixed_rows(kinds: Iterable[Kind], axis: int) -> Kind:
 
 
 def one_of_rows(one: Kind, other: Kind) -> Kind:
-    """Returns the kind of one value or the other, alike on all replicas.
-
-    Args:
-        one: A kind of the role ROWS.
-        other: A kind of the role ROWS, with the samples along the same axis.
-    """
+    """Returns the kind of rows or others along one axis, chosen alike."""
     order = list(Entries)
     entries = max(one.entries, other.entries, key=order.index)
     one, other = one.with_entries(entries), other.with_entries(entries)
@@ -203,12 +189,7 @@ def one_of_rows(one: Kind, other: Kind) -> Kind:
 
 
 def combined(kinds: list[Kind], axis: int) -> Kind:
-    """Returns the kind of rows each of which is made of one row of several.
-
-    Args:
-        kinds: Kinds of the role ROWS.
-        axis: The axis of the samples in the result.
-    """
+    """Returns the kind of rows, along an axis, each of one row of several."""
     first = kinds[0]
     if any(
         kind.depends_on_other_samples or not _alike(kind, first)
@@ -220,14 +201,11 @@ def combined(kinds: list[Kind], axis: int) -> Kind:
 
 
 def kind_of_filled(values: Kind, beginnings: Iterable[Kind]) -> Kind | None:
-    """Returns the kind of samples that are filled up alike on all replicas.
+    """Returns the kind of ragged samples that are filled up on all replicas.
 
     Args:
         values: The kind of the values of a ragged tensor.
-        beginnings: The kinds of row beginnings in them, for each ragged axis.
-
-    Returns:
-        `None` if it is no ragged tensor of samples.
+        beginnings: The kinds of its row splits.
     """
     is_of_samples = (
         values.role is Role.ROWS
@@ -277,9 +255,5 @@ def shape(axis: int, regular: bool = True) -> Kind:
 
 
 def count(regular: bool) -> Kind:
-    """Returns the kind of a number of entries along the axis of the samples.
-
-    Args:
-        regular: Whether each sample has the same number of them.
-    """
+    """Returns the kind of a number of entries, regular or not."""
     return COUNT if regular else TOTAL

@@ -24,11 +24,7 @@ _OF_NO_SAMPLES = (Role.EQUAL, Role.RANDOM)
 
 
 def draws_shared_by_samples(kinds: KindInference) -> list[tf.Operation]:
-    """Returns the operations that draw numbers for several samples.
-
-    Args:
-        kinds: The kinds of the step's tensors.
-    """
+    """Returns a step's operations that draw numbers for several samples."""
     operations = kinds.graph.get_operations()
     if not any(map(_draws, operations)):
         return []
@@ -49,11 +45,7 @@ def _draws(operation: tf.Operation) -> bool:
 
 
 class _Reader:
-    """Follows numbers of the replicas' own to the tensors that they meet.
-
-    Args:
-        kinds: The kinds of the tensors of a step.
-    """
+    """Follows numbers of the replicas' own to the tensors that they meet."""
 
     def __init__(self, kinds: KindInference) -> None:
         self.found: dict[str, tf.Operation] = {}

@@ -1,8 +1,7 @@
 """Finds out whether gradients that a program defines mix samples.
 
-`tf.custom_gradient` makes an operation whose outputs tell nothing of how it is
-differentiated. Its function is tried out on random derivatives, as operations
-are on random rows.
+The function of a `tf.custom_gradient` is tried out on random derivatives, as
+operations are on random rows.
 """
 
 from collections.abc import Collection
@@ -31,11 +30,7 @@ _KNOWN = (Role.EQUAL, Role.RANDOM, Role.ROWS)
 
 
 class OwnGradients:
-    """The operations of a step that have gradients of the program's own.
-
-    Args:
-        kinds: The kinds of the step's tensors.
-    """
+    """The operations of a step that have gradients of the program's own."""
 
     def __init__(self, kinds: KindInference) -> None:
         self._kinds = kinds
@@ -79,8 +74,7 @@ class OwnGradients:
     def depending_on_mixed(self, loss: tf.Tensor) -> set[int]:
         """Returns the ids of tensors whose gradients depend on the whole batch.
 
-        Args:
-            loss: The tensors lead from the outputs of layers to it, or are it.
+        They lead from the outputs of layers to a loss, or are it.
         """
         found: set[int] = set()
         leading = list(_operations(loss, self._outputs, self._kinds))
@@ -103,13 +97,13 @@ class OwnGradients:
     def mixes(
         self, operation: tf.Operation, given: Iterable[tf.Tensor]
     ) -> bool:
-        """Whether the gradient of an operation depends on the batch as a whole.
+        """Whether a gradient that a program defines depends on all samples.
 
         The derivatives by rows have to belong to each row, and derivatives by a
         tensor that all replicas share have to be sums.
 
         Args:
-            operation: An operation with a gradient that a program defines.
+            operation: The operation that has the gradient.
             given: Tensors of which its inputs are computed, such as the inputs
                 of a layer.
 
@@ -181,9 +175,7 @@ def _note_arguments(
 class _Trials:
     """Runs a gradient on random derivatives.
 
-    Args:
-        kinds: The kinds of the step's tensors.
-        given: Tensors for which any rows may stand.
+    Any rows may stand for the given tensors.
     """
 
     def __init__(self, kinds: KindInference, given: list[tf.Tensor]) -> None:
@@ -258,11 +250,7 @@ class _Trials:
         return made
 
     def is_mixed(self, slope: tf.Tensor, kind: Kind) -> bool:
-        """Whether derivatives by rows, or by shared tensors, are mixed.
-
-        Args:
-            slope: The derivatives.
-            kind: The kind of the tensor by which they are derivatives.
+        """Whether derivatives by tensors of a kind are mixed.
 
         Raises:
             NotDerivable: If they cannot be run, or if no rule finds what they

@@ -35,11 +35,7 @@ def _of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def on_last(count: int) -> Claim:
-    """Makes the claim of an operation on the last axes of each sample.
-
-    Args:
-        count: How many axes of the first input belong together.
-    """
+    """Makes the claim of an operation on the last axes of the first input."""
 
     def claim(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
         rank = operation.inputs[0].shape.rank

@@ -94,11 +94,7 @@ def _number_of_entries(
 
 
 def _along_axes(position: int) -> tuple[Rule, ...]:
-    """Makes the rules of an operation that mixes the entries of some axes.
-
-    Args:
-        position: The position of the input that lists them.
-    """
+    """Makes the rules of an operation that mixes the entries of listed axes."""
 
     def others(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
         axes = _listed_axes(operation, position)

@@ -38,7 +38,6 @@ Rows that are mixed are given to it as if they were not.
 """
 
 
-@dataclasses.dataclass(frozen=True, init=False)
 class Rule:
     """A rule says of outputs more than that they are DERIVED.
 
@@ -48,13 +47,9 @@ class Rule:
             number of inputs.
     """
 
-    claim: Claim
-    accepts: tuple[Form | EllipsisType, ...]
-
     def __init__(self, claim: Claim, *accepts: Form | EllipsisType) -> None:
-        set_attribute = object.__setattr__  # as the class is frozen
-        set_attribute(self, "claim", claim)
-        set_attribute(self, "accepts", accepts)
+        self.claim = claim
+        self.accepts = accepts
 
     def does_accept(self, forms: list[Form]) -> bool:
         """Whether it says something of inputs of these forms."""
@@ -93,11 +88,7 @@ def like(position: int) -> Claim:
 
 
 def shape_alone(claim: Claim) -> Claim:
-    """Makes a claim of the shape of rows, whose values depend on all samples.
-
-    Args:
-        claim: It gives rows, or is not sure.
-    """
+    """Makes a claim of shapes alone: values depend on other samples."""
 
     def of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
         found = claim(operation, inputs)
@@ -153,13 +144,7 @@ def aligned(tensor: tf.Tensor, kind: Kind, output: tf.Tensor) -> int | None:
 
 
 def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
-    """Whether a tensor is the same for all entries along an output's axis.
-
-    Args:
-        tensor: The tensor that is broadcast to the output.
-        output: The output, whose rank is known.
-        axis: The axis of the output.
-    """
+    """Whether a tensor has one entry for all along an axis of an output."""
     if tensor.shape.rank is None:
         return False
     own = axis - output.shape.rank + tensor.shape.rank
@@ -196,11 +181,7 @@ _ARITHMETIC = {
 
 
 def static_value(tensor: tf.Tensor) -> Any:
-    """Returns a tensor's value, also if it is computed from known ones.
-
-    `tf.get_static_value` does no arithmetic, as in `tf.shape(x)[tf.rank(x) -
-    1]`.
-    """
+    """Returns a tensor's value, also if it is computed from known ones."""
     value = tf.get_static_value(tensor)
     operation = tensor.op
     if value is not None or operation.type not in (*_ARITHMETIC, "Pack"):

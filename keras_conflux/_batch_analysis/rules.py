@@ -1,9 +1,8 @@
 """The kinds of operations' outputs, by the kinds of their inputs.
 
 DERIVED is right for every operation without side effects: one device would have
-run the same operation on the values of the global batch. Rules say more, of the
-kinds that they name, where a test has shown it by running the operation. The
-rest is DERIVED, or OPAQUE if one of its inputs is.
+run the same operation on the values of the global batch. Rules say more, where
+a test has shown it by running the operation.
 """
 
 import functools
@@ -42,14 +41,10 @@ _IN_ORDER = frozenset(
 """Claims of operations that keep their first input's entries in order."""
 
 
-def _nothing_said(tensor: tf.Tensor) -> Kind | None:
-    del tensor
-
-
 def kinds_of_outputs(
     operation: tf.Operation,
     inputs: list[Kind],
-    marked: control_flow.Marked = _nothing_said,
+    marked: control_flow.Marked = lambda tensor: None,
     inside: control_flow.KindsOf | None = None,
 ) -> list[Kind]:
     """Returns the kinds of an operation's outputs.
@@ -66,19 +61,16 @@ def kinds_of_outputs(
         return [EQUAL] * count
     if kind in CODE:
         return [OPAQUE] * count
+    nested = inside or kinds_of_outputs
     if kind in bodies.CALLS:
-        return control_flow.of_call(
-            operation, inputs, inside or kinds_of_outputs
-        )
+        return control_flow.of_call(operation, inputs, nested)
     if all(each == EQUAL for each in inputs) and _keeps_equal(operation):
         return [EQUAL] * count
     if kind in bodies.BRANCHES:
-        nested = inside or functools.partial(kinds_of_outputs, marked=marked)
+        nested = inside or functools.partial(nested, marked=marked)
         return control_flow.of_branches(operation, inputs, nested, marked)
     if kind in bodies.LOOPS:
-        return control_flow.of_loop(
-            operation, inputs, inside or kinds_of_outputs
-        )
+        return control_flow.of_loop(operation, inputs, nested)
     return rule.apply(RULES.get(kind, ()), operation, inputs)
 
 

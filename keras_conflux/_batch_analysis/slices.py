@@ -27,12 +27,7 @@ from keras_conflux._batch_analysis.rule import static_value
 
 
 def _sizes_at(kind: Kind, positions: Any) -> Kind | None:
-    """Returns the kind of some entries of a shape.
-
-    Args:
-        kind: The kind of the shape.
-        positions: An array of their positions, or one position.
-    """
+    """Returns the kind of the entries of a shape at some positions, or one."""
     found = np.argwhere(np.equal(positions, kind.axis))
     if len(found) > 1:
         return None
@@ -68,13 +63,7 @@ def _slice_of_rows(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 def _sliced(
     operation: tf.Operation, kind: Kind, rank: int | None
 ) -> Kind | None:
-    """Returns the kind of a slice.
-
-    Args:
-        operation: It says which part is taken.
-        kind: The kind of the rows of which it is a part.
-        rank: The rank of the rows.
-    """
+    """Returns the kind of the part that is taken of rows of a rank."""
     attribute = operation.get_attr
     step = tf.get_static_value(operation.inputs[3])
     keys = operation.inputs[1].shape.num_elements()
@@ -132,12 +121,7 @@ def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 
 def _split(values: int, axis: int) -> tuple[Rule, ...]:
-    """Makes the rules of a split.
-
-    Args:
-        values: The position of the tensor that is split.
-        axis: The position of the axis.
-    """
+    """Makes the rules of a split, for the positions of its inputs."""
 
     def claim(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
         kind = inputs[values]

@@ -8,7 +8,6 @@ it, a mean.
 """
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -43,9 +42,8 @@ _TRIALS = (
 )
 """The numbers of samples of the parts, and the scale of their values. Positions
 of the best of few samples may all look the same to later operations."""
-_OF_LARGE = (((2, 3), 1),)
-"""The same for programs that compute more than `_LARGE` entries of a sample."""
 _LARGE = 1 << 22
+"""Programs that compute more entries of a sample are run once."""
 _SMALLEST_INTEGERS = (0, 1)
 """The integers of which one is drawn, or the next. They may be places, or
 numbers of steps, of which there is at least one."""
@@ -111,8 +109,7 @@ def rows_by_trial(
         output: A traced tensor, with the samples along its first axis.
         kinds: The kinds of the step's tensors.
         given: Tensors of which it is computed, such as the inputs of a layer.
-        is_deep: Whether it is computed from there, and not from any rows that
-            stand for known rows.
+        is_deep: See `TrialProgram`.
 
     Returns:
         `None` if samples touch each other.
@@ -122,24 +119,16 @@ def rows_by_trial(
     """
     program = TrialProgram(output, kinds, given, is_deep)
     found = [_entries(result) for result in _results(program)]
-    known = [entries for entries in found if entries is not None]
-    if len(known) < len(found):
+    if None in found:
         return None
-    return Kind(Role.ROWS, entries=functools.reduce(_both, known))
+    entries = found[0] if len({*found}) == 1 else None
+    return Kind(Role.ROWS, entries=entries or Entries.VARYING)
 
 
 def statistic_by_trial(
     output: tf.Tensor, kinds: KindInference, given: Iterable[tf.Tensor] = ()
 ) -> Kind | None:
-    """Returns MEAN or TOTAL for a scalar that is found to be one.
-
-    Args:
-        output: A traced tensor.
-        kinds: The kinds of the step's tensors.
-        given: Tensors of which it is computed, such as the inputs of a layer.
-
-    Returns:
-        `None` if it is neither.
+    """Returns MEAN or TOTAL for a scalar that is found to be one, or `None`.
 
     Raises:
         NotDerivable: If it cannot be run.
@@ -159,12 +148,8 @@ def statistic_by_trial(
 
 
 def _results(program: TrialProgram) -> list[Results]:
-    """Returns the results of a program for samples on which it can run.
-
-    Raises:
-        NotDerivable: If it gives numbers for none.
-    """
-    trials = _TRIALS if program.entries <= _LARGE else _OF_LARGE
+    """Returns the results of a program for samples on which it can run."""
+    trials = _TRIALS if program.entries <= _LARGE else _TRIALS[:1]
     for smallest in _SMALLEST_INTEGERS:
         try:
             results = program.results(
@@ -173,14 +158,14 @@ def _results(program: TrialProgram) -> list[Results]:
             )
         except tf.errors.OpError:  # as of a place that is not there
             continue
-        telling = [each for each in results if _has_numbers(each.whole)]
+        telling = [
+            each
+            for each in results
+            if each.whole.dtype.kind in "biu" or np.isfinite(each.whole).any()
+        ]
         if telling:
             return telling
     raise NotDerivable(program.name)
-
-
-def _has_numbers(values: Any) -> bool:
-    return values.dtype.kind in "biu" or bool(np.isfinite(values).any())
 
 
 def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
@@ -196,10 +181,6 @@ def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
 
 def _has_draws(operation: tf.Operation) -> bool:
     return bodies.is_or_runs(operation, lambda each: each.type in drawn.RULES)
-
-
-def _both(one: Entries, other: Entries) -> Entries:
-    return one if one is other else Entries.VARYING
 
 
 def _entries(result: Results) -> Entries | None:

@@ -1,8 +1,8 @@
 """The operations that make a tensor, as a program that runs by itself."""
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,8 +31,7 @@ _Feed = dict[int, Any]
 """Values by the ids of the tensors that they are of."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """The results of a program for random samples."""
 
     whole: Any
@@ -165,14 +164,11 @@ class TrialProgram:
         the cell of a recurrent layer, and count as rows.
         """
         kind = kinds.of(tensor)
-        if (
-            id(tensor) in self._given
-            and kind.role in (Role.OPAQUE, Role.DERIVED)
-            and tensor.graph is not kinds.graph
-            and tensor.shape.rank
-        ):
-            return Kind(Role.ROWS)
-        return kind
+        is_argument = id(tensor) in self._given and tensor.shape.rank
+        is_known = kind.role not in (Role.OPAQUE, Role.DERIVED)
+        if is_known or not is_argument or tensor.graph is kinds.graph:
+            return kind
+        return Kind(Role.ROWS)
 
     def _is_source(
         self, tensor: tf.Tensor, kind: Kind, kinds: KindInference
@@ -193,11 +189,7 @@ class TrialProgram:
     def results(
         self, trials: Iterable[tuple[tuple[int, int], RandomValues]]
     ) -> list[Results]:
-        """Runs it on random samples.
-
-        Args:
-            trials: For each result, the numbers of samples of the parts, and
-                the source of the samples.
+        """Runs it on random samples, once for each of the trials.
 
         Raises:
             tf.errors.OpError: As of a place that is not there.
@@ -232,9 +224,7 @@ class TrialProgram:
 
     def _fed(self, values: _Feed) -> dict[str, Any]:
         return {
-            self._names[key]: value
-            for key, value in values.items()
-            if key in self._names
+            self._names[key]: values[key] for key in self._names.keys() & values
         }
 
 

@@ -56,10 +56,7 @@ class RandomValues:
         return drawn.astype(dtype.as_numpy_dtype)
 
     def composite(self, leaf: Any, samples: int) -> list[Any]:
-        """Returns the parts of a ragged or sparse tensor for some samples.
-
-        They are in the order of `parts_of_samples`.
-        """
+        """Returns the `parts_of_samples` of a leaf, for some samples."""
         if isinstance(leaf, tf.RaggedTensor):
             return self._ragged(leaf, samples)
         return self._sparse(leaf, samples)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import Role
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._communication.communicator import OneReplica
@@ -178,7 +179,9 @@ def _is_of_samples(leaf: tf.Tensor, axis: int) -> bool:
     step = steps.current_fit_step()
     if step is None or not leaf.shape.rank:
         return False
-    return step.kinds.is_regular_along(leaf, axis % leaf.shape.rank)
+    kind = step.kinds.of(leaf)
+    is_along = kind.role is Role.ROWS and kind.axis == axis % leaf.shape.rank
+    return is_along and kind.regular
 
 
 def _or_neutral(op: Op, present: tf.Tensor, leaf: Any) -> Any:

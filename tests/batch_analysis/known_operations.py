@@ -43,6 +43,11 @@ from keras_conflux._graphs.effects import COLLECTIVES
 PAGE = pathlib.Path(__file__).with_name("known-operations.md")
 UNKNOWN = ("DERIVED", "OPAQUE")
 """What is said of operations without a rule."""
+_READ = (
+    *("AssignVariableOp", "Placeholder", "PlaceholderWithDefault"),
+    "ReadVariableOp",
+)
+"""Operations whose kinds depend on the whole graph."""
 _SECONDS = 20
 """How long a call may take to be traced. Some would never end."""
 _NAMES = 3
@@ -74,7 +79,7 @@ def status_of(kind: str) -> str:
     reads = effects.of_type(kind) is effects.Effect.READS
     if reads or kind in rules.CODE | {*COLLECTIVES}:
         return "`rules.py`"
-    if kind in analysis.READ or kind.startswith(analysis.CHANGES):
+    if kind in _READ or kind.startswith(analysis.CHANGES):
         return "`analysis.py`"
     definition = tf.Graph().op_def_for_type(kind)
     if not definition.output_arg:
