@@ -29,22 +29,16 @@ def refuse_unequal(
         name: The name of the replicas' program.
         operations: The operations of one of them, as traced in one graph.
         equal: The ids of inputs that are equal on all replicas.
-
-    Raises:
-        StrategyError: With the user's line.
     """
-    if any(_has_collectives(each, inside=True) for each in operations):
+    if any(map(_runs_collectives, operations)):
         graph: Any = operations[0].graph
         found = {
-            id(placeholder): _is_equal_outside(outside)
-            for placeholder, outside in _captures(graph)
+            id(placeholder): _is_equal_outside(
+                bodies.outermost(placeholder, graph)
+            )
+            for placeholder in getattr(graph, "internal_captures", ())
         }
         _Walk(name).over(operations, found | dict.fromkeys(equal, True))
-
-
-def _captures(graph: Any) -> list[tuple[Any, Any]]:
-    inside = getattr(graph, "internal_captures", ())
-    return [(x, bodies.outermost(x, graph)) for x in inside]
 
 
 def _is_equal_outside(tensor: Any) -> bool:
@@ -56,26 +50,14 @@ def _is_equal_outside(tensor: Any) -> bool:
     return getattr(variable, "synchronization", None) != on_read
 
 
-def _has_collectives(operation: tf.Operation, inside: bool = False) -> bool:
-    """Whether an operation runs a collective, or, unless `inside`, is one."""
+def _runs_collectives(operation: tf.Operation) -> bool:
+    """Whether a branch, a loop or a call runs a collective."""
     runs_others = operation.type in bodies.WITH_BODIES
-    waits = Effect.WAITS in effect_of(operation)
-    return waits and (runs_others or not inside)
-
-
-def _graphs_of(operation: tf.Operation) -> list[Any]:
-    """Returns the graphs that a branch, a loop or a call runs."""
-    if operation.type not in bodies.WITH_BODIES:
-        return []
-    return bodies.graphs_of(operation)
+    return runs_others and Effect.WAITS in effect_of(operation)
 
 
 class _Walk:
-    """Follows tensors that are equal on all replicas through graphs.
-
-    Args:
-        name: The name of the replicas' program.
-    """
+    """Follows tensors that are equal on all replicas through graphs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -83,11 +65,9 @@ class _Walk:
     def over(
         self, operations: Sequence[tf.Operation], equal: dict[int, bool]
     ) -> dict[int, bool]:
-        """Returns, by id, whether tensors are equal on all replicas.
+        """Returns, by id, whether the tensors of a graph are equal.
 
-        Args:
-            operations: The operations of one graph, in order.
-            equal: The tensors that are known before.
+        It begins with tensors that are known before.
         """
         for operation in operations:
             inputs = [equal.get(id(x), False) for x in operation.inputs]
@@ -104,7 +84,8 @@ class _Walk:
         self, operation: tf.Operation, inputs: list[bool]
     ) -> list[bool]:
         kind, count = operation.type, len(operation.outputs)
-        inside = _graphs_of(operation)
+        runs_others = kind in bodies.WITH_BODIES
+        inside = bodies.graphs_of(operation) if runs_others else []
         effect = effect_of(operation)
         if effect is Effect.WAITS and not inside:
             return [True] * count
@@ -125,7 +106,7 @@ class _Walk:
             ]
         else:
             condition, outputs = self._of_loop(operation, inputs)
-        if not condition and _has_collectives(operation):
+        if not condition and _runs_collectives(operation):
             raise self._refusal(operation)
         return outputs
 

@@ -381,7 +381,13 @@ def _collective(call: _Call, values: tuple[Any, ...], *weight: Any) -> Any:
     run = _on_every_device(call, replicas.devices, _ranks(standard))
     given = Replicas(standard, replicas.devices)
     given.is_uneven = replicas.is_uneven
-    result = run(given, *(_weights(each, replicas) for each in weight))
+    weights = (
+        Replicas(each, replicas.devices)
+        if isinstance(each, list | tuple)
+        else each
+        for each in weight
+    )
+    result = run(given, *weights)
     is_of_one = call.verb is verbs.reduce
     result.kind = call.settings[1] if is_of_one else "reduced"
     return _by_leaf(result) if by_leaf else result
@@ -400,13 +406,6 @@ def _by_leaf(result: Replicas[Any]) -> Any:
     return keras.tree.map_structure(leaf, *result)
 
 
-def _weights(weight: Any, replicas: Replicas[Any]) -> Any:
-    """Returns the weight of each replica, of which a list may be given."""
-    if isinstance(weight, list | tuple):
-        return Replicas(weight, replicas.devices)
-    return weight
-
-
 def _ranks(values: list[Tree]) -> tuple[int | None, ...]:
     leaves = [leaf for tree in values for leaf in trees.present(tree)]
     return tuple(tf.TensorShape(leaf.shape).rank for leaf in leaves)
@@ -417,7 +416,8 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     found = [
         variable
         for variable in state.variables_of(target)
-        if state.is_mirrored(variable) and _is_float(variable)
+        if state.is_mirrored(variable)
+        and tf.as_dtype(variable.dtype).is_floating
     ]
     for variable in found:
         if state.is_in_parts(variable):
@@ -453,10 +453,6 @@ def _in_place(call: _Call, target: Any, *weight: Any) -> None:
     for mine, values in results:
         for copy, value in zip(mine, values, strict=True):
             copy.assign(value)
-
-
-def _is_float(variable: keras.Variable) -> bool:
-    return tf.as_dtype(variable.dtype).is_floating
 
 
 def _are_variables(target: Any) -> bool:

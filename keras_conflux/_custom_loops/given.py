@@ -117,14 +117,10 @@ class Given:
         """
         found: list[Any] = [self.kinds]
         for leaf in self._leaves:
-            parts = leaf.values if isinstance(leaf, Replicas) else (leaf,)
-            for part in parts:
-                is_array = isinstance(part, tf.Tensor | np.ndarray)
-                found.append(
-                    (type(part), part.dtype, part.shape)
-                    if is_array
-                    else type(part)
-                )
+            for part in leaf.values if isinstance(leaf, Replicas) else (leaf,):
+                found.append(type(part))
+                if isinstance(part, tf.Tensor | np.ndarray):
+                    found.extend((part.dtype, part.shape))
         return tuple(found)
 
     @property
@@ -133,11 +129,7 @@ class Given:
         return any(leaf.is_uneven for leaf in self.split)
 
     def warn_of_mean(self, name: str) -> bool:
-        """Warns of a mean over parts of different sizes, and tells if it has.
-
-        Args:
-            name: The function that takes the mean.
-        """
+        """Warns of a mean over uneven parts, and tells if it has."""
         differ = self.is_uneven or any(
             len({*map(rows_of, leaf)}) > 1 for leaf in self.split
         )
@@ -157,15 +149,7 @@ def warn_if_unsplit(name: str, count: int, arguments: Tree) -> bool:
     """Warns of arrays that go to all replicas as they are, and look like rows.
 
     Where an argument is split, these are arrays with as many rows as its parts
-    have together. Where none is, they are all arrays.
-
-    Args:
-        name: The name of the step.
-        count: The number of replicas.
-        arguments: The arguments of the step.
-
-    Returns:
-        Whether it has warned.
+    have together. Where none is, they are all arrays. Tells if it has warned.
     """
     leaves = trees.flatten(arguments)
     split = [leaf for leaf in leaves if isinstance(leaf, Replicas)]

@@ -75,12 +75,9 @@ def prefetch(
 def run_ahead(
     source: Iterable[Any], function: Callable[[Any], Any], ahead: int
 ) -> Iterator[Any]:
-    """Yields `function` of each item of `source`, computed by a thread.
+    """Yields `function` of each item of `source`; both are run by a thread.
 
-    Args:
-        source: Drawn from in the thread alone.
-        function: Called in the thread.
-        ahead: The number of results that may wait, at least 1.
+    Not more than `ahead` results wait.
     """
     worker = _Worker(source, function, ahead)
     # It holds the worker, not this generator, which can so be forgotten.

@@ -33,12 +33,7 @@ def captures(graph: Any) -> dict[int, Any]:
 
 
 def outermost(tensor: Any, graph: Any) -> Any:
-    """Returns the tensor that a placeholder captures, outside of all graphs.
-
-    Args:
-        tensor: The placeholder, or any other tensor, which is returned.
-        graph: The graph that has it.
-    """
+    """Returns the tensor outside of all graphs that a graph's one captures."""
     while graph is not None:
         outside = captures(graph).get(id(tensor))
         if outside is None:

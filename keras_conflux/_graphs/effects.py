@@ -60,12 +60,7 @@ _modules: dict[bytes, Effect] = {}
 
 
 def note_module(serialized: bytes, waits: bool) -> None:
-    """Says of a StableHLO module that it does no more than, perhaps, wait.
-
-    Args:
-        serialized: The module, as an operation that calls it holds it.
-        waits: Whether replicas wait for each other in it.
-    """
+    """Says of a StableHLO module that it does no more than, perhaps, wait."""
     _modules[serialized] = Effect.WAITS if waits else Effect.NOTHING
 
 
@@ -125,14 +120,9 @@ def ordered_by(operation: tf.Operation) -> list[tf.Tensor]:
 
 
 def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
-    """Whether an operation may change a resource that it uses.
+    """Whether an operation of a graph, or one inside, may change a resource.
 
-    A branch, a loop or a function may if anything in it does.
-
-    Args:
-        operation: An operation of `graph`.
-        handle: The resource, as known outside of all graphs.
-        graph: The graph of the operation.
+    Its handle is the one that is known outside of all graphs.
     """
     return any(
         bodies.outermost(tensor, graph) is handle
@@ -141,12 +131,7 @@ def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
 
 
 def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:
-    """Whether anything that has an effect, or a result, follows from one.
-
-    Args:
-        operation: An operation of the current graph.
-        results: Tensors of the graph that somebody will read.
-    """
+    """Whether anything that has an effect, or a result, follows from one."""
     read = {id(each) for each in results}
     return any(
         not only_reads(each) or any(id(x) in read for x in each.outputs)

@@ -11,25 +11,14 @@ from tensorflow.python.ops import resource_variable_ops
 
 from keras_conflux._graphs import bodies
 
-
-def copy_handle_data(source: tf.Tensor, target: tf.Tensor) -> None:
-    """Copies dtype and shape behind a handle, for shape functions.
-
-    Args:
-        source: The handle of a variable, for example.
-        target: A placeholder for it.
-    """
-    handle_data_util.copy_handle_data(source, target)
+copy_handle_data = handle_data_util.copy_handle_data
+"""Copies dtype and shape behind a handle to another, for shape functions."""
 
 
 def variable_behind(
     handle: tf.Tensor,
 ) -> tuple[tf.TensorShape, tf.DType] | None:
-    """Returns the shape and dtype of a variable, if its handle tells them.
-
-    Args:
-        handle: The handle of a variable, or a placeholder for it.
-    """
+    """Returns a variable's shape and dtype, if its handle tells them."""
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -51,12 +40,7 @@ def uses_of(variable: tf.Variable) -> list[tf.Operation]:
 
 
 def uses_of_resources(graph: Any) -> Iterator[tuple[Any, list[tf.Operation]]]:
-    """Yields the resources of a graph, such as variables' handles.
-
-    Yields:
-        The resource, as known outside of all graphs, and the operations of
-        the graph that use it.
-    """
+    """Yields resources, as known outside of all graphs, and who uses them."""
     for placeholder in list(getattr(graph, "internal_captures", ())):
         if placeholder.dtype == tf.resource:
             yield (

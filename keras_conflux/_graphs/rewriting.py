@@ -37,15 +37,9 @@ def has_own_gradient(operation: tf.Operation) -> bool:
 def own_gradient(
     operation: tf.Operation, upstream: list[tf.Tensor]
 ) -> list[tf.Tensor | None] | None:
-    """Returns the derivatives that a program defines for an operation.
+    """Returns the derivatives by inputs that a program defines.
 
-    Args:
-        operation: An operation of the current graph, or of one around it.
-        upstream: The derivatives by its outputs.
-
-    Returns:
-        The derivatives by its inputs. `None` if the program says nothing of
-        the operation, but may of one that it runs.
+    They are `None` if it says nothing of the operation itself.
     """
     if not defines_gradient(operation):
         return None
@@ -57,13 +51,7 @@ def own_gradient(
 def redirect(
     old: tf.Tensor, new: tf.Tensor, readers: Iterable[tf.Operation]
 ) -> None:
-    """Lets operations that read a tensor read another one of the same kind.
-
-    Args:
-        old: The tensor that is read.
-        new: Does not depend on the readers.
-        readers: Operations of its graph.
-    """
+    """Lets readers of a tensor read another one, which needs none of them."""
     for reader in readers:
         for index, given in enumerate(reader.inputs):
             if given is old:
@@ -112,13 +100,8 @@ def copied(
     It is put into the current graph once more. A function and a conditional
     are traced once more, as TensorFlow could not differentiate their copies.
 
-    Args:
-        operation: A traced operation.
-        inputs: The inputs of the copy.
-        gradient: Returns the derivatives by the inputs of a copy of an
-            operation that has its own gradient, which computes with the tensors
-            of the operation itself. Takes the operation and the derivatives by
-            the outputs of the copy.
+    The gradient is called for copies of operations with their own gradients,
+    which compute with the tensors of the operations themselves.
     """
     if operation.type == "PartitionedCall":
         return _called(operation, "f", inputs, gradient)

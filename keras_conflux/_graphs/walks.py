@@ -18,9 +18,7 @@ def walked(
 ) -> Iterator[T]:
     """Yields the starts, and all that follow from them, each once.
 
-    Args:
-        starts: Operations, or tensors.
-        following: Called after one has been yielded.
+    It is asked for the following ones after one has been yielded.
     """
     waiting, seen = [*starts], set()
     while waiting:

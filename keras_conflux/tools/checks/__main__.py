@@ -9,15 +9,7 @@ from keras_conflux.tools.checks import Wrong
 
 
 def main(name: str, devices: str) -> int:
-    """Runs a check.
-
-    Args:
-        name: The name of the check.
-        devices: The number of devices that it tries.
-
-    Returns:
-        The exit status: 0 if it has passed, 1 if something is wrong.
-    """
+    """Runs a check, and returns 0 if it has passed, 1 if something is wrong."""
     module = importlib.import_module(f"keras_conflux.tools.checks.{name}")
     try:
         found = dataclasses.asdict(module.check(int(devices)))

@@ -73,11 +73,7 @@ def _refuse_other_kinds(names: set[str]) -> None:
 
 
 def _refuse_busy_gpus(used: list[str]) -> None:
-    """Refuses GPUs on which another process computes.
-
-    Args:
-        used: The numbers or the UUIDs of the GPUs that are used.
-    """
+    """Refuses GPUs, by number or UUID, on which another process computes."""
     numbers = {uuid: number for number, uuid in nvidia.gpus("index", "uuid")}
     for uuid, pid, name in nvidia.processes():
         if uuid in used or numbers.get(uuid) in used:

@@ -89,14 +89,9 @@ def _compare_with_xla(devices: Any, expected: Any) -> None:
 
 
 def _trained(devices: Any, jit_compile: bool) -> list[Any]:
-    """Trains a small model on uneven batches.
+    """Trains a small model on uneven batches, and returns what it has learned.
 
-    Args:
-        devices: The devices; `None` for one device, without replicas.
-        jit_compile: Whether XLA compiles its steps.
-
-    Returns:
-        All that it has learned, as arrays.
+    `None` is for one device, without replicas.
     """
     import keras
     import numpy as np

@@ -11,14 +11,7 @@ from keras_conflux.tools.cli import run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the subcommand that the command line names.
-
-    Args:
-        arguments: The command line; by default, of this process.
-
-    Returns:
-        The exit status.
-    """
+    """Runs the subcommand that arguments name, by default of this process."""
     parser = argparse.ArgumentParser("keras-conflux", allow_abbrev=False)
     parser.add_argument(
         "--version", action="version", version=f"keras-conflux {_version()}"

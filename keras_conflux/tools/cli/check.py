@@ -55,11 +55,7 @@ class Result:
 
 
 def add_to(subcommands: Any) -> None:
-    """Adds this subcommand to the parser of the command line.
-
-    Args:
-        subcommands: The result of `ArgumentParser.add_subparsers`.
-    """
+    """Adds this subcommand to the parser of the command line."""
     parser = subcommands.add_parser(
         "check",
         help="tell in a minute whether training on this machine works",
@@ -89,14 +85,7 @@ def add_to(subcommands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Runs the checks and reports them.
-
-    Args:
-        options: The command line.
-
-    Returns:
-        The exit status.
-    """
+    """Runs the checks, reports them, and returns the exit status."""
     gpus = len(visible_gpus(os.environ))
     devices = options.devices or gpus or _CPU_DEVICES
     console = Console(quiet=options.json, highlight=False)
@@ -111,26 +100,14 @@ def main(options: argparse.Namespace) -> int:
     said = sentence(results, devices, gpus)
     console.print(f"\n{said}", soft_wrap=True)
     if options.json:
-        found = [dataclasses.asdict(result) for result in results]
-        print(json.dumps({"sentence": said, "checks": found}, indent=1))
-    return _exit_status(results)
-
-
-def _exit_status(results: list[Result]) -> int:
-    """Returns the exit status of `keras-conflux check`."""
+        checks = [dataclasses.asdict(result) for result in results]
+        print(json.dumps({"sentence": said, "checks": checks}, indent=1))
     found = {result.status for result in results}
-    worst = next((each for each in _VERBS if each in found), "good")
-    return _STATUS[worst]
+    return _STATUS[next((each for each in _VERBS if each in found), "good")]
 
 
 def sentence(results: list[Result], devices: int, gpus: int) -> str:
-    """Returns a summary of the results in a sentence.
-
-    Args:
-        results: The results of all checks.
-        devices: The number of devices that they were for.
-        gpus: The number of GPUs; 0 if the devices are of the CPU.
-    """
+    """Returns a summary in a sentence; without GPUs, of devices of the CPU."""
     what = f"{devices} {'GPU' if gpus else 'logical CPU device'}"
     what += "s" if devices > 1 else ""
     for status, verb in _VERBS.items():
@@ -152,11 +129,7 @@ def sentence(results: list[Result], devices: int, gpus: int) -> str:
 
 
 def line(result: Result) -> Text:
-    """Returns the line of the terminal for a result.
-
-    Args:
-        result: The result of a check.
-    """
+    """Returns the line of the terminal for a result."""
     mark, style = _MARKS[result.status]
     shown = Text.assemble(
         (f"{mark:<6}", style),
@@ -170,23 +143,13 @@ def line(result: Result) -> Text:
 
 
 def command(name: str, devices: int) -> list[str]:
-    """Returns the command that runs a check.
-
-    Args:
-        name: The check.
-        devices: The number of devices that it tries.
-    """
+    """Returns the command that runs a check on a number of devices."""
     module = "keras_conflux.tools.checks"
     return [sys.executable, "-m", module, name, str(devices)]
 
 
 def run_check(check: Check, devices: int) -> Result:
-    """Runs a check in a process of its own, and returns how it ends.
-
-    Args:
-        check: The check.
-        devices: The number of devices that it tries.
-    """
+    """Runs a check in a process of its own, and returns how it ends."""
     began = time.monotonic()
     # Its own group, so that all end that it starts.
     process = subprocess.Popen(

@@ -50,11 +50,7 @@ other programs use it as well, also for secrets."""
 
 
 def add_to(subcommands: Any) -> None:
-    """Adds this subcommand to the parser of the command line.
-
-    Args:
-        subcommands: The result of `ArgumentParser.add_subparsers`.
-    """
+    """Adds this subcommand to the parser of the command line."""
     parser = subcommands.add_parser(
         "env",
         help="print versions, devices and settings, for an issue",
@@ -69,14 +65,7 @@ def add_to(subcommands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints the facts.
-
-    Args:
-        options: The command line.
-
-    Returns:
-        The exit status, 0.
-    """
+    """Prints the facts, and returns the exit status, 0."""
     found = facts(os.environ)
     if options.json:
         print(json.dumps(found, indent=1))
@@ -90,11 +79,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def shown(value: Any) -> str:
-    """Returns a fact as people read it.
-
-    Args:
-        value: The fact: text, a number, or dicts and lists of these.
-    """
+    """Returns text, a number, or dicts and lists of these as people read it."""
     if isinstance(value, dict):
         pairs = (f"{name}={shown(each)}" for name, each in value.items())
         return ", ".join(pairs) or "none"
@@ -104,13 +89,7 @@ def shown(value: Any) -> str:
 
 
 def facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the facts for an issue.
-
-    All keys are always there, `None` for unknown facts.
-
-    Args:
-        environ: The environment variables.
-    """
+    """Returns the facts for an issue, `None` for unknown ones."""
     fields = "index", "name", "memory.total", "memory.used", "driver_version"
     return {
         "python": platform.python_version(),

@@ -142,11 +142,7 @@ class Gang:
         self._close()
 
     def wait(self) -> Outcome:
-        """Waits until all processes have ended, and takes their output.
-
-        Returns:
-            How they have ended.
-        """
+        """Waits until all processes have ended, and takes their output."""
         while self._running:
             event = self._next_event()
             if event is None:

@@ -159,13 +159,7 @@ class Screen:
             self._files[descriptor] = found
 
     def write(self, output: "Output", text: bytes, is_end: bool) -> None:
-        """Writes a line, or a part of a long one.
-
-        Args:
-            output: The output whose line it is.
-            text: The line, or the rest after a part that was written before.
-            is_end: Whether the line ends with this.
-        """
+        """Writes a line, or a part of a long one, which may be its end."""
         file = self._files[output.descriptor]
         file.wait_for_room()
         with self._lock:

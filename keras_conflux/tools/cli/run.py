@@ -40,11 +40,7 @@ _EXAMPLES = """examples:
 
 
 def add_to(subcommands: Any) -> None:
-    """Adds this subcommand to the parser of the command line.
-
-    Args:
-        subcommands: The result of `ArgumentParser.add_subparsers`.
-    """
+    """Adds this subcommand to the parser of the command line."""
     parser = subcommands.add_parser(
         "run",
         help="start a script in several processes of this host",
@@ -109,9 +105,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Starts all processes, and again if one fails.
 
-    Args:
-        options: The command line.
-
     Returns:
         0, or the exit status of the process that failed first, in the last
         attempt. It is 128 and the signal's number if a signal ended it.
@@ -153,13 +146,7 @@ def main(options: argparse.Namespace) -> int:
 def _wait_for_reader(
     screen: Screen, events: "queue.SimpleQueue[Event]", heard: int
 ) -> None:
-    """Waits until all is read, or the user does not want to wait any more.
-
-    Args:
-        screen: The screen for the output.
-        events: The queue of signals.
-        heard: The number of the user's signals that have come before.
-    """
+    """Waits until all is read, or the user has sent two signals in all."""
     screen.close()
     while not screen.join(0.05 if heard < 2 else 1.0) and heard < 2:
         while not events.empty():
@@ -210,12 +197,7 @@ def _without_launchers(options: argparse.Namespace) -> dict[str, str]:
 def deal(
     gpus: Sequence[str], processes: int, per_process: int | None
 ) -> list[str | None]:
-    """Deals GPUs out to processes.
-
-    Args:
-        gpus: The names of the GPUs.
-        processes: The number of processes.
-        per_process: The number for each; `None` for as many as possible.
+    """Deals GPUs out to processes, as many as possible if no number is given.
 
     Returns:
         The CUDA_VISIBLE_DEVICES of each process, or `None` to leave it
@@ -250,10 +232,7 @@ def _environments(
 ) -> list[dict[str, str]]:
     """Returns the environment variables of each process.
 
-    Args:
-        inherited: The variables that all get.
-        shares: The CUDA_VISIBLE_DEVICES of each; `None` sets nothing.
-        attempt: The number of starts before.
+    They share the inherited ones, and each sees its share of the GPUs, if any.
     """
     # Ports are new in each attempt: the system may still hold the old ones,
     # and nothing of an earlier attempt can connect.
