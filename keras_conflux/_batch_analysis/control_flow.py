@@ -20,6 +20,7 @@ from keras_conflux._batch_analysis.kinds import one_of_rows
 from keras_conflux._batch_analysis.rule import SAME
 from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import always
+from keras_conflux._batch_analysis.rule import is_zero
 from keras_conflux._graphs import bodies
 
 KindsOf = Callable[[tf.Operation, list[Kind]], list[Kind]]
@@ -65,18 +66,9 @@ def of_branches(
 def _are_total(kinds: tuple[Kind, ...], tensors: tuple[tf.Tensor, ...]) -> bool:
     """Whether one branch gives a sum over samples, and the other one zero."""
     return TOTAL in kinds and all(
-        kind == TOTAL or (kind == EQUAL and _is_zero(tensor))
+        kind == TOTAL or (kind == EQUAL and is_zero(tensor))
         for kind, tensor in zip(kinds, tensors, strict=True)
     )
-
-
-def _is_zero(tensor: tf.Tensor) -> bool:
-    while tensor.op.type in _FROM_ONE:
-        tensor = tensor.op.inputs[_FROM_ONE[tensor.op.type]]
-    if tensor.op.type == "ZerosLike":
-        return True
-    value = tf.get_static_value(tensor)
-    return value is not None and bool((value == 0).all())
 
 
 def of_loop(
@@ -114,7 +106,7 @@ def _of_turns(
     found = _followed(operation, inputs, kinds_of)
     begun = [
         TOTAL
-        if (given, kind) == (EQUAL, DERIVED) and _is_zero(tensor)
+        if (given, kind) == (EQUAL, DERIVED) and is_zero(tensor)
         else given
         for tensor, given, kind in zip(
             operation.inputs, inputs, found or inputs, strict=True
@@ -243,8 +235,6 @@ def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     return _written(operation.inputs[0], *inputs)
 
 
-_FROM_ONE = {"BroadcastTo": 0, "Fill": 1, "Identity": 0, "Reshape": 0}
-"""Which input has the value of all entries, if it is one."""
 _EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
 _KNOWN = ~Form.OPAQUE
 _ELEMENT = ~(Form.OPAQUE | Form.DERIVED)

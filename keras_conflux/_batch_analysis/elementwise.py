@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import numpy as np
 import tensorflow as tf
 
 from keras_conflux._batch_analysis.kinds import EQUAL
@@ -13,7 +12,6 @@ from keras_conflux._batch_analysis.kinds import Form
 from keras_conflux._batch_analysis.kinds import Kind
 from keras_conflux._batch_analysis.kinds import Role
 from keras_conflux._batch_analysis.kinds import combined
-from keras_conflux._batch_analysis.kinds import mixed_rows
 from keras_conflux._batch_analysis.rule import ANY_ROWS
 from keras_conflux._batch_analysis.rule import LINEAR
 from keras_conflux._batch_analysis.rule import ROWS
@@ -23,9 +21,11 @@ from keras_conflux._batch_analysis.rule import Rule
 from keras_conflux._batch_analysis.rule import aligned
 from keras_conflux._batch_analysis.rule import always
 from keras_conflux._batch_analysis.rule import has_one_entry
+from keras_conflux._batch_analysis.rule import is_zero
 from keras_conflux._batch_analysis.rule import like
 from keras_conflux._batch_analysis.rule import rows_among
 from keras_conflux._batch_analysis.rule import rules_of
+from keras_conflux._batch_analysis.rule import shape_alone
 
 
 def _axis(operation: tf.Operation, inputs: list[Kind]) -> int | None:
@@ -59,17 +59,14 @@ def _beside_statistics(
     operation: tf.Operation, inputs: list[Kind]
 ) -> Kind | None:
     """Follows the shape of rows that are combined with the batch's values."""
-    statistics = [
-        tensor
+    is_static = all(
+        tensor.shape.is_fully_defined() or kind.role is Role.ROWS
         for tensor, kind in zip(operation.inputs, inputs, strict=True)
-        if kind.role is not Role.ROWS
-    ]
-    if not all(tensor.shape.is_fully_defined() for tensor in statistics):
-        return None
-    axis = _axis(operation, inputs)
-    return None if axis is None else mixed_rows(rows_among(inputs), axis)
+    )
+    return _shape_of_rows(operation, inputs) if is_static else None
 
 
+_shape_of_rows = shape_alone(entry_by_entry)
 ENTRY_BY_ENTRY = (
     Rule(entry_by_entry, ROWS | SAME, ...),
     Rule(_beside_statistics, ANY_ROWS | SAME | STATISTIC, ...),
@@ -144,14 +141,9 @@ def _chosen(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     _, one, other = inputs
     if one == other:
         return one
-    if TOTAL in (one, other) and any(map(_is_zero, operation.inputs[1:])):
+    if TOTAL in (one, other) and any(map(is_zero, operation.inputs[1:])):
         return TOTAL
     return MEAN if {one.role, other.role} == {Role.MEAN, Role.EQUAL} else None
-
-
-def _is_zero(tensor: tf.Tensor) -> bool:
-    value = tf.get_static_value(tensor)
-    return value is not None and not np.any(value)
 
 
 _CHOICE = Rule(

@@ -92,7 +92,9 @@ def shape_alone(claim: Claim) -> Claim:
 
     def of_shape(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
         found = claim(operation, inputs)
-        return None if found is None else mixed_rows([found], found.axis)
+        if found is None or found.role is not Role.ROWS:
+            return None
+        return mixed_rows([found], found.axis)
 
     return of_shape
 
@@ -154,6 +156,20 @@ def has_one_entry(tensor: tf.Tensor, output: tf.Tensor, axis: int) -> bool:
 def rows_among(inputs: list[Kind]) -> list[Kind]:
     """Returns the kinds of rows among kinds."""
     return [kind for kind in inputs if kind.role is Role.ROWS]
+
+
+_FROM_ONE = {"BroadcastTo": 0, "Fill": 1, "Identity": 0, "Reshape": 0}
+"""Which input has the value of all entries, if it is one."""
+
+
+def is_zero(tensor: tf.Tensor) -> bool:
+    """Whether all entries of a tensor are known to be zero."""
+    while tensor.op.type in _FROM_ONE:
+        tensor = tensor.op.inputs[_FROM_ONE[tensor.op.type]]
+    if tensor.op.type == "ZerosLike":
+        return True
+    value = tf.get_static_value(tensor)
+    return value is not None and not np.any(value)
 
 
 def _slice(value: Any, begin: Any, size: Any) -> Any:

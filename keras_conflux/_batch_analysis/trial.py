@@ -176,11 +176,10 @@ def draws_numbers(output: tf.Tensor, given: Iterable[tf.Tensor]) -> bool:
         return [each.op for each in tensors if id(each) not in ends]
 
     walked = walks.walked(needed([output]), lambda x: needed(x.inputs))
-    return any(map(_has_draws, itertools.islice(walked, MAX_OPERATIONS)))
-
-
-def _has_draws(operation: tf.Operation) -> bool:
-    return bodies.is_or_runs(operation, lambda each: each.type in drawn.RULES)
+    return any(
+        bodies.is_or_runs(operation, lambda each: each.type in drawn.RULES)
+        for operation in itertools.islice(walked, MAX_OPERATIONS)
+    )
 
 
 def _entries(result: Results) -> Entries | None:

@@ -237,12 +237,10 @@ class _Samples:
         composites: dict[int, Any],
     ) -> None:
         self._sources = sources
+        self._composites = composites
         self._leaves = {
-            id(composites[id(tensor)]): composites[id(tensor)]
-            for tensor, _ in sources.values()
-            if id(tensor) in composites
+            id(leaf): leaf for key, leaf in composites.items() if key in sources
         }
-        self._parts = {*composites} if self._leaves else set()
 
     def drawn(self, values: RandomValues, count: int) -> _Feed:
         found = {}
@@ -251,7 +249,7 @@ class _Samples:
             drawn = values.composite(leaf, count)
             found.update(zip(parts, drawn, strict=True))
         for key, (tensor, kind) in self._sources.items():
-            if key in self._parts or tensor.dtype == tf.resource:
+            if key in self._composites or tensor.dtype == tf.resource:
                 continue
             if kind.role is Role.ROWS:
                 found[key] = values.rows(tensor, kind.axis, count)
@@ -268,7 +266,7 @@ class _Samples:
             parts = cut(leaf, [whole[key] for key in keys], begin, size)
             found.update(zip(keys, parts, strict=True))
         for key, (_, kind) in self._sources.items():
-            if kind.role is Role.ROWS and key not in self._parts:
+            if kind.role is Role.ROWS and key not in self._composites:
                 places = range(begin, begin + size)
                 found[key] = np.take(whole[key], places, kind.axis)
         return found

@@ -1,6 +1,5 @@
 """Processes that run together, and end together."""
 
-import dataclasses
 import math
 import os
 import queue
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 from typing import BinaryIO
+from typing import NamedTuple
 
 from keras_conflux.tools.cli import reasons
 from keras_conflux.tools.cli.output import ENDING
@@ -40,16 +40,14 @@ _MOST = 1 << 20
 """How many bytes a pipe holds at most."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Signal:
+class Signal(NamedTuple):
     """Someone wants all processes to end, or tells them something."""
 
     number: int
     """The signal that does so."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReaderGone:
+class ReaderGone(NamedTuple):
     """Nobody reads the output of the processes any more."""
 
     name: str
@@ -59,8 +57,7 @@ class ReaderGone:
 Event = Ended | Signal | ReaderGone
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How the processes have ended."""
 
     status: int
