@@ -35,9 +35,6 @@ from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import DevicesLike
 from keras_conflux._devices.device import devices as find_devices
 from keras_conflux._fit.numerics.gradients import Gradients
-from keras_conflux._graphs import bodies
-from keras_conflux._graphs.effects import Effect
-from keras_conflux._graphs.effects import effect_of
 from keras_conflux._replication import common_state
 from keras_conflux._replication import lost_values
 from keras_conflux._replication import promotion
@@ -239,8 +236,8 @@ class _Compiled:
         self._failed: list[tuple[int | None, Exception]] = []
         self._calls = 0
         self._has_built = False
-        self._may_hang: dict[Any, bool] = {}
-        """By the signatures of arguments, whether what they run may."""
+        self._traced: set[Any] = set()
+        """The signatures of arguments whose program TensorFlow finds again."""
         self._is_users = self._warns_of_unsplit = is_users
         self._counts_alike = self._has_warned = False
         self._watchdog = StepWatchdog(strategy.devices, self._name)
@@ -295,7 +292,7 @@ class _Compiled:
         promote_new_state(None, self._strategy)  # the seeds of keras.random
         self._failed.clear()
         communicator = self._strategy.communicator
-        if self._warns_of_unsplit and given.signature not in self._may_hang:
+        if self._warns_of_unsplit and given.signature not in self._traced:
             has_warned = warn_if_unsplit(
                 self._name, communicator.size, arguments
             )
@@ -332,8 +329,7 @@ class _Compiled:
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return program(*arguments)
         signature = given.signature
-        may_hang = self._may_hang.get(signature, True)
-        if signature not in self._may_hang:
+        if signature not in self._traced:
             program = self._trace(*arguments)
             traced = program.graph.conflux_program
             if self._is_users:
@@ -342,17 +338,14 @@ class _Compiled:
             else:  # which may be there to make variables equal
                 traced.agree(what)
             if process_count() == 1 and not self._is_compiled:
-                # TensorFlow looks for the program in the next call once more.
-                self._may_hang[signature] = _may_hang(
-                    program.graph, self._strategy.communicator.on_gpu
-                )
+                self._traced.add(signature)
 
         def run() -> Any:
             with tensorflow_tracing.leaving_out(self._leaves_out):
                 return program(*arguments)
 
         try:
-            return self._watchdog.call(run) if may_hang else run()
+            return self._watchdog.call(run)
         except tf.errors.OpError as error:
             if self._is_compiled:
                 lost_values.after(error, program)
@@ -424,20 +417,6 @@ class _Compiled:
                 f"of {self._name}, run by withdevices."
             )
         return error
-
-
-def _may_hang(graph: Any, on_gpu: bool) -> bool:
-    """Whether a program of one process may run without an end.
-
-    Python, data, and what nobody knows may, and so may loops, and GPUs that
-    wait for each other. All else is over when it has computed its numbers, so
-    it needs no thread of its own, which takes as long as a small step.
-    """
-    may = Effect.OTHER | (Effect.WAITS if on_gpu else Effect.NOTHING)
-    return any(
-        effect_of(each) & may or bodies.has_loop(each)
-        for each in graph.get_operations()
-    )
 
 
 def _through_xla(fn: Callable[..., Any]) -> Callable[..., Any]:
