@@ -227,12 +227,8 @@ def _first(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return inputs[0] if is_told else None
 
 
-def _set_item(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    return _written(operation.inputs[0], inputs[0], inputs[2])
-
-
-def _push(operation: tf.Operation, inputs: list[Kind]) -> Kind:
-    return _written(operation.inputs[0], *inputs)
+def _put(operation: tf.Operation, inputs: list[Kind]) -> Kind:
+    return _written(operation.inputs[0], inputs[0], inputs[-1])
 
 
 _EMPTY = ("EmptyTensorList", "Placeholder", "TensorListReserve")
@@ -244,8 +240,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "TensorListGetItem": (
         Rule(_first, _ELEMENT, Form.EQUAL, Form.EQUAL | Form.SHAPE),
     ),
-    "TensorListSetItem": (Rule(_set_item, _ELEMENT, Form.EQUAL, _KNOWN),),
-    "TensorListPushBack": (Rule(_push, _ELEMENT, _KNOWN),),
+    "TensorListSetItem": (Rule(_put, _ELEMENT, Form.EQUAL, _KNOWN),),
+    "TensorListPushBack": (Rule(_put, _ELEMENT, _KNOWN),),
     "TensorListPopBack": (Rule(_first, _ELEMENT, SAME | Form.SHAPE),),
     "TensorListLength": (Rule(always(EQUAL), Form.ROWS),),
 }

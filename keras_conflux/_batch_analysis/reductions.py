@@ -63,19 +63,15 @@ def _over_samples(kind: Kind) -> Claim:
 
 
 def _mean(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    if not inputs[0].regular or _does_round(operation):
+    does_round = operation.inputs[0].dtype.is_integer
+    if does_round or not inputs[0].regular:
         return None
     return _over_samples(MEAN)(operation, inputs)
 
 
-def _does_round(operation: tf.Operation) -> bool:
-    """Whether it is a mean of integers, which is one itself."""
-    return operation.type == "Mean" and operation.inputs[0].dtype.is_integer
-
-
-def _linear(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-    """Adds up entries of a sum or a mean over samples."""
-    return None if _does_round(operation) else inputs[0]
+def _mean_of_sums(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    does_round = operation.inputs[0].dtype.is_integer
+    return None if does_round else inputs[0]
 
 
 def _entries_of_sums(
@@ -199,18 +195,22 @@ def _counted(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
 
 _EACH = Rule(_each_sample, ROWS, Form.EQUAL)
 _OF_PARTS = Rule(_each_sample, Form.DIVIDED, Form.EQUAL)
-_LINEAR = Rule(_linear, LINEAR, Form.EQUAL)
 _MOVED_SUMS = Rule(_entries_of_sums, LINEAR, Form.EQUAL, ...)
 RULES: dict[str, tuple[Rule, ...]] = {
     **rules_of("All Any EuclideanNorm Max Min ReduceJoin", _EACH),
     "Sum": (
         _EACH,
         Rule(_over_samples(TOTAL), ROWS, Form.EQUAL),
-        _LINEAR,
+        Rule(like(0), LINEAR, Form.EQUAL),
         _OF_PARTS,
         Rule(_over_samples(MEAN), Form.DIVIDED, Form.EQUAL),
     ),
-    "Mean": (_EACH, Rule(_mean, ROWS, Form.EQUAL), _LINEAR, _OF_PARTS),
+    "Mean": (
+        _EACH,
+        Rule(_mean, ROWS, Form.EQUAL),
+        Rule(_mean_of_sums, LINEAR, Form.EQUAL),
+        _OF_PARTS,
+    ),
     "Prod": (Rule(_number_of_entries, Form.SHAPE, Form.EQUAL), _EACH),
     "L2Loss": (Rule(always(TOTAL), ROWS),),
     **rules_of("Cumsum ReverseV2", *_along_axes(1), _MOVED_SUMS),

@@ -120,49 +120,33 @@ def _unpack(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return kind.at(kind.axis - (kind.axis > axis))
 
 
-def _split(values: int, axis: int) -> tuple[Rule, ...]:
-    """Makes the rules of a split, for the positions of its inputs."""
-
-    def claim(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
-        kind = inputs[values]
-        along = tf.get_static_value(operation.inputs[axis])
-        rank = operation.inputs[values].shape.rank
-        if along is None or rank is None:
-            return None
-        if int(along) % rank != kind.axis:
-            return kind
-        is_even = len(inputs) == 2
-        if is_even and _are_blocks(operation.outputs, kind):
-            return dataclasses.replace(kind, blocks=1, joined=())
+def _split(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows rows that are split, or the blocks of which they were joined."""
+    values, axis = _SPLITS[operation.type]
+    kind = inputs[values]
+    along = tf.get_static_value(operation.inputs[axis])
+    rank = operation.inputs[values].shape.rank
+    if along is None or rank is None:
         return None
-
-    accepts = [Form.EQUAL] * (max(values, axis) + 1)
-
-    def claim_of_sizes(
-        operation: tf.Operation, inputs: list[Kind]
-    ) -> list[Kind | None] | None:
-        lengths = [x.shape.num_elements() for x in operation.outputs]
-        if None in lengths:
-            return None
-        ends = np.cumsum(lengths)
-        parts = np.split(np.arange(ends[-1]), ends[:-1])
-        return [_sizes_at(inputs[values], part) for part in parts]
-
-    rules = []
-    for forms, each in (
-        (ANY_ROWS, claim),
-        (LINEAR, like(values)),
-        (Form.SHAPE, claim_of_sizes),
-    ):
-        accepts[values] = forms
-        rules.append(Rule(each, *accepts))
-    return tuple(rules)
+    if int(along) % rank != kind.axis:
+        return kind
+    is_even = operation.type == "Split"
+    are_blocks = is_even and kind.blocks == len(operation.outputs)
+    if are_blocks and all(block.one_each for block in kind.joined):
+        return dataclasses.replace(kind, blocks=1, joined=())
+    return None
 
 
-def _are_blocks(parts: list[tf.Tensor], kind: Kind) -> bool:
-    """Whether rows are split, evenly, into the blocks of their join."""
-    are_alike = all(block.one_each for block in kind.joined)
-    return kind.blocks == len(parts) and are_alike
+def _split_sizes(
+    operation: tf.Operation, inputs: list[Kind]
+) -> list[Kind | None] | None:
+    lengths = [x.shape.num_elements() for x in operation.outputs]
+    if None in lengths:
+        return None
+    ends = np.cumsum(lengths)
+    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    sizes = inputs[_SPLITS[operation.type][0]]
+    return [_sizes_at(sizes, part) for part in parts]
 
 
 def _gather_axis(operation: tf.Operation) -> int | None:
@@ -315,6 +299,8 @@ def _slice_of_sizes(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     return _sizes_at(inputs[0], np.arange(begin, end))
 
 
+_SPLITS = {"Split": (1, 0), "SplitV": (0, 2)}
+"""Which inputs are the values, and the axis."""
 _THREE_EQUAL = (Form.EQUAL,) * 3
 _UNKNOWN_VALUES = ANY_ROWS | STATISTIC ^ Form.COUNT
 RULES: dict[str, tuple[Rule, ...]] = {
@@ -332,8 +318,16 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(_unpacked_shape, Form.SHAPE),
         Rule(like(0), LINEAR),
     ),
-    "Split": _split(1, 0),
-    "SplitV": _split(0, 2),
+    "Split": (
+        Rule(_split, Form.EQUAL, ANY_ROWS),
+        Rule(like(1), Form.EQUAL, LINEAR),
+        Rule(_split_sizes, Form.EQUAL, Form.SHAPE),
+    ),
+    "SplitV": (
+        Rule(_split, ANY_ROWS, Form.EQUAL, Form.EQUAL),
+        Rule(like(0), LINEAR, Form.EQUAL, Form.EQUAL),
+        Rule(_split_sizes, Form.SHAPE, Form.EQUAL, Form.EQUAL),
+    ),
     "GatherV2": (
         Rule(_looked_up, SAME, ROWS, Form.EQUAL),
         Rule(_of_each_sample, ANY_ROWS, Form.EQUAL, Form.EQUAL),
