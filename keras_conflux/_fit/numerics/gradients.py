@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from typing import TypeAlias
 
@@ -51,23 +52,13 @@ class Gradients(Exit):
         """Whether a gradient tape is computing some."""
         return self._is_differentiating
 
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> AbstractContextManager[None]:
         """Marks the computation of some by a gradient tape."""
-        before, self._is_differentiating = self._is_differentiating, True
-        try:
-            yield
-        finally:
-            self._is_differentiating = before
+        return self.having(_is_differentiating=True)
 
-    @contextlib.contextmanager
-    def in_keras_step(self) -> Iterator[None]:
+    def in_keras_step(self) -> AbstractContextManager[None]:
         """Marks a run of Keras' own `train_step`, and not of the user's."""
-        self._is_keras_step = True
-        try:
-            yield
-        finally:
-            self._is_keras_step = False
+        return self.having(_is_keras_step=True)
 
     def postpone(
         self, optimizer: Any, loss: Any, summed_by: "Summing | None" = None
@@ -98,14 +89,9 @@ class Gradients(Exit):
         """Whether those that it applies are reduced when it updates only."""
         return self._accumulates
 
-    @contextlib.contextmanager
-    def already_summed(self) -> Iterator[None]:
+    def already_summed(self) -> AbstractContextManager[None]:
         """Marks the accumulated gradients of an optimizer as sums here."""
-        before, self._accumulates = self._accumulates, False
-        try:
-            yield
-        finally:
-            self._accumulates = before
+        return self.having(_accumulates=False)
 
     @contextlib.contextmanager
     def applying(self, accumulates: bool = False) -> Iterator[None]:
@@ -117,13 +103,12 @@ class Gradients(Exit):
         Args:
             accumulates: See `are_accumulated`.
         """
-        step = self.step
-        before = step.is_updating, self._accumulates
-        step.is_updating, self._accumulates = True, accumulates
+        before, self.step.is_updating = self.step.is_updating, True
         try:
-            yield
+            with self.having(_accumulates=accumulates):
+                yield
         finally:
-            step.is_updating, self._accumulates = before
+            self.step.is_updating = before
 
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -97,14 +96,9 @@ class Writes(Exit):
         findings.untracked.update(self._untracked)
         findings.counted = findings.counted or self._counted
 
-    @contextlib.contextmanager
-    def by_the_package(self) -> Iterator[None]:
+    def by_the_package(self) -> contextlib.AbstractContextManager[None]:
         """Marks a write of the package or of a seed generator."""
-        before, self._is_of_package = self._is_of_package, True
-        try:
-            yield
-        finally:
-            self._is_of_package = before
+        return self.having(_is_of_package=True)
 
     def variables(self) -> list[keras.Variable]:
         """Returns all that the step has written."""
