@@ -1,4 +1,4 @@
-"""The variables of Keras, its seeds, and its state of each thread."""
+"""The variables of Keras, its seed, and its state of each thread."""
 
 import functools
 import random
@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.backend.tensorflow.random import _cast_seed
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
@@ -101,12 +100,3 @@ def with_this_threads_state(fn: Callable) -> Callable:
         return fn(*args, **kwargs)
 
     return run
-
-
-def drawn_seed(seed: Any) -> tf.Tensor:
-    """Returns the seed that Keras gives to TensorFlow: two int32.
-
-    A generator counts on.
-    """
-    drawn: Any = seed_generator.draw_seed(seed)
-    return _cast_seed(drawn)

@@ -169,8 +169,6 @@ READ = (
     PrivateName(f"{_SLICING}:TensorflowSparseWrapper"),
     PrivateName(_TF_ITERATOR, mentions="data_adapter, _num_batches"),
     PrivateName("keras.callbacks:TensorBoard", mentions="_start_batch"),
-    PrivateName("keras.src.random.seed_generator:draw_seed", "seed"),
-    PrivateName(f"{_RANDOM}_cast_seed", "seed"),
     PrivateName(
         "keras.src.random.seed_generator:global_seed_generator",
         "",

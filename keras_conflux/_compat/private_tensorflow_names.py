@@ -113,7 +113,7 @@ FUNCTION_CALL = PrivateName(
     f"{_FUNCTION}.__call__", None, "_omit_frequent_tracing_warning"
 )
 _DRAWS = f"{_OPS}.gen_stateless_random_ops"
-DRAWN_OTHERWISE_BY_XLA = (
+DRAWS = (
     *(
         PrivateName(
             f"{_DRAWS}_v2:stateless_{name}_v2",
@@ -122,14 +122,19 @@ DRAWN_OTHERWISE_BY_XLA = (
         for name in ("random_uniform", "random_normal", "truncated_normal")
     ),
     PrivateName(
+        f"{_DRAWS}_v2:stateless_random_uniform_int_v2",
+        "shape, key, counter, alg, minval, maxval, name",
+    ),
+    PrivateName(
         f"{_DRAWS}:stateless_multinomial",
         "logits, num_samples, seed, output_dtype, name",
     ),
 )
-"""Operations whose numbers depend on the device that runs them."""
+"""Operations whose rows can be drawn alone, or whose numbers depend on the
+device that runs them."""
 PATCHED = (
     *(x for x in list(vars().values()) if isinstance(x, ListedName)),
-    *DRAWN_OTHERWISE_BY_XLA,
+    *DRAWS,
 )
 """The names that are replaced: all that have a name of their own above."""
 READ = (

@@ -14,7 +14,6 @@ from keras_conflux._fit import variables
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.numerics import choices
 from keras_conflux._fit.numerics import draws
-from keras_conflux._fit.numerics import draws_by_xla
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layers
@@ -60,14 +59,14 @@ PATCHES = (
     (Patched.BATCH_NORM_CALL, layers.call_batch_norm),
     (Patched.BATCH_NORM_MOMENTS, layers.masked_moments),
     (Patched.NEXT_SEED, draws.next_seed),
-    (Patched.NORMAL, draws.normal),
-    (Patched.TRUNCATED_NORMAL, draws.truncated_normal),
-    (Patched.UNIFORM, draws.uniform),
-    (Patched.RANDINT, draws.randint),
+    (Patched.NORMAL, draws.by_rows),
+    (Patched.TRUNCATED_NORMAL, draws.by_rows),
+    (Patched.UNIFORM, draws.by_rows),
+    (Patched.RANDINT, draws.by_rows),
     (Patched.GAMMA, draws.whole),
     (Patched.BETA, draws.whole),
     (Patched.BINOMIAL, draws.whole),
-    (Patched.CATEGORICAL, draws.categorical),
+    (Patched.CATEGORICAL, draws.whole),
     (Patched.DROPOUT, draws.dropout),
     (Patched.SHUFFLE, draws.shuffle),
     # The trainer.
@@ -118,6 +117,6 @@ def install() -> None:
     patch(private_tensorflow_names.FUNCTION_CALL, inner_graphs.call)
     patch(private_tensorflow_names.TO_TENSOR, lengths.to_tensor)
     patch(private_tensorflow_names.MERGE_CALL, layers.merge_call)
-    for operation in private_tensorflow_names.DRAWN_OTHERWISE_BY_XLA:
-        patch(operation, draws_by_xla.draw)
+    for operation in private_tensorflow_names.DRAWS:
+        patch(operation, draws.operation)
     patch_all(PATCHES)

@@ -18,8 +18,9 @@ from models import assert_same_training
 import keras_conflux as kc
 from keras_conflux._communication.communicator import Communicator
 from keras_conflux._compat import error_texts
-from keras_conflux._fit.numerics import counted_draws
-from keras_conflux._fit.numerics import draws_by_xla
+from keras_conflux._compat.private_tensorflow_names import DRAWS
+from keras_conflux._fit.numerics import random_operations
+from keras_conflux._fit.numerics.random_operations import Sampler
 
 pytestmark = pytest.mark.skipif(MANY < 3, reason="needs three devices")
 
@@ -414,10 +415,10 @@ def test_where_xla_cannot_draw_tensorflow_does(monkeypatch):
         raise error_texts.cannot_compile(f"XLA has not got {operation}.")
 
     one, one_logs = trained("dropout", None)
-    monkeypatch.setattr(draws_by_xla, "_any_arguments", refused)
-    draws_by_xla._program.cache_clear()
+    monkeypatch.setattr(random_operations, "_any_arguments", refused)
+    random_operations._program.cache_clear()
     many, many_logs = trained("dropout", 3, compiled=True)
-    draws_by_xla._program.cache_clear()
+    random_operations._program.cache_clear()
     assert_same_training(one, many, one_logs, many_logs, rtol=2e-5)
 
 
@@ -556,49 +557,62 @@ def drawn_alone():
         yield pytest.param(rows, dtype, True, marks=marks)
 
 
+def samplers(seed, dtype):
+    """Returns a sampler of each operation that draws rows alone."""
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    algorithm = tf.random.Algorithm.AUTO_SELECT.value
+    begin = {"key": key, "counter": counter, "alg": algorithm}
+    *floats, integers, _ = (getattr(x.owner, x.attribute) for x in DRAWS)
+    limits = {tf.int32: (3, 1000), tf.int64: (-(2**40), 2**40)}
+    return [
+        *(Sampler(x, {**begin, "dtype": tf.as_dtype(dtype)}) for x in floats),
+        *(
+            Sampler(
+                integers,
+                {
+                    **begin,
+                    "minval": tf.constant(low, kind),
+                    "maxval": tf.constant(high, kind),
+                },
+            )
+            for kind, (low, high) in limits.items()
+        ),
+    ]
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rows", "dtype", "compiled"), [*drawn_alone()])
 def test_rows_are_drawn_alone_bit_by_bit(dtype, rows, compiled):
-    samplers = [
-        counted_draws.uniform(dtype),
-        counted_draws.normal(dtype),
-        counted_draws.truncated_normal(dtype),
-        counted_draws.integers(3, 1000, "int32"),
-        counted_draws.integers(-(2**40), 2**40, "int64"),
-    ]
-    seed = tf.constant([12345, 678])
     begins = [0, 1, 5, 6]
 
     def drawn():
         found = []
-        for sampler in samplers:
+        for sampler in samplers([12345, 678], dtype):
             if not sampler.is_counted:
                 continue
-            whole = sampler.whole(rows, seed)
+            whole = sampler.whole(rows)
             for begin in begins:
                 shape = tf.constant([rows[0] - begin, *rows[1:]])
                 begin = tf.constant(begin, tf.uint64)
-                part = sampler.rows([begin], [shape], rows[1:], seed)
+                part = sampler.rows([begin], [shape], rows[1:])
                 found.append((whole, part))
         return found
 
     pairs = tf.function(drawn, jit_compile=compiled)()
-    assert len(pairs) == len(begins) * (len(samplers) - compiled)
+    assert len(pairs) == len(begins) * (5 - compiled)
     for whole, part in pairs:
         expected = whole[whole.shape[0] - part.shape[0] :]
         np.testing.assert_array_equal(part, expected)
 
 
 def test_rows_beyond_2_to_the_32_are_counted_exactly():
-    sampler = counted_draws.uniform("float32")
-    seed = tf.constant([1, 2])
+    sampler, *_ = samplers([1, 2], "float32")
     for begin, width in ((2**33, 8), (2**33 + 1, 7)):
         one, next_one = (
             sampler.rows(
                 [tf.constant(begin + skipped, tf.uint64)],
                 [tf.constant([2 - skipped, width])],
                 [width],
-                seed,
             )
             for skipped in (0, 1)
         )

@@ -21,11 +21,10 @@ from keras_conflux._batch_analysis import Kind
 from keras_conflux._batch_analysis import NotDerivable
 from keras_conflux._batch_analysis import counted_rows
 from keras_conflux._batch_analysis import several_rows
-from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.numerics.counted_draws import Sampler
-from keras_conflux._fit.numerics.counted_draws import on_host
 from keras_conflux._fit.numerics.inner_graphs import Loops
+from keras_conflux._fit.numerics.random_operations import Sampler
+from keras_conflux._fit.numerics.random_operations import on_host
 from keras_conflux._graphs import bodies
 from keras_conflux._replication.replica_context import replica_index
 from keras_conflux._replication.steps import Part
@@ -74,20 +73,13 @@ class DrawnRows:
         total = tf.cast(self._ends(self.lengths)[-1], tf.int32)
         return [*self.sizes[: self.axis], total, *self.sizes[self.axis + 1 :]]
 
-    def drawn(self, sampler: Sampler, seed: Any) -> tf.Tensor:
-        """Draws them.
-
-        Args:
-            sampler: The operation that draws.
-            seed: A seed, as the functions of `keras.random` take it.
-        """
-        seed = keras_variables.drawn_seed(seed)
+    def drawn(self, sampler: Sampler) -> tf.Tensor:
+        """Draws them."""
         if self.axis == 0 and sampler.is_counted:
-            drawn = sampler.rows(
-                self._begins(), self._shapes(), self.sizes[1:], seed
-            )
+            shapes = self._shapes()
+            drawn = sampler.rows(self._begins(), shapes, self.sizes[1:])
         else:
-            drawn = self.taken(sampler.whole(self.whole, seed))
+            drawn = self.taken(sampler.whole(self.whole))
         drawn.set_shape([n if isinstance(n, int) else None for n in self.sizes])
         return drawn
 

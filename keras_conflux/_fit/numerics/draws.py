@@ -10,14 +10,14 @@ are moved by the replica's rank, so that replicas do not repeat each other's
 numbers.
 """
 
-import contextlib
+import functools
+import inspect
 import re
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import COUNT
@@ -28,15 +28,15 @@ from keras_conflux._batch_analysis import are_of_one_sample
 from keras_conflux._batch_analysis import draws_shared_by_samples
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.numerics import counted_draws
 from keras_conflux._fit.numerics import drawn_rows
-from keras_conflux._fit.numerics.counted_draws import Sampler
+from keras_conflux._fit.numerics import random_operations
 from keras_conflux._fit.numerics.drawn_rows import DrawnRows
 from keras_conflux._fit.numerics.drawn_rows import OfConstant
 from keras_conflux._fit.numerics.drawn_rows import WrittenPlace
 from keras_conflux._fit.numerics.drawn_rows import sizes_of
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
+from keras_conflux._fit.numerics.random_operations import Sampler
 from keras_conflux._fit.numerics.writes import not_recording
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
@@ -55,6 +55,9 @@ class Draws(Exit):
     def __init__(self, step: Step) -> None:
         super().__init__(step)
         self._takes_rows: bool | None = None
+        """Whether `keras.random`, if it draws, draws rows by a seed."""
+        self.rows: DrawnRows | None = None
+        """The rows that operations draw in place of a whole shape."""
         self._counted: str | None = None
         self._by_sample: frozenset[int] = frozenset()
         self.count = 0
@@ -68,18 +71,13 @@ class Draws(Exit):
         """
         self._by_sample = multiples
 
-    @contextlib.contextmanager
-    def again(self, count: int) -> Iterator[None]:
+    def again(self, count: int) -> AbstractContextManager[None]:
         """Marks a repetition of draws, which does not count.
 
         Args:
             count: The value of `count` before the first draw.
         """
-        before, self.count = self.count, count
-        try:
-            yield
-        finally:
-            self.count = before
+        return self.having(count=count)
 
     def begin(self) -> None:
         """See `Exit`."""
@@ -105,24 +103,22 @@ class Draws(Exit):
 
     def draw(
         self,
-        name: str,
+        function: functools.partial,
         shape: Any,
-        seed: Any,
-        original: Callable[[], Any],
-        of_rows: Callable[[DrawnRows], tf.Tensor],
         parameters: Sequence[Any] | None,
+        of_rows: Callable[[DrawnRows], tf.Tensor] | None,
     ) -> Any:
         """Draws the numbers of one device, as far as the graph shows them.
 
         Args:
-            name: The name of the function of `keras.random`.
+            function: A function of `keras.random`, with its arguments.
             shape: The shape of the replica's draw.
-            seed: A seed, as the function takes it.
-            original: Draws as a replica that is alone.
-            of_rows: Draws rows of one device's numbers.
             parameters: Parameters of the draw that may be rows of samples.
                 `None` if the graph shows the inputs of the result.
+            of_rows: Draws rows of one device's numbers. By default, operations
+                of the function draw the rows in place of a whole shape.
         """
+        seed = function.keywords.get("seed")
         kinds = {self.step.kinds.of(each) for each in parameters or ()}
         number = -1
         try:
@@ -136,34 +132,28 @@ class Draws(Exit):
                     kind.has_several_each for kind in kinds
                 ):
                     rows = rows.by_sample()
-            with self._taking_rows(True):
-                drawn = original() if rows is None else of_rows(rows)
+            with self.having(_takes_rows=True, rows=None if of_rows else rows):
+                if of_rows is None or rows is None:
+                    drawn = function()
+                else:
+                    drawn = of_rows(rows)
         except NotDerivable as reason:
             if isinstance(seed, int) and isinstance(reason, OfConstant):
                 self._counted = "draws random numbers of an integer seed"
             else:
-                _warn_of(name, self.step)
-            with self._taking_rows(False):
-                return original()
-        if rows is not None and rows.is_multiple:
+                _warn_of(function.func.__name__, self.step)
+            with self.having(_takes_rows=False, rows=None):
+                return function()
+        if rows is None:
+            return drawn
+        if rows.is_multiple:
             self._joined.setdefault(number, (drawn, rows.kind))
-        if (
-            rows is not None
-            and parameters is not None
-            and all(_is_alike(kind, rows.kind) for kind in kinds)
+        if parameters is not None and all(
+            _is_alike(kind, rows.kind) for kind in kinds
         ):
             # The graph does not show that these are rows of the same samples.
             self.step.kinds.mark(drawn, rows.kind)
         return drawn
-
-    @contextlib.contextmanager
-    def _taking_rows(self, rows: bool) -> Iterator[None]:
-        """Says, while `keras.random` draws, whether it draws rows by a seed."""
-        before, self._takes_rows = self._takes_rows, rows
-        try:
-            yield
-        finally:
-            self._takes_rows = before
 
     def seeds_are_shared(self) -> bool:
         """Whether the next seed is equal on all replicas, as on one device."""
@@ -195,199 +185,71 @@ def next_seed(
     return moved
 
 
-def normal(
-    original: Callable,
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
-) -> Any:
-    """Draws the rows of `keras.random.normal`."""
-    sampler = counted_draws.normal(dtype or keras.config.floatx())
-    given = shape, mean, stddev, dtype, seed
-    return _draw_around("normal", sampler, original, *given)
+def operation(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Draws by an operation of TensorFlow, in `keras.random` or elsewhere."""
+    draws = _draws()
+    if draws is None or draws.rows is None:
+        return random_operations.draw(original, *args, **kwargs)
+    given = _bound(original, args, kwargs)
+    del given["shape"]
+    return draws.rows.drawn(Sampler(original, given))
 
 
-def truncated_normal(
-    original: Callable,
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
-) -> Any:
-    """Draws the rows of `keras.random.truncated_normal`."""
-    sampler = counted_draws.truncated_normal(dtype or keras.config.floatx())
-    given = shape, mean, stddev, dtype, seed
-    return _draw_around("truncated_normal", sampler, original, *given)
+def _bound(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    return dict(inspect.signature(original).bind(*args, **kwargs).arguments)
 
 
-def _draw_around(
-    name: str,
-    sampler: Sampler,
-    original: Callable,
-    shape: Any,
-    mean: Any,
-    stddev: Any,
-    dtype: Any,
-    seed: Any,
-) -> Any:
-    """Draws rows of numbers that lie around a mean."""
-
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
-        drawn = rows.drawn(sampler, seed)
-        scale, center = (
-            tf.convert_to_tensor(x, drawn.dtype) for x in (stddev, mean)
-        )
-        return drawn * scale + center
-
-    return _draw(
-        name,
-        shape,
-        seed,
-        lambda: original(shape, mean, stddev, dtype, seed),
-        of_rows,
-        (mean, stddev),
-    )
+def by_rows(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Draws rows of numbers of a shape, of which each is drawn alone."""
+    given = _bound(original, args, kwargs)
+    return _draw(original, given, given["shape"], _parameters(given))
 
 
-def uniform(
-    original: Callable,
-    shape: Any,
-    minval: Any = 0.0,
-    maxval: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
-) -> Any:
-    """Draws the rows of `keras.random.uniform`."""
-    sampler = counted_draws.uniform(dtype or keras.config.floatx())
-
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
-        low, high = (tf.cast(x, sampler.dtype) for x in (minval, maxval))
-        return rows.drawn(sampler, seed) * (high - low) + low
-
-    return _draw(
-        "uniform",
-        shape,
-        seed,
-        lambda: original(shape, minval, maxval, dtype, seed),
-        of_rows,
-        (minval, maxval),
-    )
+def _parameters(given: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns means and the like, which may be rows of samples."""
+    others = ("shape", "dtype", "seed")
+    return tuple(x for name, x in given.items() if name not in others)
 
 
-def randint(
-    original: Callable,
-    shape: Any,
-    minval: Any,
-    maxval: Any,
-    dtype: Any = "int32",
-    seed: Any = None,
-) -> Any:
-    """Draws the rows of `keras.random.randint`."""
-
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
-        # As Keras does, which casts to other types afterwards.
-        kind = tf.as_dtype(dtype)
-        drawn = kind if kind in (tf.int32, tf.int64) else tf.int64
-        sampler = counted_draws.integers(minval, maxval, drawn)
-        return tf.cast(rows.drawn(sampler, seed), kind)
-
-    return _draw(
-        "randint",
-        shape,
-        seed,
-        lambda: original(shape, minval, maxval, dtype, seed),
-        of_rows,
-        (minval, maxval),
-    )
-
-
-def dropout(
-    original: Callable,
-    inputs: Any,
-    rate: Any,
-    noise_shape: Any = None,
-    seed: Any = None,
-) -> Any:
+def dropout(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Drops the entries of the replica's samples that one device would drop."""
-    if _draws() is None or rate in (0.0, 1.0):
-        return original(inputs, rate, noise_shape, seed)
-    inputs = tf.convert_to_tensor(inputs)
-    sampler = counted_draws.uniform(inputs.dtype)
-
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
-        return tf.nn.experimental.general_dropout(
-            inputs, rate, lambda **_: rows.drawn(sampler, seed), rows.shape
-        )
-
-    return _draw(
-        "dropout",
-        _noise_shape(inputs, noise_shape),
-        seed,
-        lambda: original(inputs, rate, noise_shape, seed),
-        of_rows,
-        (inputs,),
-    )
-
-
-def _noise_shape(inputs: tf.Tensor, noise_shape: Any) -> Any:
+    given = _bound(original, args, kwargs)
+    if _draws() is None or given["rate"] in (0.0, 1.0):
+        return original(**given)
+    inputs = given["inputs"] = tf.convert_to_tensor(given["inputs"])
     shape = tf.shape(inputs)
-    if noise_shape is None:
-        return shape
-    sizes = sizes_of(shape)
-    return [
-        sizes[axis] if size is None else size
-        for axis, size in enumerate(noise_shape)
-    ]
+    if given.get("noise_shape") is not None:
+        sizes = sizes_of(shape)
+        shape = [
+            sizes[axis] if size is None else size
+            for axis, size in enumerate(given["noise_shape"])
+        ]
+    return _draw(original, given, shape, (inputs,))
 
 
-def whole(original: Callable, shape: Any, *args: Any, **kwargs: Any) -> Any:
+def whole(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Draws all rows of one device, and takes the replica's.
 
-    For numbers that are drawn until they are accepted, as gamma's.
+    For numbers that are drawn until they are accepted, as gamma's, and for
+    categories.
     """
+    given = _bound(original, args, kwargs)
+    shape = given.get("shape")
+    if shape is None:
+        given["logits"] = tf.convert_to_tensor(given["logits"])
+        shape = [sizes_of(tf.shape(given["logits"]))[0], given["num_samples"]]
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
-        def spread(value: Any) -> Any:
-            return rows.spread(value) if tf.is_tensor(value) else value
+        of_all = {
+            name: rows.spread(value)
+            for name, value in given.items()
+            if tf.is_tensor(value) and name not in ("shape", "seed")
+        }
+        if "shape" in given:
+            of_all["shape"] = rows.whole
+        return rows.taken(original(**given | of_all))
 
-        given = {name: spread(value) for name, value in kwargs.items()}
-        return rows.taken(original(rows.whole, *map(spread, args), **given))
-
-    return _draw(
-        original.__name__,
-        shape,
-        kwargs.get("seed"),
-        lambda: original(shape, *args, **kwargs),
-        of_rows,
-        (*args, *kwargs.values()),
-    )
-
-
-def categorical(
-    original: Callable,
-    logits: Any,
-    num_samples: Any,
-    dtype: Any = "int64",
-    seed: Any = None,
-) -> Any:
-    """Draws the rows of `keras.random.categorical`."""
-    logits = tf.convert_to_tensor(logits)
-
-    def of_rows(rows: DrawnRows) -> tf.Tensor:
-        spread = rows.spread(logits)
-        return rows.taken(original(spread, num_samples, dtype, seed))
-
-    return _draw(
-        "categorical",
-        [sizes_of(tf.shape(logits))[0], num_samples],
-        seed,
-        lambda: original(logits, num_samples, dtype, seed),
-        of_rows,
-        (logits,),
-    )
+    return _draw(original, given, shape, _parameters(given), of_rows)
 
 
 def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
@@ -395,30 +257,24 @@ def shuffle(original: Callable, x: Any, axis: int = 0, seed: Any = None) -> Any:
 
     If these are samples, the graph shows that they are mixed, and how.
     """
-    x = tf.convert_to_tensor(x)
-    return _draw(
-        "shuffle",
-        [sizes_of(tf.shape(x))[axis]],
-        seed,
-        lambda: original(x, axis, seed),
-        lambda _: original(x, axis, seed),
-        None,
-    )
+    given = {"x": tf.convert_to_tensor(x), "axis": axis, "seed": seed}
+    shape = [sizes_of(tf.shape(given["x"]))[axis]]
+    return _draw(original, given, shape, None, lambda _: original(**given))
 
 
 def _draw(
-    name: str,
+    original: Callable,
+    given: dict[str, Any],
     shape: Any,
-    seed: Any,
-    original: Callable[[], Any],
-    of_rows: Callable[[DrawnRows], tf.Tensor],
-    parameters: Sequence[Any] | None = (),
+    parameters: Sequence[Any] | None,
+    of_rows: Callable[[DrawnRows], tf.Tensor] | None = None,
 ) -> Any:
     """Draws as `Draws` does in a step, and else as Keras."""
     draws = _draws()
     if draws is None:
-        return original()
-    return draws.draw(name, shape, seed, original, of_rows, parameters)
+        return original(**given)
+    function = functools.partial(original, **given)
+    return draws.draw(function, shape, parameters, of_rows)
 
 
 def _is_alike(kind: Kind, rows: Kind) -> bool:
