@@ -4,14 +4,12 @@ import functools
 import threading
 from collections.abc import Callable
 from typing import Any
-from typing import Protocol
 
 import keras
 import tensorflow as tf
 
 from keras_conflux._batch_analysis import KindInference
 from keras_conflux._cluster.processes import process_count
-from keras_conflux._common import rows
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
@@ -40,22 +38,44 @@ from keras_conflux._replication.steps import Step
 from keras_conflux._replication.steps import Turns
 
 
-class ReplicaStep(Protocol):
-    """One step of all replicas."""
+class ReplicaStep:
+    """A step of a model on each replica. It makes the values global that leave.
 
-    name: str
-    """The name of the step in warnings."""
-    identity: str
-    """A text that is the same in each process that makes the same step."""
-    runs_in_turns: bool
+    Args:
+        model: A replicated model.
+        on_whole_batch: Runs the step of one device, for which nothing has to be
+            known, on a batch.
+    """
+
+    returns: type[Exit]
+    """The way out of its results."""
+    runs_in_turns = True
     """Whether a replica may run its part of a batch in turns."""
-    tracing: threading.RLock
-    """Held by the thread that traces the step. Others may ask at once, as when
-    each replica of another model wants predictions."""
 
-    def on_whole_batch(self, batch: Tree) -> Tree:
-        """Runs the step of one device, for which nothing has to be known."""
-        ...
+    def __init__(self, model: keras.Model, on_whole_batch: Callable) -> None:
+        self.on_whole_batch = on_whole_batch
+        self.name = model.name
+        """The name of the step in warnings."""
+        self.identity = f"{type(self).__name__} of {model.name}"
+        """A text that is the same in each process that makes the same step."""
+        self.tracing = threading.RLock()
+        """Held by the thread that traces the step. Others may ask at once, as
+        when each replica of another model wants predictions."""
+        self._model = model
+        self._steps: dict[int, Step] = {}
+        self._programs: dict[int, CommonProgram] = {}
+        """The traces of this process' replicas."""
+        self._plain_variables: list[tuple[Any, bool]] = []
+        """The variables that the last trace reads and the model does not know,
+        and whether it writes them, too."""
+        self._common_variables: list[tuple[Any, bool]] = []
+        """The variables of traces that all processes have."""
+        self._warned: set[str] = set()
+        self._drawn_by_sample: frozenset[int] = frozenset()
+
+    def _run(self, shard: Tree, step: Step) -> Tree:
+        """Runs the step of the model in a replica."""
+        raise NotImplementedError
 
     def on_replica(
         self,
@@ -79,60 +99,6 @@ class ReplicaStep(Protocol):
                 part of, if it does.
             turns: The number of parts in which the replica runs its shard.
         """
-        ...
-
-    def after_steps(self, fraction: Any) -> None:
-        """Does the work that is due once after many steps of the same fraction.
-
-        Traced once per replica, after `on_replica`.
-        """
-        ...
-
-    def raise_if_retrace_needed(self) -> None:
-        """Raises `TraceAgain` if the traces of all replicas were in vain."""
-        ...
-
-    def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
-        """Makes one result of the replicas' results."""
-        ...
-
-    def agree(self) -> None:
-        """Raises unless all processes have traced the same."""
-        ...
-
-
-class _ModelStep:
-    """Runs a step of a model, and makes the values global that leave it."""
-
-    returns: type[Exit]
-    runs_in_turns = True
-
-    def __init__(self, model: keras.Model) -> None:
-        self.name = model.name
-        self.identity = f"{type(self).__name__} of {model.name}"
-        self.tracing = threading.RLock()
-        self._model = model
-        self._steps: dict[int, Step] = {}
-        self._programs: dict[int, CommonProgram] = {}
-        """The traces of this process' replicas."""
-        self._plain_variables: list[tuple[Any, bool]] = []
-        """The variables that the last trace reads and the model does not know,
-        and whether it writes them, too."""
-        self._common_variables: list[tuple[Any, bool]] = []
-        """The variables of traces that all processes have."""
-        self._warned: set[str] = set()
-        self._drawn_by_sample: frozenset[int] = frozenset()
-
-    def on_replica(
-        self,
-        shard: Tree,
-        fraction: Any,
-        place: Callable[[], Place],
-        size: Any,
-        compiled: CompiledStep | None = None,
-        turns: int = 1,
-    ) -> Tree:
-        """See `ReplicaStep`."""
         if turns == 1:
             return self._trace(shard, fraction, place, size, compiled)
         in_turns = StepInTurns(self.name, turns, self._trace)
@@ -177,14 +143,17 @@ class _ModelStep:
         return output
 
     def after_steps(self, fraction: Any) -> None:
-        """See `ReplicaStep`."""
+        """Does the work that is due once after many steps of the same fraction.
+
+        Traced once per replica, after `on_replica`.
+        """
         step = self._steps[replica_index()]
         with steps.entered(step):
             for each in self._exits(step):
                 each.after_steps(fraction)
 
     def raise_if_retrace_needed(self) -> None:
-        """See `ReplicaStep`."""
+        """Raises `TraceAgain` if the traces of all replicas were in vain."""
         findings = TraceFindings()
         for step in self._steps.values():
             for each in self._exits(step):
@@ -197,14 +166,14 @@ class _ModelStep:
             common_program.assert_alike([*self._programs.values()], self.name)
 
     def merge(self, outputs: list[Tree], fractions: list, sizes: list) -> Tree:
-        """See `ReplicaStep`."""
+        """Makes one result of the replicas' results."""
         merged = Merged(outputs, fractions, sizes)
         for each in self._exits(self._steps[0]):
             each.merge(merged)
         return merged.result
 
     def agree(self) -> None:
-        """See `ReplicaStep`."""
+        """Raises unless all processes have traced the same."""
         program = self._programs.pop(0, None)
         self._programs.clear()
         if program is not None and process_count() > 1:
@@ -246,19 +215,15 @@ class _ModelStep:
             model=self._model,
         )
 
-    def _run(self, shard: Tree, step: Step) -> Tree:
-        raise NotImplementedError
 
-
-class TrainOrTestStep(_ModelStep):
+class TrainOrTestStep(ReplicaStep):
     """A `train_step` or `test_step`, whose result is the logs."""
 
     returns = Logs
 
     def __init__(self, model: keras.Model, step: Callable) -> None:
-        super().__init__(model)
+        super().__init__(model, step)
         self.identity += f": {getattr(step, '__name__', '')}"
-        self.on_whole_batch = step
         self._of_model = tensorflow_tracing.inlined(step)
 
     def _run(self, shard: Tree, step: Step) -> Tree:
@@ -266,7 +231,7 @@ class TrainOrTestStep(_ModelStep):
             return self._of_model(shard)
 
 
-class PredictStep(_ModelStep):
+class PredictStep(ReplicaStep):
     """A `predict_step`, whose result is the outputs for the global batch.
 
     Args:
@@ -278,19 +243,10 @@ class PredictStep(_ModelStep):
     runs_in_turns = False  # without gradients, little is kept
 
     def __init__(self, model: keras.Model, is_local: bool = False) -> None:
-        super().__init__(model)
+        super().__init__(model, lambda batch: model.predict_step(batch))
         self._is_local = is_local
-
-    def on_whole_batch(self, batch: Tree) -> Tree:
-        """See `ReplicaStep`."""
-        return self._model.predict_step(batch)
 
     def _run(self, shard: Tree, step: Step) -> Tree:
         if self._is_local:
             Predictions.of(step).keep_local()
         return self._model.predict_step(shard)
-
-
-def joined(parts: list[Tree]) -> Tree:
-    """Joins trees of tensors of shape `(batch, ...)` along the first axis."""
-    return keras.tree.map_structure(lambda *leaves: rows.joined(leaves), *parts)

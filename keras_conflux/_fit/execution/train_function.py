@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._common import rows
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._fit.execution import replica_step
@@ -91,7 +92,7 @@ def make_predict_function(
                 stacked = isinstance(batch, StackedBatch)
                 singles = batch.singles() if stacked else [batch]
                 outputs.extend(run(StepGroup([one], 1)) for one in singles)
-        return replica_step.joined(outputs)
+        return keras.tree.map_structure(lambda *x: rows.joined(x), *outputs)
 
     _plans[function] = plan
     return function
