@@ -79,24 +79,19 @@ class ExecutionPlan:
         callbacks: list[Any],
     ) -> "ExecutionPlan":
         """Returns a plan of many steps per execution, if no callback minds."""
-        compiled = compiles(model, strategy)
-        is_local = model_options.reads_own_part(model)
-        chooses = compiled and not any(map(needs_every_batch, callbacks))
+        plan = cls.of(model, strategy)
+        chooses = plan.compiled and not any(map(needs_every_batch, callbacks))
         if strategy.communicator.spans_processes:
-            chooses = chooses and not is_local
+            chooses = chooses and not plan.is_local
             chooses = all(
                 all_gather_json(f"executions of {model.name}", chooses)
             )
         weakly = weakref.ref(model)  # which holds the iterators that follow it
-        return cls(
-            strategy,
-            compiled,
-            _runs_on_whole_batches(model, strategy),
-            model.name,
-            is_local,
-            model_options.microbatches_of(model),
-            model_options.reshuffles(model),
-            chooses,
+        return dataclasses.replace(
+            plan,
+            reshuffles=model_options.reshuffles(model),
+            chooses_steps=chooses,
+            drawn_by_keras=False,
             steered=any(map(may_steer_data, callbacks)),
             is_ending=lambda: getattr(weakly(), "stop_training", False),
         )
