@@ -19,7 +19,6 @@ from keras_conflux._fit.numerics import inner_graphs
 from keras_conflux._fit.numerics import layers
 from keras_conflux._fit.numerics import lengths
 from keras_conflux._fit.numerics import losses
-from keras_conflux._fit.numerics import metrics
 from keras_conflux._fit.numerics import tape
 from keras_conflux._fit.numerics import updates
 from keras_conflux._fit.numerics import writes
@@ -46,8 +45,8 @@ PATCHES = (
     (Patched.UNSCALE_LOSS, losses.scale),
     (Patched.REDUCE_VALUES, losses.reduce_values),
     (Patched.APPLY_MASK, losses.apply_mask),
-    (Patched.MEAN_UPDATE, metrics.update_mean),
-    (Patched.SUM_UPDATE, metrics.update_mean),
+    (Patched.MEAN_UPDATE, losses.update_mean),
+    (Patched.SUM_UPDATE, losses.update_mean),
     # Variables, normalization and random numbers.
     (Patched.ASSIGN, writes.assign),
     (Patched.ASSIGN_ADD, writes.add),
@@ -74,16 +73,16 @@ PATCHES = (
     (Patched.METRICS_OR_LOGS, trainer.metrics_or_logs),
     (Patched.RESOLVE_AUTO_JIT, trainer.resolve_auto_jit_compile),
     (Patched.FIT, trainer.fit),
-    (Patched.EVALUATE, trainer.evaluate),
-    (Patched.PREDICT, trainer.predict),
+    (Patched.EVALUATE, trainer.run),
+    (Patched.PREDICT, trainer.run),
     (Patched.SYMBOLIC_BUILD, trainer.build),
     (Patched.SAVE, first_process.save),
     (Patched.SAVE_WEIGHTS, first_process.save),
     (Patched.EXPORT, first_process.save),
     (Patched.SAVE_BACKUP, first_process.back_up),
     (Patched.DELETE_BACKUP, first_process.back_up),
-    (Patched.MAKE_TRAIN_FUNCTION, trainer.make_train_function),
-    (Patched.MAKE_TEST_FUNCTION, trainer.make_test_function),
+    (Patched.MAKE_TRAIN_FUNCTION, trainer.make_anew),
+    (Patched.MAKE_TEST_FUNCTION, trainer.make_anew),
     (Patched.MAKE_FUNCTION, trainer.make_function),
     (Patched.MAKE_PREDICT_FUNCTION, trainer.make_predict_function),
     (Patched.ITERATOR_INIT, epoch_iterator.make),

@@ -24,7 +24,7 @@ from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
 from keras_conflux._fit.input.calls import KerasCall
-from keras_conflux._fit.input.epoch_observer import current_observer
+from keras_conflux._fit.input.calls import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import use_plan
 from keras_conflux._fit.input.measurements import Measurements
@@ -98,18 +98,10 @@ def _fit(call: KerasCall) -> Any:
     return history
 
 
-def evaluate(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs many steps per execution, if no callback minds."""
-    return _run(KerasCall(original, model, args, kwargs))
-
-
-def predict(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs as many steps per execution as the user has asked for."""
-    return _run(KerasCall(original, model, args, kwargs))
-
-
-def _run(call: KerasCall) -> Any:
-    strategy = _strategy(call.model)
+def run(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs `evaluate` or `predict`, in its executions."""
+    call = KerasCall(original, model, args, kwargs)
+    strategy = _strategy(model)
     if strategy is None:
         return _run_without_replicas(call)
     return _run_on_replicas(call, strategy)[1]
@@ -197,8 +189,7 @@ def build(
 def _keep_at_next_reset(model: Any, variables: list[keras.Variable]) -> None:
     """Has the next reset change nothing in new variables of metrics.
 
-    Sums keep their initial values. A metric may also hold a variable of others,
-    such as a weight, which keeps its value of then.
+    One that is no sum, such as a weight, keeps its value of then.
     """
     if not variables:
         return
@@ -224,18 +215,10 @@ def _values(
     return [(v, np.array(keras_variables.as_tensor(v))) for v in variables]
 
 
-def make_train_function(
-    original: Callable, model: Any, force: bool = False
-) -> Any:
+def make_anew(original: Callable, model: Any, force: bool = False) -> Any:
     """Makes a new function where the former one has become stale."""
-    return original(model, force or _is_outdated(model.train_function, model))
-
-
-def make_test_function(
-    original: Callable, model: Any, force: bool = False
-) -> Any:
-    """Makes a new function where the former one has become stale."""
-    return original(model, force or _is_outdated(model.test_function, model))
+    former = getattr(model, original.__name__.removeprefix("make_"))
+    return original(model, force or _is_outdated(former, model))
 
 
 def make_function(original: Callable, model: Any, step_function: Any) -> Any:

@@ -31,15 +31,15 @@ from keras_conflux._fit.execution import step_executor
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input import epoch_iterator
 from keras_conflux._fit.input.batch_sharder import BatchSharder
+from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import needs_every_batch
 from keras_conflux._fit.input.device_batches import StackedBatch
-from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.step_groups import EndOfData
 from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
 from keras_conflux._fit.input.steps_per_execution import NO_DEADLINE
-from keras_conflux._fit.input.steps_per_execution import StepTimings
+from keras_conflux._fit.input.steps_per_execution import StepsPerExecution
 from keras_conflux._replication.watchdog import StepWatchdog
 
 BATCHES = 42
@@ -70,7 +70,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("count", COMPILED)
 def test_many_steps_a_call_change_nothing(count, calls, monkeypatch):
     # How fast calls grow is otherwise up to how fast this machine is.
-    monkeypatch.setattr(StepTimings, "budget", lambda *_: NO_DEADLINE)
+    monkeypatch.setattr(StepsPerExecution, "budget", lambda *_: NO_DEADLINE)
     one, many = dense("adam"), compiled(count)
     options = dict(epochs=3, validation_data=(X, Y), **FIT)
     expected, got = one.fit(X, Y, **options), many.fit(X, Y, **options)

@@ -234,10 +234,10 @@ def test_the_core_needs_no_extension():
     program = """
 import keras, numpy as np, sys
 from keras_conflux._fit.execution import traced_program
-from keras_conflux._fit.input import epoch_observer
+from keras_conflux._fit.input import calls
 import tensorflow as tf
 import keras_conflux as kc
-assert len(traced_program._makers) == len(epoch_observer._observers) == 1
+assert len(traced_program._makers) == len(calls._observers) == 1
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,

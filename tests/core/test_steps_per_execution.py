@@ -20,7 +20,7 @@ def groups_of(maximum, shard):
     plan = ExecutionPlan(strategy, compiled=True, chooses_steps=True)
     groups = StepGroups(plan, 1)
     groups._shard, groups._steps.next = shard, maximum
-    groups._steps.timings.note_execution(1, 1.0)
+    groups._steps._step_seconds = 1.0
     return groups
 
 
@@ -60,7 +60,7 @@ def test_devices_wait_little_for_longer_executions(
     while counts[-1] < 64:
         running = counts[-1]
         end = clock.now + running
-        budget = groups._steps.timings.budget(running)
+        budget = groups._steps.budget(running)
         maximum = min(4 * running, 64)
         counts.append(groups._draw(source, maximum, budget).count)
         waited += max(0.0, clock.now - end)
@@ -84,7 +84,7 @@ def test_every_batch_is_run_once_and_in_order(monkeypatch):
     drawn = groups._draw(source, 4, NO_DEADLINE)
     while drawn.error is None:
         seen += drawn.batches
-        budget = groups._steps.timings.budget(drawn.count)
+        budget = groups._steps.budget(drawn.count)
         clock.now += drawn.count
         drawn = groups._draw(source, sys.maxsize, budget)
     seen += drawn.batches

@@ -18,7 +18,7 @@ from models import regression
 import keras_conflux as kc
 from keras_conflux._common import notices
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._fit.execution import what_runs
+from keras_conflux._fit.execution import step_executor
 from keras_conflux._fit.execution import xla_program
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 
@@ -76,7 +76,7 @@ def test_a_model_says_once_what_runs(capsys):
 )
 def test_uneven_batches_run_without_xla(capsys, sizes, turns, says):
     plan = ExecutionPlan(kc.replicate(devices=1), compiled=True, turns=turns)
-    what_runs.tell_what_runs(dense(), plan, sizes)
+    step_executor.tell_what_runs(dense(), plan, sizes)
     assert f", {says}" in capsys.readouterr().err
 
 
@@ -92,10 +92,10 @@ def test_a_model_that_is_not_replicated_says_nothing(capsys):
 
 
 def test_the_first_process_alone_says_it(capsys, monkeypatch):
-    monkeypatch.setattr(what_runs, "process_count", lambda: 2)
+    monkeypatch.setattr(step_executor, "process_count", lambda: 2)
     trained()
     assert f"{NOUN}s in 2 processes, {HOW}" in capsys.readouterr().err
-    monkeypatch.setattr(what_runs, "process_index", lambda: 1)
+    monkeypatch.setattr(step_executor, "process_index", lambda: 1)
     trained()
     assert capsys.readouterr().err == ""
 
@@ -134,7 +134,7 @@ def test_gpus_that_tensorflow_does_not_see_are_told(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(what_runs, "_has_told_of_driver", False)
+    monkeypatch.setattr(step_executor, "_has_told_of_driver", False)
     trained()
     said = capsys.readouterr().err
     assert "the driver lists 2 GPUs, and TensorFlow sees 0. Type: pip" in said

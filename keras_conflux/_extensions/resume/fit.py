@@ -24,7 +24,7 @@ from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._fit import first_process
 from keras_conflux._fit.input.calls import KerasCall
-from keras_conflux._fit.input.epoch_observer import observe
+from keras_conflux._fit.input.calls import observe
 from keras_conflux._replication import model_options
 
 _log = logging.getLogger("keras_conflux")

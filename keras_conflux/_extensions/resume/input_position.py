@@ -26,9 +26,9 @@ from keras_conflux._extensions.resume.compat import epoch_iterators
 from keras_conflux._extensions.resume.iterator_history import IteratorTracker
 from keras_conflux._extensions.resume.py_dataset_state import PyDatasetState
 from keras_conflux._extensions.resume.validation_data import ValidationData
-from keras_conflux._fit.input.epoch_observer import Epoch
-from keras_conflux._fit.input.epoch_observer import EpochObserver
-from keras_conflux._fit.input.epoch_observer import FitObserver
+from keras_conflux._fit.input.calls import Epoch
+from keras_conflux._fit.input.calls import EpochObserver
+from keras_conflux._fit.input.calls import FitObserver
 
 _log = logging.getLogger("keras_conflux")
 _WHAT_TO_DO = (

@@ -15,7 +15,7 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.execution.microbatches import StepInTurns
 from keras_conflux._fit.input import specs
-from keras_conflux._fit.numerics import counters
+from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.draws import Draws
 from keras_conflux._fit.numerics.exit import Exit
@@ -123,7 +123,7 @@ class ReplicaStep:
             self._programs.clear()
         self._steps[replica_index()] = step
         with steps.entered(step):
-            Draws.of(step).draw_by_sample(self._drawn_by_sample)
+            Draws.of(step).by_sample = self._drawn_by_sample
             for each in self._exits(step):
                 each.begin()
             program = CommonProgram(shard)
@@ -209,7 +209,7 @@ class ReplicaStep:
             kinds=KindInference(
                 trees.present(shard),
                 [fraction] if size is None else [fraction, size],
-                functools.partial(counters.handles_of_sums, self._model),
+                functools.partial(late_writes.handles_of_sums, self._model),
                 is_blind=specs.sizes_are_known(shard),
             ),
             model=self._model,
@@ -232,12 +232,7 @@ class TrainOrTestStep(ReplicaStep):
 
 
 class PredictStep(ReplicaStep):
-    """A `predict_step`, whose result is the outputs for the global batch.
-
-    Args:
-        model: The model that predicts.
-        is_local: Whether a process wants the outputs for its own part alone.
-    """
+    """A `predict_step`, whose result is the outputs for the global batch."""
 
     returns = Predictions
     runs_in_turns = False  # without gradients, little is kept
@@ -247,6 +242,5 @@ class PredictStep(ReplicaStep):
         self._is_local = is_local
 
     def _run(self, shard: Tree, step: Step) -> Tree:
-        if self._is_local:
-            Predictions.of(step).keep_local()
+        Predictions.of(step).is_local = self._is_local
         return self._model.predict_step(shard)

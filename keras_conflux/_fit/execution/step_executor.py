@@ -1,6 +1,13 @@
-"""Runs the steps of an execution by XLA, as a graph, or without one."""
+"""Runs the steps of an execution by XLA, as a graph, or without one.
+
+Once a model, it tells on which devices, and how.
+"""
 
 import collections
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,18 +15,24 @@ import tensorflow as tf
 
 from keras_conflux._cluster.agreement import assert_same_place
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._cluster.processes import process_count
+from keras_conflux._cluster.processes import process_index
 from keras_conflux._common import errors
 from keras_conflux._common import trees
 from keras_conflux._common.errors import ConfluxError
 from keras_conflux._common.errors import StepTimeoutError
 from keras_conflux._common.errors import StrategyError
+from keras_conflux._common.notices import tell
 from keras_conflux._common.trees import Tree
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_models
+from keras_conflux._devices.device import list_devices
+from keras_conflux._devices.driver import cure
+from keras_conflux._devices.driver import unseen
+from keras_conflux._devices.driver import visible_gpus
 from keras_conflux._fit.execution.graph_program import GraphProgram
 from keras_conflux._fit.execution.replica_step import ReplicaStep
-from keras_conflux._fit.execution.what_runs import tell_what_runs
 from keras_conflux._fit.execution.xla_program import XlaProgram
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import StackedBatch
@@ -34,21 +47,19 @@ from keras_conflux._replication import synchronization
 from keras_conflux._replication.common_state import agree_on_assigned
 from keras_conflux._replication.replica_context import on_whole_batch
 from keras_conflux._replication.replica_context import outside_of_strategies
+from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.watchdog import StepAbandoned
 
 STEPS_AS_GRAPH = 100
 """How many steps of one more shape run as a graph before XLA compiles it: in so
 many it gains about as much as a compilation takes."""
+_told: Any = weakref.WeakKeyDictionary()
+"""The strategy that has been told of, by model."""
+_has_told_of_driver = False
 
 
 class StepExecutor:
-    """Runs the batches of a step group and returns the last one's result.
-
-    Args:
-        model: A replicated model.
-        plan: Has the strategy, and tells whether XLA compiles its steps.
-        step: The step of each replica.
-    """
+    """Runs the batches of a step group and returns the last one's result."""
 
     def __init__(
         self, model: keras.Model, plan: ExecutionPlan, step: ReplicaStep
@@ -227,8 +238,7 @@ class StepExecutor:
     def _is_worth_compiling(self, shape: Any) -> bool:
         """Whether to compile for a shape: the last batch's may come rarely.
 
-        The first shape is compiled. Another one is after a number of steps,
-        which is the same in each run and in all processes.
+        Another than the first is compiled after a fixed number of steps.
         """
         first, self._is_first = self._is_first, False
         if not self._may_compile or (first and not _is_built(self._model)):
@@ -241,8 +251,7 @@ class StepExecutor:
 def _is_built(model: keras.Model) -> bool:
     """Whether a step makes no variables, which XLA programs cannot.
 
-    A model without `call` is never built itself. Optimizers make theirs outside
-    of the trace.
+    A model without `call` is never built. Optimizers make theirs outside.
     """
     return keras_models.metrics_are_built(model) and all(
         owner.built
@@ -250,3 +259,69 @@ def _is_built(model: keras.Model) -> bool:
         if isinstance(owner, keras.layers.Layer)
         and not isinstance(owner, keras.Model)
     )
+
+
+def tell_what_runs(
+    model: keras.Model, plan: ExecutionPlan, sizes: Sequence[int]
+) -> None:
+    """Tells it where the model has not run on these devices before.
+
+    Of several processes, the first one does.
+    """
+    if _told.get(model) is plan.strategy or process_index() > 0:
+        return
+    _told[model] = plan.strategy
+    how = "XLA" if plan.compiled else "without XLA"
+    on_gpu = plan.strategy.communicator.on_gpu
+    if model.jit_compile is True and not plan.compiled and not on_gpu:
+        how = "without XLA, which is for one CPU device or GPUs"
+    turns = plan.turns
+    if plan.compiled and any(n % turns or n != sizes[0] for n in sizes):
+        how = "without XLA where batches are uneven"
+    if plan.eager:
+        how = f"eagerly on {plan.strategy.devices[0]} alone"
+        sizes = [sum(sizes)]
+    parts = f", each in {turns} parts" * (turns > 1)
+    tell(f"{_devices(plan.strategy)}, {how}, {_batches(sizes)}{parts}")
+    if not on_gpu:
+        _tell_of_driver()
+
+
+def _devices(strategy: ReplicatedStrategy) -> str:
+    used = len(strategy.devices)
+    kind = strategy.devices[0].kind
+    there = sum(device.kind == kind for device in list_devices())
+    noun = "GPU" if kind == "GPU" else "CPU device"
+    count = strategy.communicator.size
+    processes = process_count()
+    text = f"{count} {noun}{'s' * (count > 1)}"
+    if processes > 1:
+        text += f" in {processes} processes"
+    if used == there:
+        return text
+    all_of_them = 'for all: kc.replicate(model, devices="all")'
+    if processes == 1:
+        return f"{used} of {there} {noun}s ({all_of_them})"
+    return f"{text}, {used} of {there} in this one ({all_of_them})"
+
+
+def _batches(sizes: Sequence[int]) -> str:
+    total = sum(sizes)
+    if len(sizes) == 1:
+        return f"batches of {total}"
+    parts = [
+        f"{len([*group])} x {size}" for size, group in itertools.groupby(sizes)
+    ]
+    return f"batches of {total} = {' + '.join(parts)}"
+
+
+def _tell_of_driver() -> None:
+    """Tells, once, of GPUs that TensorFlow does not see, with the cure."""
+    global _has_told_of_driver
+    seen = len(tf.config.list_physical_devices("GPU"))
+    if _has_told_of_driver or seen:
+        return
+    _has_told_of_driver = True
+    wrong = unseen(len(visible_gpus(os.environ)), seen)
+    if wrong:
+        tell(f"{wrong}. Type: {cure(tf.test.is_built_with_cuda())}")

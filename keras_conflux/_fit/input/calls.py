@@ -1,24 +1,24 @@
-"""Calls of Keras' `fit`, `evaluate` and `predict`, and their callbacks."""
+"""Calls of Keras' `fit`, `evaluate` and `predict`: callbacks and observers.
 
+By default nobody observes calls of `fit`, and the batches that epochs draw.
+`observe` puts somebody else in place, once.
+"""
+
+import dataclasses
 import inspect
 from collections.abc import Callable
+from collections.abc import Generator
 from typing import Any
 
 import keras
 
 from keras_conflux._cluster.failures import errors_reported_to_all
+from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 
 
 class KerasCall:
-    """A call whose arguments are bound, and may be changed before it is run.
-
-    Args:
-        original: Keras' method.
-        model: The model whose method it is.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-    """
+    """A call whose arguments are bound, and may be changed before it is run."""
 
     def __init__(
         self, original: Callable, model: Any, args: tuple, kwargs: dict
@@ -138,3 +138,55 @@ def _owner(callback: Any, hook: str) -> Any:
 
 def _package(owner: Any) -> str | None:
     return None if owner is None else owner.__module__.split(".")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """The steps of an epoch, as Keras enumerates them."""
+
+    steps: Generator[tuple, None, None]
+    """Yields `(first step, last step, source)`."""
+    skipped: int = 0
+    """How many batches of the epoch have been trained before."""
+    note_batch: Callable[[int, Tree], None] | None = None
+    """Is told the last step of an execution and its batch, before it runs."""
+
+
+class EpochObserver:
+    """Follows the epochs of one epoch iterator of Keras: here, nothing."""
+
+    def begins(self, steps: Generator[tuple, None, None]) -> Epoch:
+        """Returns the epoch that is to be run."""
+        return Epoch(steps)
+
+
+class FitObserver:
+    """Follows calls of `fit`: here, nothing."""
+
+    def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
+        """Returns the result of a call of `fit`.
+
+        Args:
+            call: Its arguments may be changed.
+            run: Runs it.
+        """
+        del call
+        return run()
+
+    def made(self, iterator: Any) -> EpochObserver:
+        """Returns an observer of an epoch iterator that Keras has made."""
+        del iterator
+        return EpochObserver()
+
+
+_observers = [FitObserver()]
+
+
+def observe(observer: FitObserver) -> None:
+    """Makes somebody follow all calls of `fit` from now on."""
+    _observers.append(observer)
+
+
+def current_observer() -> FitObserver:
+    """Returns who follows them."""
+    return _observers[-1]

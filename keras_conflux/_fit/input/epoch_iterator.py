@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_conflux._compat import keras_iterators
-from keras_conflux._fit.input import local_data
-from keras_conflux._fit.input.epoch_observer import EpochObserver
-from keras_conflux._fit.input.epoch_observer import current_observer
+from keras_conflux._fit.input.calls import EpochObserver
+from keras_conflux._fit.input.calls import current_observer
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.execution_plan import current_plan
+from keras_conflux._fit.input.local_batches import agree_on_specs
 from keras_conflux._fit.input.step_groups import EndOfData
 from keras_conflux._fit.input.step_groups import StepGroups
 from keras_conflux._fit.input.step_groups import not_the_end
@@ -111,11 +111,7 @@ def catch_end(original: Callable, iterator: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reshuffling(wanted: bool) -> Iterator[None]:
-    """Has arrays shuffled in another order in each epoch.
-
-    Args:
-        wanted: Whether this holds for data sets that are made here.
-    """
+    """Has arrays shuffled in another order in each epoch."""
     token = _reshuffles.set(wanted)
     try:
         yield
@@ -140,5 +136,5 @@ def _step_groups(iterator: Any, plan: ExecutionPlan) -> StepGroups:
     ahead = not (plan.steered and keras_iterators.has_python_source(iterator))
     groups = StepGroups(plan, iterator.steps_per_execution, ahead)
     if plan.is_local:
-        groups.spec = local_data.agree_on_specs(iterator, plan.name)
+        groups.spec = agree_on_specs(iterator, plan.name)
     return groups

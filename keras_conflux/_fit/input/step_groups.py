@@ -21,10 +21,10 @@ from keras_conflux._common.waiting import DaemonCall
 from keras_conflux._compat import error_texts
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import tensorflow_internals
+from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.device_batches import Batch
 from keras_conflux._fit.input.device_batches import StackedBatch
 from keras_conflux._fit.input.device_batches import StepGroup
-from keras_conflux._fit.input.epoch_observer import Epoch
 from keras_conflux._fit.input.execution_plan import ExecutionPlan
 from keras_conflux._fit.input.host_to_device import size_in_bytes
 from keras_conflux._fit.input.steps_per_execution import INPUT_MEMORY_FRACTION
@@ -206,10 +206,7 @@ class StepGroups:
         """Returns the global batches of the next execution when they are there.
 
         Where other processes still have data, there are some after the end of
-        this one's.
-
-        Raises:
-            EndOfData: If there are none.
+        this one's. Raises `EndOfData` if there are none.
         """
         with self._plan.measurements.waiting():
             if epoch.following is None:
@@ -263,7 +260,7 @@ class StepGroups:
         with not_the_end(f"a batch of {self.name}"):
             sharded = self._shard(batches, spec, self._steps.limit)
         if budget is not NO_DEADLINE:
-            self._steps.timings.note_move(count, time.monotonic() - began)
+            self._steps.note_move(count, time.monotonic() - began)
         last = batches[-1] if batches and epoch.note_batch else None
         return _Drawn(sharded, count, error, last)
 
@@ -302,7 +299,7 @@ class StepGroups:
         maximum, source = min(epoch.left, epoch.maximum), epoch.source
         budget = NO_DEADLINE
         if self._draws_ahead and not self._steps.agreed_on:
-            budget = self._steps.timings.budget(drawn.count)
+            budget = self._steps.budget(drawn.count)
         if drawn.error is not None or maximum < 1:
             epoch.following = lambda: _Drawn([], 0, drawn.error)
         elif not isinstance(source, tf.data.Iterator):

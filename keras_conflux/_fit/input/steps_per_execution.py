@@ -85,42 +85,6 @@ NO_DEADLINE = PrefetchBudget(
 """For the first batches of an epoch, which are waited for in any case."""
 
 
-class StepTimings:
-    """The durations of steps and moves, from which budgets are estimated."""
-
-    def __init__(self) -> None:
-        self._step_seconds = math.inf
-        self._move_seconds = math.inf
-        self._steps = 0
-        self._equal_executions = 0
-
-    def note_execution(self, steps: int, seconds: float) -> None:
-        """Records the duration of an execution."""
-        self._step_seconds = seconds / steps
-
-    def note_move(self, batches: int, seconds: float) -> None:
-        """Records the duration of a move while an execution ran.
-
-        A move may wait for the step that runs, so the shortest one counts.
-        """
-        if batches:
-            self._move_seconds = min(self._move_seconds, seconds / batches)
-
-    def budget(self, steps: int) -> PrefetchBudget:
-        """Returns the budget of an execution that begins now."""
-        repeated = steps <= self._steps
-        self._equal_executions = self._equal_executions + 1 if repeated else 1
-        self._steps = steps
-        stuck = self._equal_executions >= _MAX_EQUAL_EXECUTIONS
-        known = math.isfinite(self._move_seconds)
-        return PrefetchBudget(
-            steps,
-            2 * steps if stuck else steps,
-            steps * self._step_seconds,
-            self._move_seconds if known else 0.0,
-        )
-
-
 class StepsPerExecution:
     """How many steps the executions of one epoch iterator have.
 
@@ -146,7 +110,8 @@ class StepsPerExecution:
         """Whether all processes have to choose the same numbers."""
         self._name = name
         memory = self._smallest("the memory for batches", memory)
-        self.timings = StepTimings()
+        self._step_seconds = self._move_seconds = math.inf
+        self._steps = self._equal_executions = 0
         self.next = requested
         """How many steps the next execution has at most, until `agree` is
         called again. A thread that draws its batches reads this at any time."""
@@ -191,7 +156,29 @@ class StepsPerExecution:
         self._executions += 1
         # The first execution compiles.
         if self.chosen_here and self._executions > 1:
-            self.timings.note_execution(steps, seconds)
+            self._step_seconds = seconds / steps
             fitting = int(MAX_EXECUTION_SECONDS * steps / seconds)
             maximum = min(self.limit, _MAX_GROWTH * steps)
             self._own_next = power_of_two(min(maximum, fitting))
+
+    def note_move(self, batches: int, seconds: float) -> None:
+        """Records the duration of a move while an execution ran.
+
+        A move may wait for the step that runs, so the shortest one counts.
+        """
+        if batches:
+            self._move_seconds = min(self._move_seconds, seconds / batches)
+
+    def budget(self, steps: int) -> PrefetchBudget:
+        """Returns the budget of an execution that begins now."""
+        repeated = steps <= self._steps
+        self._equal_executions = self._equal_executions + 1 if repeated else 1
+        self._steps = steps
+        stuck = self._equal_executions >= _MAX_EQUAL_EXECUTIONS
+        known = math.isfinite(self._move_seconds)
+        return PrefetchBudget(
+            steps,
+            2 * steps if stuck else steps,
+            steps * self._step_seconds,
+            self._move_seconds if known else 0.0,
+        )

@@ -59,17 +59,11 @@ class Draws(Exit):
         self.rows: DrawnRows | None = None
         """The rows that operations draw in place of a whole shape."""
         self._counted: str | None = None
-        self._by_sample: frozenset[int] = frozenset()
+        self.by_sample: frozenset[int] = frozenset()
+        """The multiples of the samples' number that are rows of each, by their
+        numbers, in the order in which a step draws them."""
         self.count = 0
         self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
-
-    def draw_by_sample(self, multiples: frozenset[int]) -> None:
-        """Notes the multiples of the samples' number that are rows of each.
-
-        Args:
-            multiples: Their numbers, in the order in which a step draws them.
-        """
-        self._by_sample = multiples
 
     def again(self, count: int) -> AbstractContextManager[None]:
         """Marks a repetition of draws, which does not count.
@@ -128,7 +122,7 @@ class Draws(Exit):
             if rows is not None and rows.is_multiple:
                 number = self.count
                 self.count += 1
-                if number in self._by_sample or any(
+                if number in self.by_sample or any(
                     kind.has_several_each for kind in kinds
                 ):
                     rows = rows.by_sample()
@@ -217,7 +211,7 @@ def dropout(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if _draws() is None or given["rate"] in (0.0, 1.0):
         return original(**given)
     inputs = given["inputs"] = tf.convert_to_tensor(given["inputs"])
-    shape = tf.shape(inputs)
+    shape: Any = tf.shape(inputs)
     if given.get("noise_shape") is not None:
         sizes = sizes_of(shape)
         shape = [
@@ -234,13 +228,13 @@ def whole(original: Callable, *args: Any, **kwargs: Any) -> Any:
     categories.
     """
     given = _bound(original, args, kwargs)
-    shape = given.get("shape")
+    shape: Any = given.get("shape")
     if shape is None:
         given["logits"] = tf.convert_to_tensor(given["logits"])
         shape = [sizes_of(tf.shape(given["logits"]))[0], given["num_samples"]]
 
     def of_rows(rows: DrawnRows) -> tf.Tensor:
-        of_all = {
+        of_all: dict[str, Any] = {
             name: rows.spread(value)
             for name, value in given.items()
             if tf.is_tensor(value) and name not in ("shape", "seed")

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -44,7 +43,28 @@ class _Result(NamedTuple):
     """Whether the metric has not changed since."""
 
 
-class Logs(Exit):
+class _Returns(Exit):
+    """The results of a step, of which replicas return a leaf each.
+
+    They become one leaf: "first" where they are equal, "rows" where each has
+    entries for its samples, and "mean".
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self._merge_by: list[str] = []
+
+    def merge(self, merged: Merged) -> None:
+        """See `Exit`."""
+        each = [keras.tree.flatten(one) for one in merged.outputs]
+        leaves = [
+            _merged(leaves, role, merged.fractions, merged.sizes)
+            for role, *leaves in zip(self._merge_by, *each, strict=True)
+        ]
+        merged.result = keras.tree.pack_sequence_as(merged.outputs[0], leaves)
+
+
+class Logs(_Returns):
     """The results of `train_step` and `test_step`, for callbacks."""
 
     def __init__(self, step: Step) -> None:
@@ -52,7 +72,6 @@ class Logs(Exit):
         self._metrics: dict[int, _Noting] | None = None
         self._results: list[_Result] = []
         self._computed: dict[int, Callable[[], Any]] = {}
-        self._merge_by: list[str] = []
 
     @contextlib.contextmanager
     def noting_results(self) -> Iterator[None]:
@@ -112,8 +131,7 @@ class Logs(Exit):
     def end(self, output: Tree) -> Tree:
         """Computes the results of a step from the samples of all replicas.
 
-        Notes how the replicas' leaves become one: "first" where they are equal,
-        "rows" where each has entries for its samples, and "mean". See `Exit`.
+        See `Exit`.
         """
         self._computed = {
             position: compute
@@ -141,11 +159,8 @@ class Logs(Exit):
         The result of a model's metric is computed from all replicas' counts.
         See `Exit`.
         """
-        each = [keras.tree.flatten(one) for one in merged.outputs]
-        leaves = [
-            _merged(leaves, role, merged.fractions, merged.sizes)
-            for role, *leaves in zip(self._merge_by, *each, strict=True)
-        ]
+        super().merge(merged)
+        leaves = keras.tree.flatten(merged.result)
         for position, compute in self._computed.items():
             # It may be a variable.
             leaves[position] = keras.ops.convert_to_tensor(compute())
@@ -179,46 +194,41 @@ class _Noting:
         return value
 
 
-class Predictions(Exit):
+class Predictions(_Returns):
     """The results of `predict_step`: the outputs for the global batch."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._is_local = False
-        self._are_first: list[bool] = []
-
-    def keep_local(self) -> None:
-        """Keeps the outputs of a process' own part alone."""
-        self._is_local = True
-
-    def _gathers(self) -> bool:
-        return process_count() > 1 and not self._is_local
+        self.is_local = False
+        """Whether a process keeps the outputs of its own part alone."""
 
     def end(self, output: Tree) -> Tree:
         """Gives each process the outputs that it wants. See `Exit`."""
         found = [
-            self._of_one_device(path, leaf)
+            ("first", leaf) if leaf is None else self._of_one_device(path, leaf)
             for path, leaf in trees.with_paths(output)
         ]
-        self._are_first = [is_first for is_first, _ in found]
+        self._merge_by = [role for role, _ in found]
         return keras.tree.pack_sequence_as(output, [leaf for _, leaf in found])
 
-    def _of_one_device(self, path: str, leaf: Any) -> tuple[bool, Any]:
-        """Returns an output, and whether it belongs to the global batch."""
+    def _of_one_device(self, path: str, leaf: Any) -> tuple[str, Any]:
+        """Returns an output, and how it becomes one with other replicas'."""
         if isinstance(leaf, tf.Tensor) and not self.step.kinds.is_blind:
             kind = kind_by_trial(leaf, self.step.kinds)
-            if kind.role is Role.ROWS and kind.axis == 0 and self._is_local:
-                return False, self._own(leaf, kind, path)
+            if kind.role is Role.ROWS and kind.axis == 0 and self.is_local:
+                return "rows", self._own(leaf, kind, path)
             if not _are_joined(kind):
                 try:
-                    return True, global_values([leaf], self.step)[0]
+                    return "first", global_values([leaf], self.step)[0]
                 except NotDerivable:
                     _warn_of_return(self.step, path, leaf, "predictions")
-        if self._is_local:
-            leaf = self._mean_everywhere(leaf)
-        elif self._gathers():
-            leaf = self._everywhere(leaf)
-        return False, leaf
+        # One number, as of a metric, is a mean over samples.
+        shape = tf.TensorShape(getattr(leaf, "shape", ()))
+        role = "mean" if shape.rank == 0 else "rows"
+        stays = self.is_local and role == "rows"
+        if stays or process_count() == 1:
+            return role, leaf
+        return "first", self._everywhere(role, leaf)
 
     def _own(self, leaf: tf.Tensor, kind: Kind, path: str) -> tf.Tensor:
         """Returns the rows of a process' own part."""
@@ -230,52 +240,18 @@ class Predictions(Exit):
             _warn_of_return(self.step, path, leaf, "predictions")
             return leaf
 
-    def _mean_everywhere(self, leaf: Any) -> Any:
-        """Returns an output that is no row of samples, but one number."""
-        if leaf is None or leaf.shape.rank != 0:
-            return leaf
-        fraction = self.step.batch_fraction
-        return replica_collectives().weighted_sum(leaf, fraction)
-
-    def _everywhere(self, leaf: Any) -> Any:
+    def _everywhere(self, role: str, leaf: Any) -> tf.Tensor:
         """Returns the outputs of all replicas for the global batch, in each."""
-        if leaf is None:
-            return None
         if not isinstance(leaf, tf.Tensor):
             raise NotImplementedError(
                 f"{self.step.name}: `predict` over several processes returns "
                 f"dense tensors. Received: a {type(leaf).__name__}. Make it "
                 "dense in `predict_step`."
             )
-        if leaf.shape.rank == 0:
-            return self._mean_everywhere(leaf)
-        is_regular = not self.step.may_be_empty
-        self.step.kinds.mark(leaf, kind_of_rows(0, regular=is_regular))
-        return gathered([leaf], self.step)[0].all
-
-    def merge(self, merged: Merged) -> None:
-        """See `Exit`."""
-        if self._gathers():
-            merged.result = merged.outputs[0]
-            return
-        if self._is_local:  # numbers for the batch are equal on all replicas
-            others = map(tf.zeros_like, merged.fractions[1:])
-            merged.fractions = [tf.constant(1.0), *others]
-        each = [keras.tree.flatten(one) for one in merged.outputs]
-        leaves = [
-            leaves[0] if is_first else _of_global_batch(tuple(leaves), merged)
-            for is_first, *leaves in zip(self._are_first, *each, strict=True)
-        ]
-        merged.result = keras.tree.pack_sequence_as(merged.outputs[0], leaves)
-
-
-def _of_global_batch(leaves: tuple, merged: Merged) -> Any:
-    if leaves[0] is None:
-        return None
-    if leaves[0].shape.rank == 0:  # as of a metric, a mean over samples
-        return _weighted_mean(leaves, merged.fractions)
-    # The outputs of a replica without samples for its stand-in are dropped.
-    return _joined_rows(leaves, merged.sizes)
+        if role == "rows":
+            is_regular = not self.step.may_be_empty
+            self.step.kinds.mark(leaf, kind_of_rows(0, regular=is_regular))
+        return _everywhere(role, leaf, self.step)
 
 
 def _everywhere(role: str, leaf: tf.Tensor, step: Step) -> tf.Tensor:
@@ -331,18 +307,8 @@ def _warn_of_return(step: Step, path: str, leaf: tf.Tensor, what: str) -> None:
 def _merged(leaves: list, role: str, fractions: list, sizes: list) -> Any:
     if role == "first":
         return leaves[0]
-    if role == "rows":
-        return _joined_rows(leaves, sizes)
-    return _weighted_mean(tuple(leaves), fractions)
-
-
-def _joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
-    """Joins the replicas' rows, without stand-ins for samples.
-
-    Args:
-        leaves: One of each replica.
-        sizes: The numbers of samples, or `None` if a replica surely has some.
-    """
+    if role == "mean":
+        return _weighted_mean(leaves, fractions)
     return rows.joined(
         [
             leaf if size is None else _if_any(leaf, size)
@@ -352,14 +318,13 @@ def _joined_rows(leaves: Sequence[Any], sizes: list[Any]) -> Any:
 
 
 def _if_any(leaf: Any, size: tf.Tensor) -> Any:
+    """Returns a replica's rows, if they are not of a stand-in for samples."""
     length = tf.cast(rows.length_of(leaf), tf.int64)
     return rows.take(leaf, tf.zeros_like(length), tf.sign(size) * length)
 
 
-def _weighted_mean(leaves: tuple[Any, ...], fractions: list[tf.Tensor]) -> Any:
+def _weighted_mean(leaves: list[Any], fractions: list[tf.Tensor]) -> Any:
     """Averages the replicas' values, each by its fraction of the samples."""
-    if leaves[0] is None:
-        return None
     tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
     if not tensors[0].dtype.is_floating:
         tensors = [tf.cast(tensor, keras.config.floatx()) for tensor in tensors]

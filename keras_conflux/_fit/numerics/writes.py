@@ -23,14 +23,13 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_tracing
-from keras_conflux._fit.numerics import counters
-from keras_conflux._fit.numerics import moving_averages
+from keras_conflux._fit.numerics import late_writes
 from keras_conflux._fit.numerics.choices import Choices
-from keras_conflux._fit.numerics.counters import is_counter
 from keras_conflux._fit.numerics.exit import Exit
 from keras_conflux._fit.numerics.exit import TraceFindings
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._fit.numerics.late_writes import is_counter
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication import sums
@@ -126,7 +125,7 @@ class Writes(Exit):
         self._note(variable, value)
         self.step.kinds.notice(tf.compat.v1.get_default_graph())
         if is_counter(variable):
-            return counters.own_share(
+            return late_writes.own_share(
                 variable, value, self.step, comes_together
             )
         if self.step.turns is not None and not self._is_of_package:
@@ -151,8 +150,7 @@ class Writes(Exit):
     def _needs_no_exchange(self, variable: keras.Variable) -> bool:
         """Whether a variable is set to a replica's own value, whatever that is.
 
-        It is a statistic of the replica's own samples then, or the package sets
-        it, or there is no other replica.
+        It is a statistic of its own samples then, or set by the package.
         """
         return (
             self._is_of_package
@@ -191,11 +189,13 @@ class Writes(Exit):
         """
         if id(variable) in self._all or self._is_traced_here():
             return value
-        value = _read(value)
-        moves = variable.trainable or moving_averages.is_computed_from(
+        if isinstance(value, keras.Variable | tf.Variable):
+            value = keras_variables.as_tensor(value)  # as it is now
+        moves = variable.trainable or late_writes.is_computed_from(
             value, variable
         )
-        if not moves and not _is_constant(value):
+        is_shown = tf.is_tensor(value) and tf.get_static_value(value) is None
+        if not moves and is_shown:
             # Not in the graph of a branch, whose tensors are known there only.
             with self.step.graph.as_default():
                 self._before[id(variable)] = variable.value + 0
@@ -232,7 +232,8 @@ class Writes(Exit):
         """
         self._is_of_package = True
         if replica_collectives().count > 1:
-            self._make_global(_tensors_in(output))
+            leaves = tf.nest.flatten(output, expand_composites=True)
+            self._make_global([x for x in leaves if isinstance(x, tf.Tensor)])
         return output
 
     def _make_global(self, results: list[tf.Tensor]) -> None:
@@ -249,9 +250,7 @@ class Writes(Exit):
             if self._are_equal(values, traced_here):
                 continue
             own = id(weight) in self._own_statistics
-            if moving_averages.is_moving_average(
-                weight, self.step, own, results
-            ):
+            if late_writes.is_moving_average(weight, self.step, own, results):
                 self._moving_averages.append(weight)
             elif values and traced_here:
                 exact.append((weight, values[-1]))
@@ -271,7 +270,7 @@ class Writes(Exit):
         """Returns the values written to this replica's copy of a weight."""
         if self.step.kinds.is_blind:
             return [], False
-        return self.step.kinds.written(moving_averages.handle_of_copy(weight))
+        return self.step.kinds.written(late_writes.handle_of_copy(weight))
 
     def _warn_of_counters(self, variables: list[keras.Variable]) -> None:
         """Warns of metrics' counts where replicas may not come together."""
@@ -300,9 +299,7 @@ class Writes(Exit):
     ) -> bool:
         """Whether a mean over replicas equals one device's value.
 
-        Args:
-            weight: The weight that graphs inside of the step's write.
-            values: The values written to this replica's copy.
+        The values are written in graphs inside of the step's.
         """
         if id(weight) in self._own_statistics:
             return True
@@ -337,7 +334,7 @@ class Writes(Exit):
             weight.assign(old + total)
         _average(floats, fraction)
         with tensorflow_tracing.of_rank():
-            is_first = counters.has_first(self.step)
+            is_first = late_writes.has_first(self.step)
         firsts = replica_collectives().broadcast_of(
             [w.value for w in others], is_first
         )
@@ -352,21 +349,15 @@ class Writes(Exit):
             sums.add_up([*found], replica_collectives())
 
 
-def _tensors_in(output: Tree) -> list[tf.Tensor]:
-    leaves = tf.nest.flatten(output, expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-
-
 def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     """Returns the value that one device would write.
 
-    It is the value itself if that is averaged at the end of the step, or if
-    the graph does not show how it is computed.
+    It is the value itself if that is averaged later, or is not shown.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
     if step.kinds.of(value) == EQUAL:
         return value
-    is_late = moving_averages.averages(value, variable, step)
+    is_late = late_writes.averages(value, variable, step)
     if is_late and step.turns is None:
         return value
     try:
@@ -378,18 +369,6 @@ def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
     found = tf.ensure_shape(found, value.shape)
     step.kinds.mark_equal([found])
     return found
-
-
-def _read(value: Any) -> Any:
-    """Returns the value of a variable, if a step adds one to another."""
-    is_variable = isinstance(value, keras.Variable | tf.Variable)
-    return keras_variables.as_tensor(value) if is_variable else value
-
-
-def _is_constant(value: Any) -> bool:
-    if not tf.is_tensor(value):
-        return True
-    return tf.get_static_value(value) is not None
 
 
 def _average(weights: list[keras.Variable], fraction: tf.Tensor) -> None:

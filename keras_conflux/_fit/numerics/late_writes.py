@@ -1,11 +1,18 @@
-"""The sums of metrics, to which each replica adds the part of its samples.
+"""Writes that wait for others': the sums of metrics, and moving averages.
 
-The copies of such a variable add up to its value. While steps run, each replica
-counts its own samples. Between executions each process has the whole sum, in
-the copy of its first replica, so that a metric reads, is saved and is reset as
-in one process.
+The copies of a sum add up to its value. While steps run, each replica counts
+its own samples. Between executions each process has the whole sum, in the copy
+of its first replica, so that a metric reads, is saved and is reset as in one
+process.
+
+A step that sets `v` to `a * v + b`, with a constant `a` and a `b` of its data,
+makes `v` a sum of such `b`, however many steps run. The mean of sums is the sum
+of means: so averaging the replicas' copies once after many steps equals
+averaging them after each one, up to rounding. The statistics that
+BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -21,6 +28,10 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
+from keras_conflux._graphs import bodies
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import resources
+from keras_conflux._graphs import walks
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import rank_as_tensor
 from keras_conflux._replication.replica_context import replica_collectives
@@ -80,8 +91,7 @@ def _share_of_turns(
 ) -> tf.Tensor:
     """Returns the share of a replica, which it writes once after its turns.
 
-    Raises:
-        NotImplementedError: If the graph does not show each turn's summand.
+    It is refused if the graph does not show each turn's summand.
     """
     try:
         share, without_samples = _share(value, step, comes_together)
@@ -113,16 +123,8 @@ def _share(
 ) -> tuple[tf.Tensor, Any]:
     """Returns parts that add up to the value that one device would set.
 
-    Args:
-        value: The value that a replica would set.
-        step: The step of the replica.
-        comes_together: See `own_share`.
-
-    Returns:
-        The part of a replica, and of one that has no samples, if it is known.
-
-    Raises:
-        NotDerivable: If replicas cannot compute one device's summand.
+    These are the part of a replica, and of one that has no samples, if it is
+    known. Raises `NotDerivable` if replicas cannot compute the summand.
     """
     terms = list(value.op.inputs) if value.op.type in SUMS else [value]
     kinds = [step.kinds.of(term) for term in terms]
@@ -190,7 +192,99 @@ def has_first(step: Step) -> Any:
 
 def handles_of_sums(model: keras.Model) -> list[Any]:
     """Returns the handles of this replica's copies that add up to a value."""
-    return [
-        tensorflow_internals.handle_of(state.copies(v)[replica_index()])
-        for v in state.sums_of(model)
+    return [*map(handle_of_copy, state.sums_of(model))]
+
+
+def is_moving_average(
+    variable: keras.Variable,
+    step: Step,
+    of_own_samples: bool,
+    results: Iterable[tf.Tensor],
+) -> bool:
+    """Whether a replica's step uses a variable in this way alone.
+
+    To be asked where the step has been traced, before anything else is done
+    with the variable there.
+
+    Args:
+        variable: The variable that the step writes.
+        step: The step of the replica.
+        of_own_samples: Whether it is a statistic of a replica's own samples.
+        results: The results of the step. A read that leads to none of them, and
+            to no write, is none, such as one for a recomputation that then
+            has no use for it.
+    """
+    copy = state.copies(variable)[replica_index()]
+    uses = [
+        use for use in resources.uses_of(copy) if effects.matters(use, results)
     ]
+    if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
+        return False
+    read, write = uses
+    value = write.inputs[1]
+    if not _adds_to_scaled(value, variable):
+        return False
+    if not of_own_samples and not _adds_mean(value, step):
+        return False
+    scaled = _only_user(read)
+    return (
+        scaled is not None
+        and _only_user(scaled) is value.op
+        and _only_user(value.op) is write
+    )
+
+
+def averages(value: tf.Tensor, variable: keras.Variable, step: Step) -> bool:
+    """Whether a value is a variable's old one, times a constant, and a mean.
+
+    The mean of the replicas' values is then one device's value.
+    """
+    return _adds_to_scaled(value, variable) and _adds_mean(value, step)
+
+
+def _adds_to_scaled(value: tf.Tensor, variable: keras.Variable) -> bool:
+    if value.op.type != "AddV2":
+        return False
+    scaled = [
+        term.op
+        for term in value.op.inputs
+        if term.op.type == "Mul"
+        and any(tf.get_static_value(x) is not None for x in term.op.inputs)
+    ]
+    return any(_reads(each, variable) for each in scaled)
+
+
+def _adds_mean(value: tf.Tensor, step: Step) -> bool:
+    roles = {step.kinds.of(term).role for term in value.op.inputs}
+    return roles <= {Role.EQUAL, Role.MEAN}
+
+
+def _reads(operation: tf.Operation, variable: keras.Variable) -> bool:
+    handle = handle_of_copy(variable)
+    return any(
+        each.op.type == "ReadVariableOp"
+        and bodies.outermost(each.op.inputs[0], each.graph) is handle
+        for each in operation.inputs
+    )
+
+
+def is_computed_from(value: Any, variable: keras.Variable) -> bool:
+    """Whether a traced value depends on the old value of a replica's copy."""
+    copies = state.copies(variable)
+    if not tf.is_tensor(value) or len(copies) == 1:
+        return False
+    uses = resources.uses_of(copies[replica_index()])
+    reads = [op for op in uses if op.type == "ReadVariableOp"]
+    return walks.depends_on([value.op], reads)
+
+
+def handle_of_copy(variable: keras.Variable) -> Any:
+    """Returns the handle of this replica's copy of a variable, or the only."""
+    copies = state.copies(variable)
+    copy = copies[replica_index() if len(copies) > 1 else 0]
+    return tensorflow_internals.handle_of(copy)
+
+
+def _only_user(operation: tf.Operation) -> tf.Operation | None:
+    users = operation.outputs[0].consumers()
+    return users[0] if len(users) == 1 else None
