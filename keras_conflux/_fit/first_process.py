@@ -99,10 +99,6 @@ class FirstProcessLeads(keras.callbacks.Callback):
 
     Callbacks restore a model when training begins, each process for itself,
     from files that the first one has written. The others may not see these.
-
-    Args:
-        model: The model that is trained.
-        callbacks: The user's callbacks, which come before this one.
     """
 
     def __init__(self, model: keras.Model, callbacks: list[Any]) -> None:

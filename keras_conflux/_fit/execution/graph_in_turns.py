@@ -69,12 +69,7 @@ class TracedTurn:
 
 
 class CannotRunInTurns(Exception):
-    """A step does something in each turn that one device does once.
-
-    Args:
-        operation: The operation that does it.
-        reason: The reason, as messages give it.
-    """
+    """A step does something in each turn that one device does once."""
 
     def __init__(self, operation: tf.Operation, reason: str) -> None:
         super().__init__(reason)
@@ -109,7 +104,7 @@ def run(
     _log_if_repeated(plan.loops)
     runner = _Runner(traced, count, arguments, compiled)
     for phase, loop in enumerate(plan.loops):
-        runner.run_once(plan.once(phase))
+        _copy(plan.once(phase), runner.known)
         given = runner.run_turns(loop)
         pairs = list(zip(loop.cuts, given, strict=True))
         _exchange(pairs, everywhere, runner.known)
@@ -163,12 +158,7 @@ class _Loop:
 
 
 class _Plan:
-    """Which operations run when.
-
-    Args:
-        traced: The step.
-        compiled: Whether XLA compiles it.
-    """
+    """Which operations run when."""
 
     def __init__(self, traced: TracedTurn, compiled: bool) -> None:
         self._traced = traced
@@ -190,7 +180,8 @@ class _Plan:
             [*(each.op for each in self._outputs), *self._effects]
         )
         for operation in self._needed:
-            if self._varies[operation] and _writes(operation):
+            writes = effect_of(operation) & (Effect.WRITES | Effect.WAITS)
+            if self._varies[operation] and writes:
                 raise CannotRunInTurns(operation, _WRITES_OFTEN)
         self._earliest: dict[tf.Operation, int] = {}
         self._find_phases()
@@ -221,8 +212,7 @@ class _Plan:
     def _share_loops(self) -> None:
         """Moves cuts to later loops that compute their inputs anyway.
 
-        So the loop with the gradients computes the sums of a metric, and the
-        forward pass is not run for them before.
+        So no forward pass is run just for the sums of a metric.
         """
         latest = self._latest_phases()
         for cut in [each for each in self._needed if each in self._cuts]:
@@ -339,8 +329,7 @@ class _Plan:
     def _refuse_tables_in_several_loops(self) -> None:
         """Raises where replicas would wait for each other in a circle.
 
-        TensorFlow runs the ops that use a table one after another, and so all
-        loops of a replica before the next replica's.
+        TensorFlow runs a replica's loops that use a table one after another.
         """
         seen: dict[int, int] = {}
         for phase, loop in enumerate(self.loops):
@@ -376,10 +365,6 @@ class _Runner:
         self._compiled = compiled
         self._has_run: set[tf.Operation] = set()
         self.known: _Known = dict(bodies.captures(traced.graph))
-
-    def run_once(self, operations: list[tf.Operation]) -> None:
-        """Runs operations that do not depend on microbatches."""
-        _copy(operations, self.known)
 
     def run_turns(self, loop: _Loop) -> list[tf.Tensor]:
         """Runs the turns of a phase.
@@ -532,8 +517,3 @@ def _must_run(operation: tf.Operation, compiled: bool) -> bool:
     # XLA leaves assertions out, and loops cannot be given their texts.
     passive = HARMLESS if compiled else Effect.READS
     return bool(effect_of(operation) & ~passive)
-
-
-def _writes(operation: tf.Operation) -> bool:
-    """Whether an operation, or one inside of it, writes something."""
-    return bool(effect_of(operation) & (Effect.WRITES | Effect.WAITS))

@@ -21,13 +21,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
 class GraphProgram(StepPrograms):
-    """Runs a step for one batch after another, of any sizes.
-
-    Args:
-        step: The step of each replica.
-        strategy: The strategy that replicates the model.
-        turns: The number of turns in which a replica runs a step.
-    """
+    """Runs a step for one batch after another, of any sizes."""
 
     def __init__(
         self,

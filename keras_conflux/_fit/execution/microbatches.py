@@ -45,14 +45,7 @@ _NUMBERS = {
 
 
 class TracedTurns:
-    """The turns of a replica, while one of them is traced. See `Turns`.
-
-    Args:
-        name: The name of the step.
-        count: The number of turns of each replica.
-        device_fraction: See `Turns`.
-        compiled: Whether XLA compiles them.
-    """
+    """The turns of a replica, while one of them is traced. See `Turns`."""
 
     spans_processes = False
     on_gpu = False
@@ -77,11 +70,7 @@ class TracedTurns:
         return self.rank % self._count == 0
 
     def begin(self, rank: tf.Tensor) -> None:
-        """Marks the trace of a turn in the current graph.
-
-        Args:
-            rank: See `Turns`.
-        """
+        """Marks the trace of a turn in the current graph."""
         self.rank = rank
         self.cuts = []
         self._graph = tf.compat.v1.get_default_graph()
@@ -230,14 +219,11 @@ class StepInTurns:
                     compiled is not None,
                 )
         except CannotRunInTurns as error:
-            raise _refusal(self._name, error) from error
-
-
-def _refusal(name: str, error: CannotRunInTurns) -> NotImplementedError:
-    return NotImplementedError(
-        f"{name}: with `microbatches=` a replica runs a step in turns, and "
-        f"{error.operation.name} ({error.operation.type}) {error.reason}."
-    )
+            raise NotImplementedError(
+                f"{self._name}: with `microbatches=` a replica runs a step in "
+                f"turns, and {error.operation.name} ({error.operation.type}) "
+                f"{error.reason}."
+            ) from error
 
 
 class _Even:
@@ -313,7 +299,7 @@ class _Uneven:
         count: The number of turns.
         leaves: The leaves of the replica's part of the batch.
         place: The place of the replica's samples.
-        size: The number of samples, which may be 0; `None` if it cannot.
+        size: Their number, which may be 0; `None` if it cannot.
     """
 
     compiled = None

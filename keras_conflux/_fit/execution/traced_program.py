@@ -51,13 +51,6 @@ class TracedProgram:
     """Traces a program in the thread of the caller, as on one device.
 
     It runs when its collectives may.
-
-    Args:
-        communicator: Carries its collectives.
-        watchdog: Runs it.
-        function: The Python function of the program.
-        signature: The signature of `function`.
-        compiled: Whether XLA compiles it.
     """
 
     def __init__(
@@ -148,12 +141,7 @@ def make_by(maker: Maker) -> None:
 
 
 def make(trace: Callable[[], TracedProgram], purpose: Purpose) -> Program:
-    """Makes a program of XLA.
-
-    Args:
-        trace: Traces it.
-        purpose: The purpose of the program.
-    """
+    """Makes a program of XLA."""
     return _makers[-1](trace, purpose)
 
 
@@ -189,12 +177,9 @@ class StepPrograms:
         trace: Callable[[], TracedProgram],
         is_common: bool = True,
     ) -> Program:
-        """Returns the program of a key.
+        """Returns the program of a key, traced if there is none or it is stale.
 
-        Args:
-            key: The properties of the batches that it is traced for.
-            trace: Traces it, if there is none or it is stale.
-            is_common: Whether all processes trace it where one does.
+        All processes trace one that is common where one does.
         """
         with self._step.tracing:
             program = self._programs.get(key)

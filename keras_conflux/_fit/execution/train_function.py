@@ -103,11 +103,6 @@ _plans: Any = weakref.WeakKeyDictionary()
 
 
 def is_of_other_mode(function: Any, model: keras.Model) -> bool:
-    """Whether a function was made for graphs and runs eagerly now, or not.
-
-    Args:
-        function: The `train_function`, or another one, that a model has.
-        model: The model.
-    """
+    """Whether a function was made for graphs and runs eagerly now, or not."""
     plan = _plans.get(function) if function is not None else None
     return plan is not None and plan.eager != keras_models.runs_eagerly(model)

@@ -133,7 +133,10 @@ class XlaProgram(StepPrograms):
             return self._step.merge(ordered, fractions, [None] * count)
 
         specs = [
-            [_stacked_spec(spec, limit) for spec in trees.present(each)]
+            [
+                tf.TensorSpec([limit, *spec.shape], spec.dtype)
+                for spec in trees.present(each)
+            ]
             for each in shard_specs
         ]
         signature = [tf.TensorSpec([], tf.int32), specs]
@@ -148,8 +151,7 @@ class XlaProgram(StepPrograms):
     def _serves_all(self, trace: SharedTrace, shard_specs: list[Tree]) -> bool:
         """Whether the trace of replica 0 equals the traces of the others.
 
-        Over several processes, the first replica of each keeps the sums of
-        metrics.
+        In several processes, each first replica keeps the sums of metrics.
         """
         return (
             all(spec == shard_specs[0] for spec in shard_specs)
@@ -162,8 +164,7 @@ class XlaProgram(StepPrograms):
     ) -> Callable:
         """Returns the program of a replica, on as many as `limit` batches.
 
-        The fraction of the batch is a constant in it, so that XLA removes the
-        operations for batches that do not divide evenly.
+        The constant batch fraction has XLA leave out what uneven batches need.
         """
         count = self._communicator.size
 
@@ -242,7 +243,3 @@ def _padded(stacked: tf.Tensor, limit: int, device: str) -> tf.Tensor:
     with tf.device(device):
         shape = [missing, *stacked.shape[1:]]
         return concatenated(stacked, tf.zeros(shape, stacked.dtype))
-
-
-def _stacked_spec(spec: tf.TensorSpec, limit: int) -> tf.TensorSpec:
-    return tf.TensorSpec([limit, *spec.shape], spec.dtype)

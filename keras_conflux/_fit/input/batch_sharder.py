@@ -61,8 +61,7 @@ class BatchSharder:
         """Returns a number that is equal for equal batches; 0 in one process.
 
         It is of a sample of their bytes: reading each would take as long as a
-        step. Batches that differ, as of differently shuffled data, differ in
-        most of their entries.
+        step. Differently shuffled data differ in most of their entries.
         """
         if process_count() == 1:
             return 0
@@ -75,12 +74,7 @@ class BatchSharder:
     def join(
         self, batches: list[Batch | StackedBatch], spec: Tree = None
     ) -> list[Batch | StackedBatch]:
-        """Makes global batches of sharded batches, where they are parts.
-
-        Args:
-            batches: The result of a call.
-            spec: As in that call.
-        """
+        """Makes global batches of sharded batches, where they are parts."""
         return batches
 
     def __call__(
@@ -190,11 +184,7 @@ class BatchSharder:
 
 
 class WholeBatchSharder(BatchSharder):
-    """Leaves batches whole, and moves them to the first device.
-
-    Args:
-        strategy: The strategy that replicates the model.
-    """
+    """Leaves batches whole, and moves them to the first device."""
 
     def __init__(self, strategy: ReplicatedStrategy) -> None:
         super().__init__(strategy, stacks=False)

@@ -50,10 +50,6 @@ class Placement:
 def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
     """Moves one batch.
 
-    Args:
-        leaves: The tensors of a global batch, of shape `(batch, ...)`.
-        placement: The devices of the shards.
-
     Returns:
         Per replica, its shard of each leaf, on its device.
     """
@@ -123,13 +119,9 @@ def _filled(
     parts: list[list[tf.Tensor]],
     device: str,
 ) -> list[tf.Tensor]:
-    """Returns the stacks of a replica in the order of the leaves.
+    """Returns a replica's stacks in the order of the leaves.
 
-    Args:
-        specs: The specs of the leaves.
-        wholes: The stacks that have been written in place.
-        parts: The stacks of each group, of the other leaves.
-        device: The device of the stacks.
+    Some have been written in place; others are the stacks of each group.
     """
     whole, joined = iter(wholes), map(list, zip(*parts, strict=True))
     return [
@@ -151,13 +143,7 @@ def _joined(stacks: Sequence[tf.Tensor], device: str) -> tf.Tensor:
 def batch_at(
     stack: tf.Tensor, position: int, as_stack: bool = False
 ) -> tf.Tensor:
-    """Returns one of the tensors that are stacked, where they are.
-
-    Args:
-        stack: A stack of any number of tensors.
-        position: The position of the tensor.
-        as_stack: Whether to return a stack of one.
-    """
+    """Returns one of the tensors that are stacked, where they are."""
     # A tensor made of an array says `localhost` in every process.
     device_of_process = str(short_name(stack.backing_device))
     take = _graph_on(

@@ -72,13 +72,7 @@ class Measurements:
     def executing(
         self, steps: int, samples: int, programs: Callable[[], int]
     ) -> Iterator[None]:
-        """Measures an execution.
-
-        Args:
-            steps: The number of its steps.
-            samples: The number of their samples.
-            programs: Returns how many programs have been traced so far.
-        """
+        """Measures an execution."""
         before, began = programs(), clock()
         yield
         work = self.first if programs() > before else self.other

@@ -54,7 +54,10 @@ class Specs:
             one.most_specific_common_supertype([other])
             for one, other in zip(new, old, strict=True)
         ]
-        if all(map(_of_one_rank, new, common)):
+        if all(
+            two is not None and one.shape.rank == two.shape.rank
+            for one, two in zip(new, common, strict=True)
+        ):
             specs = trees.refill(specs, common)
         self._seen[key] = specs
         return specs
@@ -78,8 +81,8 @@ def specs_of_shard(specs: Tree, count: int) -> Tree:
     """
 
     def shard(spec: Any) -> Any:
-        rows = spec.shape[0] if spec.shape.rank else None
-        if not isinstance(spec, tf.TensorSpec) or not rows or rows % count:
+        rows = _known_rows(spec)
+        if not rows or rows % count:
             return _of_any_batch_size(spec)
         return _of_rows(spec, rows // count)
 
@@ -90,12 +93,15 @@ def specs_of_whole(specs: Tree, count: int) -> Tree:
     """The specs of a batch of which a replica's shard has these specs."""
 
     def whole(spec: Any) -> Any:
-        rows = spec.shape[0] if spec.shape.rank else None
-        if not isinstance(spec, tf.TensorSpec) or rows is None:
-            return spec
-        return _of_rows(spec, rows * count)
+        rows = _known_rows(spec)
+        return spec if rows is None else _of_rows(spec, rows * count)
 
     return trees.map_leaves(whole, specs)
+
+
+def _known_rows(spec: Any) -> int | None:
+    is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank
+    return spec.shape[0] if is_dense else None
 
 
 def opened(specs: Tree) -> Tree:
@@ -145,7 +151,3 @@ def _with_rows(specs: Tree, batch: Tree) -> Tree:
         )
     ]
     return trees.refill(specs, leaves)
-
-
-def _of_one_rank(one: Any, other: Any) -> bool:
-    return other is not None and one.shape.rank == other.shape.rank

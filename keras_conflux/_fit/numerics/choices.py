@@ -85,7 +85,7 @@ class Choices(Exit):
         for what, graph in self._places:
             if self.is_everywhere(graph):
                 continue
-            if what == _GRADIENT and replica_collectives().count > 1:
+            if what == GRADIENT and replica_collectives().count > 1:
                 raise NotImplementedError(_apart(what, self.step.name))
             self.step.warn_once(what, _apart(what, "the step"))
         return output
@@ -121,15 +121,8 @@ class Choices(Exit):
             for each, graph in zip(self._traced, graphs, strict=True)
         )
 
-    def note_update(self, optimizer: Any) -> None:
-        """Notes where in a step an optimizer changes weights."""
-        self._note(f"applies the optimizer {optimizer.name!r}")
-
-    def note_gradient(self) -> None:
-        """Notes where in a step a tape adds up the replicas' gradients."""
-        self._note(_GRADIENT)
-
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
+        """Notes where in a step replicas do something together."""
         graph = tf.compat.v1.get_default_graph()
         if graph is not self.step.graph:
             self.come_together()
@@ -155,7 +148,7 @@ class Choices(Exit):
         return True
 
 
-_GRADIENT = "computes gradients"
+GRADIENT = "computes gradients"
 
 
 def _apart(what: str, step: str) -> str:
@@ -169,12 +162,7 @@ def _apart(what: str, step: str) -> str:
 
 
 class _Choice:
-    """A condition, or an index, by which each replica chooses a branch.
-
-    Args:
-        given: The condition of the step.
-        step: The step of the replica.
-    """
+    """A condition, or an index, by which each replica chooses a branch."""
 
     def __init__(self, given: Any, step: Step) -> None:
         given = tf.convert_to_tensor(given)
@@ -221,11 +209,7 @@ class _Choice:
 
 
 class _Call:
-    """Where a step calls a function.
-
-    Args:
-        graph: The graph of the caller.
-    """
+    """The place where a step calls a function, by the graph of the caller."""
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
@@ -242,12 +226,8 @@ class _Call:
 def _is_run_by_all(call: tf.Operation, step: Step, repeated: bool) -> bool:
     if call.type in bodies.LOOPS:
         return repeated and step.kinds.turns_alike(call)
-    if call.type in bodies.BRANCHES | bodies.CASES:
-        return _is_shared(call.inputs[0], step)
-    return True
-
-
-def _is_shared(condition: tf.Tensor, step: Step) -> bool:
-    if not step.kinds.is_blind:
-        return step.kinds.of(condition) == EQUAL
-    return not step.kinds.depends_on_samples(condition)
+    if call.type not in bodies.BRANCHES | bodies.CASES:
+        return True
+    if step.kinds.is_blind:
+        return not step.kinds.depends_on_samples(call.inputs[0])
+    return step.kinds.of(call.inputs[0]) == EQUAL

@@ -103,9 +103,6 @@ class DrawnRows:
         """Gives each row that one device draws a parameter.
 
         Other replicas' rows get any parameter that this one has.
-
-        Args:
-            parameter: A mean or the like, which all rows share, or of each.
         """
         if parameter.shape.rank != len(self.sizes):
             return parameter
@@ -148,9 +145,7 @@ class DrawnRows:
     def _share(self, samples: Any, length: Any) -> Any:
         """Returns how many rows a number of samples has.
 
-        Args:
-            samples: The number.
-            length: The number of rows of the replica's samples.
+        `length` is the number of rows of the replica's samples.
         """
         own = self.place.own
         with on_host():

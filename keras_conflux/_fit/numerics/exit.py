@@ -99,11 +99,7 @@ class Exit(Part):
         """Adds reasons against the trace."""
 
     def after_steps(self, fraction: Any) -> None:
-        """Does the work that is due once after many steps.
-
-        Args:
-            fraction: The batch fraction of each of these steps.
-        """
+        """Does the work that is due once after many steps."""
 
     def merge(self, merged: Merged) -> None:
         """Merges the values of all replicas, outside of them."""

@@ -21,10 +21,6 @@ class _GatheredBlock:
     """Rows of all replicas that were not joined with others.
 
     A replica without samples, which runs on a stand-in, adds none.
-
-    Args:
-        source: The replica's rows.
-        axis: The axis of the samples.
     """
 
     def __init__(self, source: tf.Tensor, axis: int) -> None:
@@ -38,11 +34,7 @@ class _GatheredBlock:
         self.all = source
 
     def placed(self, in_xla: bool) -> tf.Tensor:
-        """Returns this replica's rows where all will have them.
-
-        Args:
-            in_xla: Whether XLA compiles it, which does not know a turn's rank.
-        """
+        """Returns this replica's rows where all will have them."""
         mine = self._resized(self._source, 0, self.length)
         summable = dtypes.as_summable(mine)
         neutral = SUM.neutral(summable.dtype)
@@ -93,12 +85,7 @@ def _is_axis(tensor: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 class GatheredRows:
-    """The rows of a tensor of all replicas, in the order of the samples.
-
-    Args:
-        source: The replica's tensor.
-        kind: Its kind: ROWS along an axis that is known.
-    """
+    """The rows of a tensor of all replicas, in the order of the samples."""
 
     def __init__(self, source: tf.Tensor, kind: Kind) -> None:
         self._shape = source.shape

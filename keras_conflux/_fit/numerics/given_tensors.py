@@ -95,10 +95,6 @@ class SharedUpdate:
     """An update of an optimizer, as a function of tensors.
 
     In a program of XLA it is traced once for all tensors of one shape.
-
-    Args:
-        optimizer: The optimizer whose `update_step` is called.
-        learning_rate: The learning rate that it takes.
     """
 
     def __init__(self, optimizer: Any, learning_rate: Any) -> None:

@@ -78,12 +78,9 @@ def _own_gradient(
 ) -> list[tf.Tensor | None]:
     """Returns the derivatives that a program defines, of the global batch.
 
-    The program computes them with tensors of the replica. It does so for
-    stand-ins of the upstream derivatives, which it may mix like samples, and
-    the result is computed once more.
-
-    Raises:
-        NotDerivable: If it is not of the graph that is being traced.
+    The program computes them with tensors of the replica, for stand-ins of the
+    upstream derivatives, which it may mix like samples. The result is computed
+    once more.
     """
     if operation.graph is not tf.compat.v1.get_default_graph():
         raise NotDerivable(operation.name)
@@ -180,11 +177,7 @@ def _passing_gradients(
 ) -> tf.Tensor:
     """Returns a result from which a tape goes on to the replica's sources.
 
-    Args:
-        result: Computed of the sources' global values, outside of any tape.
-        found: The derivation of one replica alone.
-        known: By the ids of the sources, their global values.
-        step: The replica's.
+    It is computed of the sources' global values, outside of any tape.
     """
     floating = {
         key: source
@@ -217,10 +210,7 @@ def _own_slopes(
 ) -> list[tf.Tensor | None]:
     """Returns derivatives by a replica's contributions to global values.
 
-    Args:
-        sources: The contributions.
-        slopes: The derivatives of this replica's results by global values.
-        step: The step of the replica.
+    They are made of the derivatives of this replica's results by these values.
     """
     fraction = step.batch_fraction
     # A stand-in for missing samples has derivatives of its own.
@@ -240,13 +230,7 @@ def _own_slopes(
 
 
 def own_slope(source: tf.Tensor, slope: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns a derivative by a replica's contribution.
-
-    Args:
-        source: The contribution.
-        slope: The derivative by its global value.
-        step: The step of the replica.
-    """
+    """Returns a derivative by a replica's contribution."""
     role = step.kinds.of(source).role
     if role is Role.ROWS:
         return gathered([source], step)[0].own(slope)
@@ -286,7 +270,10 @@ def reduced_by_role(
         return collectives.all_reduce("sum", [*map(summand, tensors)])
 
     def gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        numbers = [_as_numbers(each, step) for each in tensors]
+        numbers = [
+            _encoded(each, step) if each.dtype == tf.string else each
+            for each in tensors
+        ]
         return [
             _decoded(found.all) if each.dtype == tf.string else found.all
             for each, found in zip(
@@ -312,15 +299,7 @@ def reduced_by_role(
     return values
 
 
-def _as_numbers(tensor: tf.Tensor, step: Step) -> tf.Tensor:
-    if tensor.dtype != tf.string:
-        return tensor
-    codes = _encoded(tensor)
-    step.kinds.mark(codes, step.kinds.of(tensor))
-    return codes
-
-
-def _encoded(strings: tf.Tensor) -> tf.Tensor:
+def _encoded(strings: tf.Tensor, step: Step) -> tf.Tensor:
     """Returns the bytes and the length of each string, along a new last axis.
 
     All replicas call it together, as the longest string of all sets the size.
@@ -330,7 +309,9 @@ def _encoded(strings: tf.Tensor) -> tf.Tensor:
     width = replica_collectives().all_reduce("max", [longest])[0]
     codes = tf.io.decode_raw(strings, tf.uint8, fixed_length=width)
     codes = tf.cast(codes, lengths.dtype)
-    return tf.concat([codes, lengths[..., tf.newaxis]], -1)
+    codes = tf.concat([codes, lengths[..., tf.newaxis]], -1)
+    step.kinds.mark(codes, step.kinds.of(strings))
+    return codes
 
 
 def _decoded(codes: tf.Tensor) -> tf.Tensor:

@@ -34,9 +34,11 @@ class Gradients(Exit):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._is_differentiating = False
+        self.are_computed = False
+        """Whether a gradient tape is computing some."""
         self._is_keras_step = False
-        self._accumulates = False
+        self.are_accumulated = False
+        """Whether those that are applied are reduced at an update only."""
         self._postponed_losses: list[tuple[Any, Summing | None]] = []
         self._postponed: list[Any] = []
         self._summed_by: Summing | None = None
@@ -47,14 +49,9 @@ class Gradients(Exit):
         """See `Exit`."""
         findings.built = findings.built or self.have_built
 
-    @property
-    def are_computed(self) -> bool:
-        """Whether a gradient tape is computing some."""
-        return self._is_differentiating
-
     def computing(self) -> AbstractContextManager[None]:
         """Marks the computation of some by a gradient tape."""
-        return self.having(_is_differentiating=True)
+        return self.having(are_computed=True)
 
     def in_keras_step(self) -> AbstractContextManager[None]:
         """Marks a run of Keras' own `train_step`, and not of the user's."""
@@ -84,14 +81,9 @@ class Gradients(Exit):
         """Whether an optimizer is applying some."""
         return self.step.is_updating
 
-    @property
-    def are_accumulated(self) -> bool:
-        """Whether those that it applies are reduced when it updates only."""
-        return self._accumulates
-
     def already_summed(self) -> AbstractContextManager[None]:
         """Marks the accumulated gradients of an optimizer as sums here."""
-        return self.having(_accumulates=False)
+        return self.having(are_accumulated=False)
 
     @contextlib.contextmanager
     def applying(self, accumulates: bool = False) -> Iterator[None]:
@@ -105,7 +97,7 @@ class Gradients(Exit):
         """
         before, self.step.is_updating = self.step.is_updating, True
         try:
-            with self.having(_accumulates=accumulates):
+            with self.having(are_accumulated=accumulates):
                 yield
         finally:
             self.step.is_updating = before
@@ -195,20 +187,13 @@ def summed(grads: list[Any], sources: list[Any], step: Step) -> list[Any]:
     Of weights that lie in parts, a tape has parts of sums, which are gathered.
     """
     parts = [i for i, x in enumerate(sources) if state.is_in_parts(x)]
-    if not parts:
-        return _summed_wholes(grads, sources, step)
     others = [i for i in range(len(grads)) if i not in parts]
     found = list(grads)
-    totals = _summed_wholes(
-        [grads[i] for i in others], [sources[i] for i in others], step
-    )
-    for i, total in zip(others, totals, strict=True):
-        found[i] = total
-    wholes = _gathered(
-        [grads[i] for i in parts], [sources[i] for i in parts], step
-    )
-    for i, whole in zip(parts, wholes, strict=True):
-        found[i] = whole
+    for places, total in ((others, _summed_wholes), (parts, _gathered)):
+        if places:
+            own = [grads[i] for i in places], [sources[i] for i in places]
+            for i, each in zip(places, total(*own, step), strict=True):
+                found[i] = each
     return found
 
 
@@ -254,8 +239,7 @@ def _summed(grads: list[Any], step: Step) -> list[Any]:
 def _maxima(values: list[Any], step: Step) -> list[Any]:
     """Returns the largest of the values with which Keras overwrites variables.
 
-    These are scales of layers in float8, which follow from the values before
-    and are equal, and histories of largest magnitudes.
+    They are scales in float8, which are equal, and largest magnitudes.
     """
     if not values:
         return []

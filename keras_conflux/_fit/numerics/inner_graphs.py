@@ -82,12 +82,7 @@ class Loops(Part):
 
 
 class _Loop:
-    """The facts about a loop.
-
-    Args:
-        step: The step of the replica.
-        kinds: The kinds of its initial values.
-    """
+    """The facts about a loop, of which the initial values have some kinds."""
 
     def __init__(self, step: Step, kinds: list[Kind]) -> None:
         self.may_be_over_samples = step.kinds.is_blind
@@ -111,11 +106,7 @@ class _Loop:
                 self._step.kinds.mark(tensor, kind)
 
     def warn_of_writes(self, turned: Any) -> None:
-        """Warns of later turns' writes, if they are not of the assumed kind.
-
-        Args:
-            turned: The values that a turn gives to the next one.
-        """
+        """Warns of later turns' writes, if they are not of the assumed kind."""
         tensors = _flat(turned)
         if len(tensors) != len(self._kinds) or self._step.kinds.is_blind:
             return
@@ -156,7 +147,12 @@ def call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     if step is None or tf.executing_eagerly():
         return original(function, *args, **kwargs)
     leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    given = [leaf for leaf in leaves if _is_argument(leaf)]
+    # A function has a placeholder for each of these.
+    given = [
+        leaf
+        for leaf in leaves
+        if tf.is_tensor(leaf) or type(leaf).__module__ == "numpy"
+    ]
     own = _Functions.of(step).own(function, given)
     with Choices.of(step).calling(), step.kinds.calling(given):
         return original(own, *args, **kwargs)
@@ -171,12 +167,7 @@ class _Functions(Part):
         self._known: list[Any] = []
 
     def own(self, function: Any, given: list[Any]) -> Any:
-        """Returns the one for a function that is called here.
-
-        Args:
-            function: The program's.
-            given: Its arguments.
-        """
+        """Returns the one for a function that is called here."""
         graph = tf.compat.v1.get_default_graph()
         held = frozenset(self.step.kinds.held(graph).items())
         arguments = tuple(map(self._identity, given))
@@ -189,17 +180,11 @@ class _Functions(Part):
     def _identity(self, leaf: Any) -> Any:
         """Returns the key by which traces for an argument are told apart.
 
-        A value of several samples is computed once more from its inputs, and
-        the next call may have made it of others.
+        A value of several samples may have been made of other inputs before.
         """
         kind = self.step.kinds.of(leaf)
         follows = kind.role is Role.DERIVED or kind.depends_on_other_samples
         return (kind, id(leaf)) if follows else kind
-
-
-def _is_argument(leaf: Any) -> bool:
-    """Whether a function has a placeholder for a leaf of its arguments."""
-    return tf.is_tensor(leaf) or type(leaf).__module__ == "numpy"
 
 
 def _flat(tree: Any) -> list[Any]:

@@ -104,9 +104,9 @@ class Layers(Part):
                 continue
             try:
                 if self.own_gradients.mixes(operation, inputs):
-                    _warn_of_gradient(layer, operation, self.step)
+                    _warn_of_gradient(layer, operation, self.step, _MIXES)
             except NotDerivable:
-                _warn_of_untried_gradient(layer, operation, self.step)
+                _warn_of_gradient(layer, operation, self.step, _IS_UNTRIED)
 
     def place(self, layer: Any) -> int:
         """Returns the place of a layer that mixes among those that do.
@@ -131,7 +131,9 @@ def _exchanged(inputs: Any, step: Step) -> Any:
         if kind.role is not Role.DERIVED and not kind.depends_on_other_samples:
             return value
         if not _is_mixed(kind):
-            found = _tried(value, step)
+            found = None
+            with contextlib.suppress(NotDerivable):
+                found = rows_by_trial(value, step.kinds)
         elif replica_collectives().count > 1:
             return _own(value, step)
         else:
@@ -141,13 +143,6 @@ def _exchanged(inputs: Any, step: Step) -> Any:
         return value
 
     return keras.tree.map_structure(exchanged, inputs)
-
-
-def _tried(value: tf.Tensor, step: Step) -> Kind | None:
-    try:
-        return rows_by_trial(value, step.kinds)
-    except NotDerivable:
-        return None
 
 
 def _own(value: tf.Tensor, step: Step) -> tf.Tensor:
@@ -173,12 +168,9 @@ def _marked(
 ) -> tf.Tensor:
     """Marks an output as rows, and returns the rows of one device.
 
-    Where samples are mixed, the output is computed once more from the samples
-    of all replicas. If that is not possible, it warns.
-
-    Random numbers of samples that are drawn in loops and functions cannot be
-    tried out, and then the graph tells. Numbers of which it does not show the
-    samples warn.
+    Where samples are mixed, they are computed once more from the samples of all
+    replicas, or a warning tells of it. Random numbers that are drawn in loops
+    and functions cannot be tried out: there the graph tells.
     """
     known = step.kinds.of(output)
     if known.role is Role.ROWS:
@@ -194,8 +186,8 @@ def _marked(
             is_apart = not is_of_users or draws_numbers(output, inputs)
             is_mixed = known.depends_on_other_samples
             found = kind if is_apart and not is_mixed else None
-        if found is None and _compares(output):
-            return output
+        if found is None and output.shape.as_list() == [None, None]:
+            return output  # it may be a matrix that compares each with each
         if found is None or _is_mixed(known):
             own = output
             if replica_collectives().count > 1:
@@ -232,11 +224,6 @@ def _is_mixed(known: Kind) -> bool:
     return known.role is Role.ROWS and known.axis == 0 and known.mixed
 
 
-def _compares(output: tf.Tensor) -> bool:
-    """Whether an output may be a matrix that compares each with each."""
-    return output.shape.rank == 2 and output.shape.as_list() == [None, None]
-
-
 def _warn_of_mixing(layer: Any, step: Step) -> None:
     """Says of a layer that replicas mix their own samples only."""
     step.warn_once(
@@ -249,33 +236,29 @@ def _warn_of_mixing(layer: Any, step: Step) -> None:
     )
 
 
-def _warn_of_gradient(layer: Any, operation: tf.Operation, step: Step) -> None:
-    place = Layers.of(step).place(layer)
-    step.warn_once(
-        f"gradient of layer {place}: {type(layer).__name__}",
-        f"the gradient that the layer {layer.name!r} defines, as by "
-        "`tf.custom_gradient`, mixes samples of the batch. A replica mixes "
-        "the samples of its own part, and one device would mix the whole "
-        "batch. Reduce the mixed values over all replicas with "
-        "`keras_conflux.allreduce`.",
-        operation,
-    )
-
-
-def _warn_of_untried_gradient(
-    layer: Any, operation: tf.Operation, step: Step
+def _warn_of_gradient(
+    layer: Any, operation: tf.Operation, step: Step, how: str
 ) -> None:
     place = Layers.of(step).place(layer)
     step.warn_once(
         f"gradient of layer {place}: {type(layer).__name__}",
         f"the gradient that the layer {layer.name!r} defines, as by "
-        "`tf.custom_gradient`, cannot be tried out on drawn samples: it has "
-        "Python code, or a value that is no row of samples. If it mixes "
-        "samples, a replica mixes only its own part. Compute it with "
-        "operations of TensorFlow from rows of samples, and reduce mixed "
-        "values over all replicas with `keras_conflux.allreduce`.",
+        f"`tf.custom_gradient`, {how}",
         operation,
     )
+
+
+_MIXES = (
+    "mixes samples of the batch. A replica mixes the samples of its own part, "
+    "and one device would mix the whole batch. Reduce the mixed values over "
+    "all replicas with `keras_conflux.allreduce`."
+)
+_IS_UNTRIED = (
+    "cannot be tried out on drawn samples: it has Python code, or a value that "
+    "is no row of samples. If it mixes samples, a replica mixes only its own "
+    "part. Compute it with operations of TensorFlow from rows of samples, and "
+    "reduce mixed values over all replicas with `keras_conflux.allreduce`."
+)
 
 
 def _tensors_in(values: Any) -> list[tf.Tensor]:
@@ -286,8 +269,7 @@ def _tensors_in(values: Any) -> list[tf.Tensor]:
 def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
     """Returns the kind of a layer's outputs for each sample of its inputs.
 
-    Returns:
-        `None` if the inputs are not rows of one device.
+    It is `None` if the inputs are not rows of one device.
     """
     leaves = keras.tree.flatten(inputs)
     composite = [x for x in leaves if isinstance(x, tf.RaggedTensor)]
@@ -343,23 +325,14 @@ def merge_call(
     step = steps.current_fit_step()
     if step is not None:
         leaves = tf.nest.flatten(result, expand_composites=True)
-        step.kinds.mark_merged(
-            [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-        )
+        step.kinds.mark_merged(_tensors_in(leaves))
     return result
 
 
 def synchronized_moments(
     original: Callable, x: tf.Tensor, axes: Any, keepdims: bool
 ) -> Any:
-    """Mean and variance over the samples of all replicas, in one reduction.
-
-    Args:
-        original: Keras' function, which makes three.
-        x: A tensor of shape `(batch, ...)`.
-        axes: The axes to reduce.
-        keepdims: Whether they stay, with size 1.
-    """
+    """Mean and variance over the samples of all replicas, in one reduction."""
     if not in_replica():
         return original(x, axes, keepdims)
     total, squares, count = _sums_of_all(
@@ -379,12 +352,6 @@ def masked_moments(
     """Moments of the unmasked entries, where Keras takes a replica's alone.
 
     The variance needs the mean first, as on one device.
-
-    Args:
-        original: The layer's method.
-        layer: A `BatchNormalization`.
-        inputs: A tensor of shape `(batch, ...)`.
-        mask: A mask of one dimension less, or `None`.
     """
     if mask is None or not layer.synchronized or not in_replica():
         return original(layer, inputs, mask)

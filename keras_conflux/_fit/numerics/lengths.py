@@ -29,15 +29,7 @@ def to_tensor(
     name: str | None = None,
     shape: Any = None,
 ) -> tf.Tensor:
-    """Makes a ragged tensor dense, as long as one device would.
-
-    Args:
-        original: TensorFlow's method.
-        samples: The ragged tensor.
-        default_value: The value that is filled in.
-        name: A name for the operations.
-        shape: The shape of the result; its own where that is `None`.
-    """
+    """Makes a ragged tensor dense, as long as one device would."""
     step = steps.current_fit_step()
     wanted = _given_sizes(samples, shape)
     if step is None or wanted is None or None not in wanted:
@@ -68,15 +60,7 @@ def sequence_mask(
     dtype: Any = tf.bool,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Masks as many steps as the longest sample of the global batch has.
-
-    Args:
-        original: TensorFlow's function.
-        lengths: Integers, one per sample.
-        maxlen: The number of steps; the greatest length if `None`.
-        dtype: The dtype of the mask.
-        name: A name for the operations.
-    """
+    """Masks as many steps as the longest sample of the global batch has."""
     step = steps.current_fit_step()
     if (
         step is not None
@@ -134,11 +118,7 @@ def _may_exchange(what: str, argument: str, step: Step) -> bool:
 def _longest(lengths: tf.Tensor, step: Step, of_rows: bool) -> tf.Tensor:
     """Returns the greatest length of one device, without stand-ins.
 
-    Args:
-        lengths: The greatest length of a replica.
-        step: The step of the replica.
-        of_rows: Whether they are lengths of samples, and not of a tensor that
-            one device makes of all of them.
+    It is of samples, or of a tensor that one device makes of all of them.
     """
     if not of_rows:
         with contextlib.suppress(NotDerivable):

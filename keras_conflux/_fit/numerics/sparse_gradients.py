@@ -140,7 +140,7 @@ def _parts(
                 tf.ensure_shape(values, shape), indices, slices.dense_shape
             )
             yield _Part(rows, is_equal=True)
-        elif _is_distinct(origin):
+        elif _DISTINCT.get(origin.op.type) == origin.value_index:
             yield _Part(rows, keys=tf.reshape(origin, [-1]))
         else:
             _warn_if_distinct_before(origin, source, step)
@@ -154,8 +154,7 @@ def _split(tensor: tf.Tensor, sizes: list[tf.Tensor]) -> list[tf.Tensor]:
 def _origins(indices: tf.Tensor, step: Step) -> Iterator[tf.Tensor]:
     """Yields the tensors of which indices were joined, as far as is seen.
 
-    The entries of these, one after the other, are as many as the indices, and
-    each index is made of the one entry in its place.
+    One after the other, their entries are those of which the indices are made.
     """
     origin = _origin(indices, step)
     joined = _joined_in(origin)
@@ -167,17 +166,18 @@ def _origins(indices: tf.Tensor, step: Step) -> Iterator[tf.Tensor]:
 
 
 def _origin(tensor: tf.Tensor, step: Step) -> tf.Tensor:
-    """Returns the tensor of whose entries another's are made.
+    """Returns the tensor of whose entries another's are made, in their places.
 
-    Each is made of the entry in its place, and of numbers that are equal on all
-    replicas.
+    Besides, they are made of numbers that are equal on all replicas.
     """
     if _is_equal(tensor, step):
         return tensor
 
     def behind(each: tf.Tensor) -> list[tf.Tensor]:
         sources = sources_of_entries(each.op)
-        return [x for x in sources if not _is_equal_number(x, step)]
+        return [
+            x for x in sources if x.shape.rank != 0 or not _is_equal(x, step)
+        ]
 
     walked = walks.walked([tensor], behind)
     ends = [x for x in walked if not sources_of_entries(x.op)]
@@ -199,14 +199,6 @@ def _is_equal(tensor: tf.Tensor, step: Step) -> bool:
     if step.kinds.is_blind:
         return walks.is_constant(tensor)
     return step.kinds.of(tensor) == EQUAL
-
-
-def _is_equal_number(tensor: tf.Tensor, step: Step) -> bool:
-    return tensor.shape.rank == 0 and _is_equal(tensor, step)
-
-
-def _is_distinct(tensor: tf.Tensor) -> bool:
-    return _DISTINCT.get(tensor.op.type) == tensor.value_index
 
 
 def _warn_if_distinct_before(

@@ -26,6 +26,7 @@ from keras_conflux._batch_analysis import Role
 from keras_conflux._batch_analysis import derivation_of
 from keras_conflux._batch_analysis import kind_by_trial
 from keras_conflux._compat import tensorflow_tracing
+from keras_conflux._fit.numerics.choices import GRADIENT
 from keras_conflux._fit.numerics.choices import Choices
 from keras_conflux._fit.numerics.global_values import OwnRows
 from keras_conflux._fit.numerics.global_values import own_slope
@@ -88,7 +89,7 @@ def gradient(
     flat = tf.nest.flatten(sources)
     if any(_is_shared(source, step) for source in flat):
         _refuse_in_loops(step)
-        Choices.of(step).note_gradient()
+        Choices.of(step).note(GRADIENT)
     with Gradients.of(step).computing():
         seeded = [
             pair
@@ -267,13 +268,8 @@ def _through_reductions(
     The target is computed once more, from the reductions over all samples. Its
     derivatives by these are equal on all replicas, and each replica goes on
     with its contributions to them. Contributions that the tape cannot
-    differentiate, such as counts of labels, need no derivatives.
-
-    Args:
-        target: The tensor to differentiate.
-        sources: The tensors by which it is differentiated.
-        mixed: The ids of tensors whose gradients depend on the whole batch.
-        step: The step of the replica.
+    differentiate, such as counts of labels, need no derivatives. Gradients by
+    the tensors of the ids `mixed` depend on the whole batch.
     """
     made_of_all = [_is_of_all_samples(source, step) for source in sources]
     if all(made_of_all):  # the derivatives are computed once more, as these are

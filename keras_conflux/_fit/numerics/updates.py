@@ -69,7 +69,7 @@ def apply(
     grads = gradients.repeatable(list(grads))
     if step is not None and step.batch_fraction is not None:
         accumulating = _accumulates(optimizer)
-        Choices.of(step).note_update(optimizer)
+        Choices.of(step).note(f"applies the optimizer {optimizer.name!r}")
         Writes.of(step).make_global_before_update(given or [])
         trained = given
         if accumulating and given is None:
@@ -156,10 +156,7 @@ def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
     """Makes an optimizer's variables outside of all graphs that are traced.
 
     XLA programs cannot make any. Another thread traces nothing. Variables that
-    Keras has made since the optimizer was replicated get their copies, too.
-
-    Returns:
-        Whether Keras has made some here.
+    Keras has made since get their copies. Returns whether some are made.
     """
     strategy: Any = tf.distribute.get_strategy()
     is_new = bool(trained) and not optimizer.built
@@ -181,8 +178,7 @@ def _make_variables(optimizer: Any, trained: list[Any] | None) -> bool:
 def _note_build(optimizer: Any, step: Step | None) -> None:
     """Has a step traced again, as TensorFlow does where it makes variables.
 
-    Python code may have asked before whether the optimizer is built, as
-    `scale_loss` does.
+    Python code, as of `scale_loss`, may have asked whether it is built.
     """
     if step is not None:
         Gradients.of(step).have_built = True
@@ -226,8 +222,8 @@ def _accumulates(optimizer: Any) -> bool:
 def _sums_copies(optimizer: Any) -> bool:
     """Whether the accumulated gradients are the sum of the copies.
 
-    If Keras has made its variables in a strategy's scope, and no `fit` has
-    trained with them, each copy has all.
+    If Keras has made its variables in a scope, and no `fit` has trained with
+    them, each copy has all.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return any(
@@ -367,9 +363,7 @@ def _in_replicas(
     original: Callable, optimizer: Any, grads: list[Any], given: Any
 ) -> None:
     """Applies in each replica gradients that Keras would refuse in a scope."""
-    if given and not optimizer.built:  # each replica would build it
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(given)
+    _build(optimizer, given)  # which each replica would do
 
     def everywhere(grads: list[Any]) -> None:
         _apply_equal(original, optimizer, grads, given)
@@ -383,9 +377,7 @@ def _apply_once(
     original: Callable, optimizer: Any, grads: Any, trained: list[Any] | None
 ) -> Any:
     """Applies the gradients of the whole batch as one device does."""
-    if trained and not optimizer.built:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(trained)
+    _build(optimizer, trained)
     _refuse_parts_of_processes(optimizer)
     strategy = keras_models.optimizer_strategy(optimizer)
     keras_models.set_optimizer_strategy(optimizer, _OneDevice())
@@ -393,6 +385,12 @@ def _apply_once(
         return original(optimizer, grads, trained)
     finally:
         keras_models.set_optimizer_strategy(optimizer, strategy)
+
+
+def _build(optimizer: Any, trained: list[Any] | None) -> None:
+    if trained and not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(trained)
 
 
 def _refuse_parts_of_processes(optimizer: Any) -> None:

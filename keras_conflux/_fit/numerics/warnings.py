@@ -40,17 +40,16 @@ def warn_of_known_sizes(model: keras.Model, error: Exception) -> None:
     """Warns if a step is traced for the size of a shard and may need more.
 
     In its graph the number of samples is a constant like any other.
-
-    Args:
-        model: The model whose step it is.
-        error: The error of the trace for an unknown number of samples.
     """
     reason = str(error).strip().splitlines()[0] if str(error) else repr(error)
     layers = keras_models.all_layers(model)
     named = {
         **{f"the layer {each.name}": each for each in layers},
         **{f"the metric {each.name}": each for each in model.metrics},
-        **{f"the loss {_name_of(each)}": each for each in _losses(model)},
+        **{
+            f"the loss {getattr(each, '__name__', type(each).__name__)}": each
+            for each in _losses(model)
+        },
     }
     found = [name for name, part in named.items() if not _is_known(part)]
     if found:
@@ -76,10 +75,6 @@ def _is_known(part: Any) -> bool:
     if isinstance(part, _UNKNOWN) or part in _UNKNOWN_FUNCTIONS:
         return False
     return keras_models.is_of_keras(part)
-
-
-def _name_of(loss: Any) -> str:
-    return getattr(loss, "__name__", None) or type(loss).__name__
 
 
 def _listed(names: list[str]) -> str:
@@ -228,11 +223,24 @@ def _is_right(
 
 def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
     described = (
-        f"{variable.name!r} of shape {variable.shape} and dtype "
+        f"`tf.Variable` {variable.name!r} of shape {variable.shape} and dtype "
         f"{variable.dtype.name}"
     )
-    draws = write.type.startswith("Rng")
-    message = _of_generator(described) if draws else _of_any(described)
+    if write.type.startswith("Rng"):
+        message = (
+            "a step draws from a `tf.random.Generator`, whose state is the "
+            f"{described}. The replicas of a process take turns with it, so "
+            "they draw other numbers than one device and leave it with another "
+            "state. Draw by `keras.random` with a "
+            "`keras.random.SeedGenerator`."
+        )
+    else:
+        message = (
+            f"a step writes the {described}. Each replica writes it, so one "
+            "device may leave it with another value. Make it a "
+            "`keras.Variable(..., trainable=False)`, or use `self.add_weight` "
+            "of a layer: both are kept as on one device."
+        )
     step.warn_once(f"variable {id(variable)}", message, write)
 
 
@@ -245,23 +253,4 @@ def _warn_of_value(
         "each replica writes a value of its own samples. Call `assign`, "
         "`assign_add` or `assign_sub` of the variable itself.",
         write,
-    )
-
-
-def _of_generator(described: str) -> str:
-    return (
-        "a step draws from a `tf.random.Generator`, whose state is the "
-        f"`tf.Variable` {described}. The replicas of a process take turns with "
-        "it, so they draw other numbers than one device and leave it with "
-        "another state. Draw by `keras.random` with a "
-        "`keras.random.SeedGenerator`."
-    )
-
-
-def _of_any(described: str) -> str:
-    return (
-        f"a step writes the `tf.Variable` {described}. Each replica writes it, "
-        "so one device may leave it with another value. Make it a "
-        "`keras.Variable(..., trainable=False)`, or use `self.add_weight` of "
-        "a layer: both are kept as on one device."
     )
