@@ -70,9 +70,8 @@ def handle(original: Callable, variable: Any) -> Any:
     TensorFlow has none in a scope, though a tape watches the copy it reads.
     """
     value = keras_variables.backing(variable)
-    if state.is_in_parts(value):  # of which a step reads the part
-        return tensorflow_internals.copy_that_is_read(value).handle
-    if is_replicated(value) and tf.distribute.in_cross_replica_context():
+    in_scope = is_replicated(value) and tf.distribute.in_cross_replica_context()
+    if in_scope or state.is_in_parts(value):  # of which a step reads the part
         return tensorflow_internals.copy_that_is_read(value).handle
     return original(variable)
 

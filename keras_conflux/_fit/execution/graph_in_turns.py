@@ -503,10 +503,7 @@ def _inputs(operation: tf.Operation) -> list[tf.Tensor]:
 
 
 def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor behind operations that pass it on with others.
-
-    Such an operation joins the inputs and the results of cuts, for gradients.
-    """
+    """Returns the tensor behind operations that join cuts, for gradients."""
     while tensor.op.type == "IdentityN":
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor

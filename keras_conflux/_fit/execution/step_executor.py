@@ -105,7 +105,9 @@ class StepExecutor:
                 result = None
                 for batch in group.batches:
                     with group.measurements.executing(
-                        batch.steps, batch.samples, self._programs
+                        batch.steps,
+                        batch.samples,
+                        lambda: self._graph.count + self._xla.count,
                     ):
                         result = (
                             self._run_eagerly(batch)
@@ -127,10 +129,6 @@ class StepExecutor:
         Where steps run eagerly, each has its own until the end.
         """
         return [] if self._is_eager else state.variables_of(self._model)
-
-    def _programs(self) -> int:
-        """Returns how many programs have been traced."""
-        return self._graph.count + self._xla.count
 
     def _run_eagerly(self, batch: Batch) -> Tree:
         """Runs the step once, as one device does, on the whole batch."""

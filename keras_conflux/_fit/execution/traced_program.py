@@ -146,14 +146,7 @@ def make(trace: Callable[[], TracedProgram], purpose: Purpose) -> Program:
 
 
 class StepPrograms:
-    """Keeps the programs of a step until variables they read are replaced.
-
-    Args:
-        step: The step of each replica.
-        strategy: The strategy that replicates the model.
-        turns: The number of turns in which a replica runs it.
-        steps: Keras' `steps_per_execution`, if one call runs as many.
-    """
+    """Keeps the programs of a step until variables they read are replaced."""
 
     def __init__(
         self,
@@ -177,10 +170,7 @@ class StepPrograms:
         trace: Callable[[], TracedProgram],
         is_common: bool = True,
     ) -> Program:
-        """Returns the program of a key, traced if there is none or it is stale.
-
-        All processes trace one that is common where one does.
-        """
+        """Returns the program of a key; traces it if there is none in use."""
         with self._step.tracing:
             program = self._programs.get(key)
             if program is None or program.is_stale():

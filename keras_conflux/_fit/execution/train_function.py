@@ -28,11 +28,6 @@ def make_function(
 ) -> Callable[[Any], dict]:
     """Makes Keras' `train_function` or `test_function`.
 
-    Args:
-        model: A replicated model.
-        strategy: The strategy that replicates it.
-        step: `model.train_step` or `model.test_step`.
-
     Returns:
         A function that takes a `StepGroup`, or an iterator over global batches
         of which it draws `model.steps_per_execution`, and returns the logs.
@@ -80,9 +75,6 @@ def make_predict_function(
                 promotion.build(model, spec, strategy, layers_alone=True)
             has_built = True
 
-    def function(drawn: list[Any]) -> Tree:
-        return outside_of_replicas(lambda: execute(drawn))
-
     def execute(drawn: list[Any]) -> Tree:
         outputs = []
         what = f"a batch of {plan.name}"
@@ -93,6 +85,9 @@ def make_predict_function(
                 singles = batch.singles() if stacked else [batch]
                 outputs.extend(run(StepGroup([one], 1)) for one in singles)
         return keras.tree.map_structure(lambda *x: rows.joined(x), *outputs)
+
+    def function(drawn: list[Any]) -> Tree:
+        return outside_of_replicas(lambda: execute(drawn))
 
     _plans[function] = plan
     return function

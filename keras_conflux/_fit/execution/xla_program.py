@@ -41,12 +41,8 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 class XlaProgram(StepPrograms):
     """Runs steps for batches of one shape that divide evenly.
 
-    Args:
-        step: The step of each replica.
-        strategy: The strategy of the model: one device, or GPUs. XLA has no
-            collectives for several CPU devices in TensorFlow 2.21.
-        turns: The number of turns in which a replica runs a step.
-        steps: Keras' `steps_per_execution`.
+    On one device, or on GPUs: XLA has no collectives for several CPU devices
+    in TensorFlow 2.21.
     """
 
     def __init__(

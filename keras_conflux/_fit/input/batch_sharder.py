@@ -113,7 +113,8 @@ class BatchSharder:
         return str(trees.paths(batch)), shapes
 
     def _one(self, batch: Tree, spec: Tree = None) -> Batch:
-        if _is_distributed(batch):
+        kind = tf.distribute.DistributedValues
+        if any(isinstance(leaf, kind) for leaf in trees.flatten(batch)):
             return self._as_given(batch)
         sizes, specs = self._sizes_and_specs(batch, spec)
         leaves = trees.present(batch)
@@ -197,11 +198,6 @@ class WholeBatchSharder(BatchSharder):
         return self._one(
             trees.map_leaves(lambda x: rows.joined(local(x)), batch)
         )
-
-
-def _is_distributed(batch: Tree) -> bool:
-    kind = tf.distribute.DistributedValues
-    return any(isinstance(leaf, kind) for leaf in trees.flatten(batch))
 
 
 def _standardized(batch: Tree) -> Tree:

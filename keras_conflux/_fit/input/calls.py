@@ -164,12 +164,7 @@ class FitObserver:
     """Follows calls of `fit`: here, nothing."""
 
     def fit(self, call: KerasCall, run: Callable[[], Any]) -> Any:
-        """Returns the result of a call of `fit`.
-
-        Args:
-            call: Its arguments may be changed.
-            run: Runs it.
-        """
+        """Returns the result of a call of `fit`."""
         del call
         return run()
 

@@ -54,7 +54,11 @@ def make(
     else:
         with reshuffling(plan.reshuffles):
             original(iterator, default_strategy(), *args, **kwargs)
-        groups = _step_groups(iterator, plan)
+        # A callback may change the next batch of Python code after each batch.
+        waits = plan.steered and keras_iterators.has_python_source(iterator)
+        groups = StepGroups(plan, iterator.steps_per_execution, not waits)
+        if plan.is_local:
+            groups.spec = agree_on_specs(iterator, plan.name)
     observer = current_observer().made(iterator)
     iterator.conflux = _Attachment(observer, groups)
 
@@ -129,12 +133,3 @@ def make_dataset(original: Callable, adapter: Any) -> Any:
 def _attachment_of(iterator: Any) -> _Attachment:
     # One that was made before this package was imported has none.
     return getattr(iterator, "conflux", _Attachment())
-
-
-def _step_groups(iterator: Any, plan: ExecutionPlan) -> StepGroups:
-    # A callback may change the next batch of Python code after each batch.
-    ahead = not (plan.steered and keras_iterators.has_python_source(iterator))
-    groups = StepGroups(plan, iterator.steps_per_execution, ahead)
-    if plan.is_local:
-        groups.spec = agree_on_specs(iterator, plan.name)
-    return groups

@@ -119,10 +119,7 @@ def _filled(
     parts: list[list[tf.Tensor]],
     device: str,
 ) -> list[tf.Tensor]:
-    """Returns a replica's stacks in the order of the leaves.
-
-    Some have been written in place; others are the stacks of each group.
-    """
+    """Returns a replica's stacks in the order of the leaves."""
     whole, joined = iter(wholes), map(list, zip(*parts, strict=True))
     return [
         next(whole)

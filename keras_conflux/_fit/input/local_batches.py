@@ -48,13 +48,7 @@ class _Told:
 
 
 class LocalSharder(BatchSharder):
-    """Shards the batches of one process, and joins them with other processes'.
-
-    Args:
-        strategy: The strategy that replicates the model.
-        stacks: Whether to stack those that divide evenly.
-        name: The call whose batches they are, in messages.
-    """
+    """Shards the batches of one process, and joins them with others'."""
 
     def __init__(
         self, strategy: ReplicatedStrategy, stacks: bool, name: str
@@ -229,10 +223,6 @@ def listed(told: list[Any]) -> str:
 def agree_on_specs(iterator: Any, name: str) -> Tree:
     """Makes an epoch iterator last as long as any process' does.
 
-    Args:
-        iterator: Keras' epoch iterator over this process' part.
-        name: The call whose data they are, in messages.
-
     Returns:
         The `tf.TypeSpec`s that the batches of all processes fit.
 
@@ -287,11 +277,6 @@ def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
 
     One that has had no samples of its own runs on it.
     All processes call it together.
-
-    Args:
-        root: The process that gives it.
-        own: Its batch. Other processes' do not count.
-        name: The call whose batch it is, in messages.
     """
     tensors: list[Any] = []
     words: list[Any] = []

@@ -182,7 +182,16 @@ class StepGroups:
                 self._draw_ahead(epoch, drawn)
                 last = self._last_step(epoch, last, drawn)
                 began = time.monotonic()
-                yield first, last, self._group(drawn)
+                yield (
+                    first,
+                    last,
+                    StepGroup(
+                        drawn.batches,
+                        self._steps.limit,
+                        self._plan.drawn_by_keras,
+                        self._plan.measurements,
+                    ),
+                )
                 # Nothing but this keeps executions of several processes from
                 # waiting long for their batches.
                 since = asked if self._steps.agreed_on else began
@@ -235,14 +244,6 @@ class StepGroups:
         if epoch.note_batch is not None:
             epoch.note_batch(last, drawn.last)
         return last
-
-    def _group(self, drawn: _Drawn) -> StepGroup:
-        return StepGroup(
-            drawn.batches,
-            self._steps.limit,
-            self._plan.drawn_by_keras,
-            self._plan.measurements,
-        )
 
     def _draw(
         self, source: Any, maximum: int, budget: PrefetchBudget

@@ -73,7 +73,8 @@ class Choices(Exit):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self._traced: list[_Choice | _Call] = []
+        self._traced: list[tuple[Any, _Choice | None]] = []
+        """Graphs that are being traced, with a choice or the call in them."""
         self._places: list[tuple[str, Any]] = []
         """Work in branches that replicas do together, and the graphs."""
 
@@ -91,17 +92,14 @@ class Choices(Exit):
         return output
 
     @contextlib.contextmanager
-    def tracing(self, way: "_Choice | _Call") -> Iterator[None]:
-        """Marks the trace of a branch, or of a called function."""
-        self._traced.append(way)
+    def calling(self, choice: "_Choice | None" = None) -> Iterator[None]:
+        """Marks the trace of a branch, or of a function for this place."""
+        here = tf.compat.v1.get_default_graph()
+        self._traced.append((choice.graph if choice else here, choice))
         try:
             yield
         finally:
             self._traced.pop()
-
-    def calling(self) -> contextlib.AbstractContextManager[None]:
-        """Marks the call of a function that is traced for this place."""
-        return self.tracing(_Call(tf.compat.v1.get_default_graph()))
 
     def come_together(self) -> bool:
         """Makes the conditions common of the branches that are being traced.
@@ -113,13 +111,17 @@ class Choices(Exit):
             Whether all replicas reach the current graph, or none.
         """
         here = tf.compat.v1.get_default_graph()
-        begin, *graphs = [*(each.graph for each in self._traced), here]
+        begin, *graphs = [*(graph for graph, _ in self._traced), here]
         if begin is not self.step.graph:
             return False
-        return all(
-            each.is_common() and each.leads_to(graph)
-            for each, graph in zip(self._traced, graphs, strict=True)
-        )
+        for (outer, choice), graph in zip(self._traced, graphs, strict=True):
+            if choice is None:
+                leads_here = getattr(graph, "outer_graph", None) is outer
+            else:
+                leads_here = choice.is_common() and graph is choice.branch
+            if not leads_here:
+                return False
+        return True
 
     def note(self, what: str) -> None:
         """Notes where in a step replicas do something together."""
@@ -173,22 +175,19 @@ class _Choice:
         """The condition in the graph."""
         self.graph = tf.compat.v1.get_default_graph()
         """Where it chooses."""
-        self._branch: Any = None
+        self.branch: Any = None
+        """The graph of the branch that is being traced."""
         self._step = step
 
     def noting(self, branch: Callable) -> Callable:
         """Returns a branch that tells that it is being traced."""
 
         def traced() -> Any:
-            self._branch = tf.compat.v1.get_default_graph()
-            with Choices.of(self._step).tracing(self):
+            self.branch = tf.compat.v1.get_default_graph()
+            with Choices.of(self._step).calling(self):
                 return branch()
 
         return traced
-
-    def leads_to(self, graph: Any) -> bool:
-        """Whether a graph is the branch that is being traced."""
-        return graph is self._branch
 
     def is_common(self) -> bool:
         """Whether all replicas choose alike; sees to it if it can.
@@ -205,21 +204,6 @@ class _Choice:
                 return False
             rewriting.redirect(self._given, found, [self.condition.op])
         self._step.kinds.mark_equal([self.condition])
-        return True
-
-
-class _Call:
-    """The place where a step calls a function, by the graph of the caller."""
-
-    def __init__(self, graph: Any) -> None:
-        self.graph = graph
-
-    def leads_to(self, graph: Any) -> bool:
-        """Whether a graph is the function's."""
-        return getattr(graph, "outer_graph", None) is self.graph
-
-    def is_common(self) -> bool:
-        """Whether all replicas that reach the caller reach it."""
         return True
 
 

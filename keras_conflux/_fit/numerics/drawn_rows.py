@@ -143,10 +143,7 @@ class DrawnRows:
         return list(itertools.accumulate(totals))
 
     def _share(self, samples: Any, length: Any) -> Any:
-        """Returns how many rows a number of samples has.
-
-        `length` is the number of rows of the replica's samples.
-        """
+        """Returns how many of a block's rows a number of samples has."""
         own = self.place.own
         with on_host():
             rows = samples * length

@@ -66,11 +66,7 @@ class Draws(Exit):
         self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
 
     def again(self, count: int) -> AbstractContextManager[None]:
-        """Marks a repetition of draws, which does not count.
-
-        Args:
-            count: The value of `count` before the first draw.
-        """
+        """Marks a repetition of draws after the first `count`."""
         return self.having(count=count)
 
     def begin(self) -> None:
@@ -80,10 +76,17 @@ class Draws(Exit):
     def end(self, output: Tree) -> Tree:
         """Warns of numbers that replicas draw apart. See `Exit`."""
         if replica_index() == 0 and replica_collectives().count > 1:
-            step = self.step
-            draws = draws_shared_by_samples(step.kinds)
+            draws = draws_shared_by_samples(self.step.kinds)
             for number, draw in enumerate(draws):
-                _warn_of_own_draw(number, draw, step)
+                self.step.warn_once(
+                    f"own draw {number}: {draw.type}",
+                    "the samples of a batch share the numbers that the "
+                    f"operation {draw.type!r} of TensorFlow draws. Each "
+                    "replica draws its own there, where one device draws once "
+                    "for all samples. Draw by `keras.random` with a "
+                    "`keras.random.SeedGenerator`.",
+                    draw,
+                )
         return output
 
     def report(self, findings: TraceFindings) -> None:
@@ -152,7 +155,13 @@ class Draws(Exit):
     def seeds_are_shared(self) -> bool:
         """Whether the next seed is equal on all replicas, as on one device."""
         if self._takes_rows is None:
-            _warn_of_own_seeds(self.step)
+            self.step.warn_once(
+                "seeds",
+                "the step takes a seed from a `SeedGenerator` by itself. Each "
+                "replica gets another one, so numbers drawn with it differ "
+                "from one device's. Give the generator to a function of "
+                "`keras.random`, as `seed=`.",
+            )
         return bool(self._takes_rows)
 
 
@@ -284,27 +293,6 @@ def _draws() -> Draws | None:
     if step is None or tf.executing_eagerly():
         return None
     return Draws.of(step) if replica_collectives().count > 1 else None
-
-
-def _warn_of_own_seeds(step: Step) -> None:
-    step.warn_once(
-        "seeds",
-        "the step takes a seed from a `SeedGenerator` by itself. Each replica "
-        "gets another one, so numbers drawn with it differ from one device's. "
-        "Give the generator to a function of `keras.random`, "
-        "as `seed=`.",
-    )
-
-
-def _warn_of_own_draw(number: int, draw: tf.Operation, step: Step) -> None:
-    step.warn_once(
-        f"own draw {number}: {draw.type}",
-        "the samples of a batch share the numbers that the operation "
-        f"{draw.type!r} of TensorFlow draws. Each replica draws its own there, "
-        "where one device draws once for all samples. Draw by `keras.random` "
-        "with a `keras.random.SeedGenerator`.",
-        draw,
-    )
 
 
 def _warn_of(name: str, step: Step) -> None:

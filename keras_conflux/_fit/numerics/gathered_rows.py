@@ -140,15 +140,6 @@ class _Gathered(Part):
         """By the ids of tensors, the rows of all replicas."""
 
 
-def _names(sources: list[tf.Tensor], kinds: list[Kind]) -> str:
-    """Returns the names of rows of which samples have different numbers."""
-    return ", ".join(
-        repr(source.op.name)
-        for source, kind in zip(sources, kinds, strict=True)
-        if not kind.regular
-    )
-
-
 def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     if not sources:
         return []
@@ -159,9 +150,14 @@ def _gathered_now(sources: list[tf.Tensor], step: Step) -> list[GatheredRows]:
     ]
     blocks_of_all = [block for rows in found for block in rows.blocks]
     if step.in_xla and not all(kind.regular for kind in kinds):
+        names = [
+            repr(source.op.name)
+            for source, kind in zip(sources, kinds, strict=True)
+            if not kind.regular
+        ]
         raise error_texts.cannot_compile(
             "XLA has to know how many rows replicas exchange. Here only values "
-            f"tell, as in {_names(sources, kinds)}.",
+            f"tell, as in {', '.join(names)}.",
         )
     _find_places(blocks_of_all, step)
     placed = [block.placed(step.in_xla) for block in blocks_of_all]

@@ -23,14 +23,7 @@ def update_rest(
     rest: list[tuple[Any, Any]],
     learning_rate: Any,
 ) -> None:
-    """Has an optimizer update the variables that are left.
-
-    Args:
-        original: Its `update_step`, of lists.
-        optimizer: The optimizer.
-        rest: Gradients with their variables; there may be none.
-        learning_rate: The learning rate that it takes.
-    """
+    """Has an optimizer update the variables that are left."""
     if rest:
         grads, variables = map(list, zip(*rest, strict=True))
         original(optimizer, grads, variables, learning_rate)

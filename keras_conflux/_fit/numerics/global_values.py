@@ -3,10 +3,12 @@
 A sum or a mean over samples is reduced. A value computed from such reductions,
 or by comparing samples with each other, is computed once more from the reduced,
 or gathered, values: a copy of the few operations between them and the result is
-put into the graph.
+put into the graph. No tape has recorded the copies, nor the results of
+`tf.gradients` for them, so `slopes_of` lets tapes see these.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +24,6 @@ from keras_conflux._batch_analysis import rows
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.gathered_rows import gathered
 from keras_conflux._fit.numerics.gathered_rows import own_part
-from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import rewriting
 from keras_conflux._replication.replica_context import replica_collectives
@@ -32,10 +33,6 @@ from keras_conflux._replication.steps import Step
 
 def global_values(tensors: list[tf.Tensor], step: Step) -> list[tf.Tensor]:
     """Returns one device's values for tensors of a replica.
-
-    Args:
-        tensors: Traced tensors that are not OPAQUE.
-        step: The step of the replica.
 
     Raises:
         NotDerivable: If one of them cannot be computed.
@@ -208,10 +205,7 @@ _DIFFERENTIABLE = (Role.EQUAL, Role.TOTAL, Role.MEAN, Role.ROWS)
 def _own_slopes(
     sources: list[tf.Tensor], slopes: list[tf.Tensor | None], step: Step
 ) -> list[tf.Tensor | None]:
-    """Returns derivatives by a replica's contributions to global values.
-
-    They are made of the derivatives of this replica's results by these values.
-    """
+    """Returns derivatives by a replica's contributions to global values."""
     fraction = step.batch_fraction
     # A stand-in for missing samples has derivatives of its own.
     slopes = [
@@ -322,3 +316,44 @@ def _decoded(codes: tf.Tensor) -> tf.Tensor:
     lengths = tf.squeeze(lengths, -1)
     padded = tf.strings.reduce_join(tf.gather(characters, bytes_of_each), -1)
     return tf.strings.substr(padded, tf.zeros_like(lengths), lengths)
+
+
+def slopes_of(
+    results: Sequence[tf.Tensor],
+    sources: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor] | None = None,
+    others: Sequence[tf.Tensor] = (),
+) -> list[tf.Tensor | None]:
+    """Returns derivatives, which a tape can differentiate further.
+
+    Args:
+        results: Floating tensors that the graph has computed.
+        sources: Floating tensors, by which they are differentiated.
+        upstream: The derivatives by the results, or `None` for ones.
+        others: Floating tensors of which the results are made besides.
+
+    Returns:
+        `None` for sources of which no result is made.
+    """
+    if upstream is None:
+        upstream = [tf.ones_like(each) for each in results]
+    # Each of the sources is held, also where one is computed of another.
+    found = tf.gradients(
+        [*results], [*sources], [*upstream], stop_gradients=[*sources]
+    )
+    given = [tf.convert_to_tensor(x) for x in found if x is not None]
+    seen = iter(_recorded(given, [*sources, *others, *upstream]))
+    return [None if each is None else next(seen) for each in found]
+
+
+def _recorded(
+    results: list[tf.Tensor], sources: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    @tf.custom_gradient
+    def passed(*_: tf.Tensor) -> Any:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            return slopes_of(results, sources, upstream)
+
+        return [tf.identity(each) for each in results], gradient
+
+    return list(passed(*sources)) if results else []

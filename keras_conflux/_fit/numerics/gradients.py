@@ -91,9 +91,6 @@ class Gradients(Exit):
 
         An optimizer may hold others, as `LossScaleOptimizer` does, whose
         `apply` reduces nothing again.
-
-        Args:
-            accumulates: See `are_accumulated`.
         """
         before, self.step.is_updating = self.step.is_updating, True
         try:
@@ -105,13 +102,7 @@ class Gradients(Exit):
     def reduced(
         self, targets: list[Any], found: list[Any], sources: list[Any]
     ) -> list[Any]:
-        """Returns the result of a tape for sources that all replicas share.
-
-        Args:
-            targets: The tensors that were differentiated.
-            found: A replica's gradients, which have their weights already.
-            sources: The tensors by which they were differentiated.
-        """
+        """Returns the result of a tape for sources that all replicas share."""
         for loss, summed_by in self._postponed_losses:
             if any(target is loss for target in targets):
                 # `to_apply` knows them again, so they are what it will get.

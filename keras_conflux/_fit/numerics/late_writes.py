@@ -56,12 +56,6 @@ def own_share(
 
     The copies add up to the value. The summand of a stand-in for samples is
     left out.
-
-    Args:
-        variable: One whose copies add up to its value.
-        value: The value that the replica would set.
-        step: The step of the replica.
-        comes_together: Whether all replicas reach the write, or none.
     """
     value = keras_variables.as_tensor(value, variable.dtype)
     turns = step.turns

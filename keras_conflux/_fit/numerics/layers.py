@@ -176,7 +176,10 @@ def _marked(
     if known.role is Role.ROWS:
         kind = kind.with_entries(known.entries)
     is_of_users = _is_of_users(layer)
-    if not step.kinds.is_blind and (is_of_users or _may_mix(layer, known)):
+    # A functional model has operations besides its layers, as of `keras.ops`.
+    shown = known.role in (Role.ROWS, Role.DERIVED)
+    may_mix = is_of_users or shown or isinstance(layer, keras.Model)
+    if not step.kinds.is_blind and may_mix:
         # The inputs of a functional model's layers are known.
         given = inputs if is_of_users else ()
         try:
@@ -207,20 +210,8 @@ def _is_of_users(layer: Any) -> bool:
     return not keras_models.is_of_keras(layer) or isinstance(layer, _OF_USERS)
 
 
-def _may_mix(layer: Any, found: Kind) -> bool:
-    """Whether a layer of Keras may mix samples, by its graph.
-
-    A functional model has operations besides its layers, as of `keras.ops`.
-    """
-    shown = found.role in (Role.ROWS, Role.DERIVED)
-    return shown or isinstance(layer, keras.Model)
-
-
 def _is_mixed(known: Kind) -> bool:
-    """Whether rules find rows that depend on other samples.
-
-    A trial on drawn samples may not reach the place where they are mixed.
-    """
+    """Whether rules find rows that depend on others, which trials may miss."""
     return known.role is Role.ROWS and known.axis == 0 and known.mixed
 
 
@@ -292,10 +283,7 @@ def _kind_of_rows(inputs: Any, layer: Any, step: Step) -> Kind | None:
 
 
 def _shown(tensor: tf.Tensor, step: Step) -> Kind:
-    """Returns the kind of an input.
-
-    The arguments of a graph inside of the step's are not known yet.
-    """
+    """Returns the kind of an input, as far as it is known in inner graphs."""
     if tf.compat.v1.get_default_graph() is not step.graph:
         return step.kinds.of(tensor)
     return kind_by_trial(tensor, step.kinds)
@@ -371,10 +359,7 @@ def masked_moments(
 
 
 def _sums_of_all(parts: Iterable[tf.Tensor], axes: Any) -> list[tf.Tensor]:
-    """Returns sums over the samples of all replicas, axes of size 1 kept.
-
-    A replica without samples runs on a stand-in that does not count.
-    """
+    """Returns sums over the samples of all replicas, axes of size 1 kept."""
     sums = [tf.reduce_sum(part, axes, keepdims=True) for part in parts]
     step = steps.current_fit_step()
     if step is not None:

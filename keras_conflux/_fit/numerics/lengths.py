@@ -78,10 +78,7 @@ def sequence_mask(
 def _given_sizes(
     samples: tf.RaggedTensor, shape: Any
 ) -> Sequence[int | None] | None:
-    """Returns the sizes of all axes but the first, if a graph can know them.
-
-    A shape that is computed is the same on all replicas, or is the user's.
-    """
+    """Returns the sizes of all axes but the first, if a graph can know them."""
     own = samples.shape
     if tf.is_tensor(shape) or own.rank is None:
         return None

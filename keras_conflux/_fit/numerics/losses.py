@@ -42,7 +42,10 @@ def scale(original: Callable, value: Any) -> Any:
     Keras divides by the number of replicas, as its optimizer sums gradients.
     In a scope, outside of replicas, nothing is summed.
     """
-    return value if _is_whole() else original(value)
+    strategy = tf.distribute.get_strategy()
+    in_scope = isinstance(strategy, ReplicatedStrategy) and not in_replica()
+    is_whole = in_scope or steps.current() is not None
+    return value if is_whole else original(value)
 
 
 def reduce_values(
@@ -148,14 +151,6 @@ def _replicas() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
-def _is_whole() -> bool:
-    """Whether a loss is one device's: of a replica's step, or of none."""
-    if steps.current() is not None:
-        return True
-    strategy = tf.distribute.get_strategy()
-    return isinstance(strategy, ReplicatedStrategy) and not in_replica()
-
-
 def _step() -> Step | None:
     step = steps.current_fit_step()
     return step if step is not None and in_replica() else None
@@ -175,7 +170,14 @@ def update_mean(
     Logs.of(step).note_metric(metric)
     values = keras_variables.as_tensor(values)
     if kind_by_trial(values, step.kinds).role is Role.OPAQUE:
-        _warn(metric, values, step)
+        unclear = UnclearLosses.of(step)
+        if not unclear.lead_to(values):
+            warnings.warn_of_unknown_values(
+                step,
+                f"metric {metric.name}",
+                f"the input of the metric {metric.name!r}",
+            )
+            unclear.add(values)
         if values.shape.rank != 0:
             step.kinds.mark(values, rows(0))
     values = _taken_for(MEAN, values, step)
@@ -183,17 +185,6 @@ def update_mean(
         weight = keras_variables.as_tensor(sample_weight)
         sample_weight = _taken_for(COUNT, weight, step)
     return original(metric, values, sample_weight)
-
-
-def _warn(metric: Any, values: tf.Tensor, step: Step) -> None:
-    unclear = UnclearLosses.of(step)
-    if not unclear.lead_to(values):
-        warnings.warn_of_unknown_values(
-            step,
-            f"metric {metric.name}",
-            f"the input of the metric {metric.name!r}",
-        )
-        unclear.add(values)
 
 
 def _taken_for(kind: Kind, value: tf.Tensor, step: Step) -> tf.Tensor:

@@ -124,11 +124,7 @@ def on_host() -> contextlib.AbstractContextManager:
 def draw(original: Callable, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Draws XLA's numbers in a step that one device has XLA compile.
 
-    Args:
-        original: An operation that draws.
-        *args: Its positional arguments.
-        **kwargs: Its keyword arguments. With a `minval` it draws integers,
-            which XLA makes as kernels do.
+    XLA makes integers, which have a `minval`, as kernels do.
     """
     if in_xla() or not are_by_xla() or "minval" in kwargs:
         return original(*args, **kwargs)

@@ -107,13 +107,7 @@ class Logs(_Returns):
         compute: Callable[[], Any],
         metric: keras.metrics.Metric,
     ) -> None:
-        """Notes the result of a metric, and the function that computes it.
-
-        Args:
-            value: A number, or a dict of them.
-            compute: Computes it from the counts of all replicas.
-            metric: The metric that gives it.
-        """
+        """Notes the result of a metric, and the function that computes it."""
         writes = Writes.of(self.step)
         times = writes.times(metric.variables)
 

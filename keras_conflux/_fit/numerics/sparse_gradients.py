@@ -60,12 +60,6 @@ def summed(
     Optimizers square, and clip, each row of a sparse gradient for itself. A row
     that one device looks up once, as a position's, or a row of distinct ones,
     is to occur once in the sum.
-
-    Args:
-        grads: This replica's, or `None`s.
-        sources: The variables of the gradients.
-        reduce: Sums dense gradients, and joins sparse ones.
-        step: The step of the replica.
     """
     if tf.executing_eagerly() or replica_collectives().count == 1:
         return reduce(grads)

@@ -32,9 +32,9 @@ from keras_conflux._fit.numerics.global_values import OwnRows
 from keras_conflux._fit.numerics.global_values import own_slope
 from keras_conflux._fit.numerics.global_values import recomputed
 from keras_conflux._fit.numerics.global_values import reduced_by_role
+from keras_conflux._fit.numerics.global_values import slopes_of
 from keras_conflux._fit.numerics.gradients import Gradients
 from keras_conflux._fit.numerics.layers import Layers
-from keras_conflux._fit.numerics.recorded import slopes_of
 from keras_conflux._fit.numerics.warnings import UnclearLosses
 from keras_conflux._graphs import walks
 from keras_conflux._replication import steps

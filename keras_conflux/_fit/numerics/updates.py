@@ -192,10 +192,7 @@ def _note_build(optimizer: Any, step: Step | None) -> None:
 
 
 def _check_replicated(optimizer: Any, trained: list[Any] | None) -> None:
-    """Raises unless each replica has its own copy of all that it will write.
-
-    Replicas would write one variable after another, or wait for each other.
-    """
+    """Raises unless each replica has its own copy of all that it will write."""
     for what, found in (
         (f"of the optimizer {optimizer.name!r}", optimizer.variables),
         ("which the optimizer is to update", trained or []),
@@ -271,7 +268,11 @@ def add(original: Callable, optimizer: Any, variable: Any, value: Any) -> None:
     """
     is_sparse = isinstance(value, tf.IndexedSlices)
     # XLA has one replica here; several on GPUs have dense gradients.
-    if is_sparse and _has_copies():
+    strategy = whole_batch_strategy()
+    has_copies = in_replica() and replica_collectives().count > 1
+    if strategy is not None:
+        has_copies = strategy.communicator.size > 1
+    if is_sparse and has_copies:
         value = each_once(value)
     write(original, optimizer, variable, value)
 
@@ -309,13 +310,6 @@ def skip_second_reduction(
     if in_replica():
         return list(grads_and_vars)
     return original(optimizer, grads_and_vars)
-
-
-def _has_copies() -> bool:
-    strategy = whole_batch_strategy()
-    if strategy is not None:
-        return strategy.communicator.size > 1
-    return in_replica() and replica_collectives().count > 1
 
 
 def _outside(
@@ -378,7 +372,14 @@ def _apply_once(
 ) -> Any:
     """Applies the gradients of the whole batch as one device does."""
     _build(optimizer, trained)
-    _refuse_parts_of_processes(optimizer)
+    if process_count() > 1 and keras_models.accumulators(optimizer):
+        # A process may not have all that has been accumulated.
+        raise NotImplementedError(
+            f"{optimizer.name}: with `run_eagerly=True` over several processes "
+            "no gradients are accumulated, as each process has a part of "
+            "them. Received: `gradient_accumulation_steps`. Run it in one "
+            "process, or leave out one of both."
+        )
     strategy = keras_models.optimizer_strategy(optimizer)
     keras_models.set_optimizer_strategy(optimizer, _OneDevice())
     try:
@@ -391,17 +392,6 @@ def _build(optimizer: Any, trained: list[Any] | None) -> None:
     if trained and not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(trained)
-
-
-def _refuse_parts_of_processes(optimizer: Any) -> None:
-    """Raises where a process may not have all that has been accumulated."""
-    if process_count() > 1 and keras_models.accumulators(optimizer):
-        raise NotImplementedError(
-            f"{optimizer.name}: with `run_eagerly=True` over several processes "
-            "no gradients are accumulated, as each process has a part of "
-            "them. Received: `gradient_accumulation_steps`. Run it in one "
-            "process, or leave out one of both."
-        )
 
 
 class _OneDevice:

@@ -170,10 +170,7 @@ def plain_variables(step: Step) -> list[tuple[Any, list[tf.Operation]]]:
 def _written_by_value(
     step: Step,
 ) -> list[tuple[keras.Variable, list[tf.Operation]]]:
-    """Returns the variables of layers that a step writes without Keras.
-
-    An optimizer may write all that can be trained, and its own.
-    """
+    """Returns the variables of layers that a step writes without Keras."""
     owners = [
         each
         for each in state.stateful_objects(step.model)
@@ -223,25 +220,29 @@ def _is_right(
 
 def _warn_of(variable: tf.Variable, write: tf.Operation, step: Step) -> None:
     described = (
-        f"`tf.Variable` {variable.name!r} of shape {variable.shape} and dtype "
+        f"{variable.name!r} of shape {variable.shape} and dtype "
         f"{variable.dtype.name}"
     )
+    key = f"variable {id(variable)}"
     if write.type.startswith("Rng"):
-        message = (
+        step.warn_once(
+            key,
             "a step draws from a `tf.random.Generator`, whose state is the "
-            f"{described}. The replicas of a process take turns with it, so "
-            "they draw other numbers than one device and leave it with another "
-            "state. Draw by `keras.random` with a "
-            "`keras.random.SeedGenerator`."
+            f"`tf.Variable` {described}. The replicas of a process take turns "
+            "with it, so they draw other numbers than one device and leave it "
+            "with another state. Draw by `keras.random` with a "
+            "`keras.random.SeedGenerator`.",
+            write,
         )
     else:
-        message = (
-            f"a step writes the {described}. Each replica writes it, so one "
-            "device may leave it with another value. Make it a "
-            "`keras.Variable(..., trainable=False)`, or use `self.add_weight` "
-            "of a layer: both are kept as on one device."
+        step.warn_once(
+            key,
+            f"a step writes the `tf.Variable` {described}. "
+            "Each replica writes it, so one device may leave it with another "
+            "value. Make it a `keras.Variable(..., trainable=False)`, or use "
+            "`self.add_weight` of a layer: both are kept as on one device.",
+            write,
         )
-    step.warn_once(f"variable {id(variable)}", message, write)
 
 
 def _warn_of_value(

@@ -135,10 +135,7 @@ class Writes(Exit):
         return _exchanged(variable, value, self.step)
 
     def _of_all_turns(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns the value to write once, after all turns.
-
-        A value that cannot be computed is left, and refused in turns.
-        """
+        """Returns the value to write once, after all turns."""
         value = keras_variables.as_tensor(value, variable.dtype)
         if id(variable) in self._own_statistics:
             fraction = self.step.batch_fraction
@@ -297,10 +294,7 @@ class Writes(Exit):
     def _are_averaged_well(
         self, weight: keras.Variable, values: _Values
     ) -> bool:
-        """Whether a mean over replicas equals one device's value.
-
-        The values are written in graphs inside of the step's.
-        """
+        """Whether a mean of values that inner graphs write is one device's."""
         if id(weight) in self._own_statistics:
             return True
         is_float = keras.backend.is_float_dtype(weight.dtype)
@@ -350,10 +344,7 @@ class Writes(Exit):
 
 
 def _exchanged(variable: keras.Variable, value: Any, step: Step) -> Any:
-    """Returns the value that one device would write.
-
-    It is the value itself if that is averaged later, or is not shown.
-    """
+    """Returns the value that one device would write, if it is shown here."""
     value = keras_variables.as_tensor(value, variable.dtype)
     if step.kinds.of(value) == EQUAL:
         return value
