@@ -227,14 +227,7 @@ class StepInTurns:
 
 
 class _Even:
-    """The arguments of turns that divide a part evenly, in XLA programs.
-
-    Args:
-        count: The number of turns.
-        leaves: The leaves of the replica's part of the batch.
-        compiled: The facts about the program.
-        everywhere: The number of turns of all replicas.
-    """
+    """The arguments of turns that divide a part evenly, in XLA programs."""
 
     def __init__(
         self,
@@ -293,14 +286,7 @@ def _stacked(leaf: tf.Tensor, count: int) -> tuple[tf.Tensor, bool]:
 
 
 class _Uneven:
-    """The arguments of turns for a part of any number of samples.
-
-    Args:
-        count: The number of turns.
-        leaves: The leaves of the replica's part of the batch.
-        place: The place of the replica's samples.
-        size: Their number, which may be 0; `None` if it cannot.
-    """
+    """The arguments of turns for a part of any number of samples, also none."""
 
     compiled = None
 

@@ -59,10 +59,7 @@ class XlaProgram(StepPrograms):
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
         """Runs a step per batch and returns the last one's result.
 
-        Args:
-            stack: At most `limit` batches.
-            limit: The number of steps that an execution may have. A program is
-                compiled for each limit that is asked for.
+        A program is compiled for each limit of an execution's steps.
         """
         key = stack.signature, limit, stack.shape, self._turns
         trace = functools.partial(self._trace, stack.specs, limit, stack.shape)

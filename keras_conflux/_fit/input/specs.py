@@ -22,12 +22,7 @@ class Specs:
         self._seen: dict[str, Tree] = {}
 
     def __call__(self, batch: Tree, declared: Tree = None) -> Tree:
-        """Returns specs that fit a batch.
-
-        Args:
-            batch: A tree of tensors and `None`.
-            declared: The specs that the iterator declares, if it does.
-        """
+        """Returns specs that fit a batch: declared ones, if there are any."""
         specs = self._of_any_rows(batch, declared)
         return _with_rows(specs, batch) if self._keep_rows else specs
 
