@@ -1,11 +1,14 @@
 """Fingerprints by which a checkpoint and a training belong together."""
 
+import json
+import re
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_conflux._cluster.processes import process_index
+from keras_conflux._common import trees
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
@@ -48,11 +51,7 @@ def build_optimizer(saved: Saved, model: keras.Model) -> None:
 
 
 def of_data(iterator: Any) -> dict[str, Any]:
-    """Returns a description of data and versions, before the first epoch.
-
-    Args:
-        iterator: Keras' epoch iterator over the data.
-    """
+    """Returns a description of an epoch iterator's data, and of versions."""
     return {
         "data": [
             "Python" if keras_iterators.has_python_source(iterator) else "",
@@ -68,16 +67,7 @@ def of_data(iterator: Any) -> dict[str, Any]:
 
 
 def assert_as_many_parts(saved: Saved, count: int) -> None:
-    """Raises if the data lay in more or fewer parts.
-
-    Args:
-        saved: The checkpoint.
-        count: The number of processes that draw a part of their own; 1 if all
-            draw the same batches.
-
-    Raises:
-        ValueError: If there were others.
-    """
+    """Raises unless as many processes had a part of the data of their own."""
     there = len(saved.state["parts"])
     if there == count:
         return
@@ -102,19 +92,11 @@ def own_part(saved: Saved) -> dict[str, Any]:
 
 
 def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
-    """Raises if a checkpoint was saved with other data.
-
-    Args:
-        saved: The checkpoint.
-        here: The result of `of_data`.
-
-    Raises:
-        ValueError: If it was.
-    """
+    """Raises if a checkpoint was saved with other data than `of_data`'s."""
     there = own_part(saved)["data"]
     if there["data"] != here["data"]:
         name = "data like this: kind, shapes of batches, their number"
-        raise _of_another(saved, name, there["data"], here["data"])
+        raise of_another(saved, name, there["data"], here["data"])
     steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:
         raise ValueError(
@@ -135,28 +117,21 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
 def assert_same_model(saved: Saved, model: keras.Model) -> None:
     """Raises if a checkpoint was saved of another model or optimizer.
 
-    Args:
-        saved: The checkpoint.
-        model: The model to restore, with all that can be built.
-
-    Raises:
-        ValueError: If it was, or if the model or the optimizer is not built.
+    The model to restore has all that can be built.
     """
     there, here = saved.state["fingerprint"], of_model(model)
     if there["weights"] != here["weights"]:
         _assert_built(saved, keras_models.layers_are_built(model), "the model")
         name = "weights of these shapes"
-        raise _of_another(saved, name, there["weights"], here["weights"])
-    (kind, *variables), (kind_here, *variables_here) = (
-        there["optimizer"],
-        here["optimizer"],
-    )
+        raise of_another(saved, name, there["weights"], here["weights"])
+    there, here = there["optimizer"], here["optimizer"]
     # One that no step had used has nothing to restore.
-    if kind != kind_here or (variables and variables != variables_here):
-        if kind == kind_here:
+    if there[0] != here[0] or (there[1:] and there != here):
+        if there[0] == here[0]:
             _assert_built(saved, model.optimizer.built, "its optimizer")
-        name = "an optimizer with these variables"
-        raise _of_another(saved, name, there["optimizer"], here["optimizer"])
+        raise of_another(
+            saved, "an optimizer with these variables", there, here
+        )
 
 
 def _assert_built(saved: Saved, is_built: bool, what: str) -> None:
@@ -168,7 +143,8 @@ def _assert_built(saved: Saved, is_built: bool, what: str) -> None:
         )
 
 
-def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
+def of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
+    """Returns the error of a checkpoint that differs in something."""
     return ValueError(
         f"The checkpoint {saved.path} belongs to another training. It was "
         f"saved with {name}: {_shortened(there)}; here are "
@@ -184,3 +160,48 @@ def _shapes(variables: Any) -> list[str]:
 def _shortened(value: Any) -> str:
     text = str(value)
     return text if len(text) < 500 else f"{text[:500]}... ({len(value)} in all)"
+
+
+def of_compile(model: keras.Model) -> dict[str, Any]:
+    """Returns the settings of the optimizer and the names of the losses.
+
+    They are the script's before the model is restored. Later, a learning rate
+    may have been changed.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    settings = {
+        "optimizer": {} if optimizer is None else optimizer.get_config(),
+        "loss": getattr(model, "loss", None),
+    }
+    text = json.dumps(settings, default=_name_of)
+    found = {
+        ".".join(re.findall(r"\w+", path)): value
+        for path, value in trees.with_paths(json.loads(text))
+    }
+    # Names have the number of the optimizer in this process.
+    return {k: v for k, v in found.items() if not k.endswith(".name")}
+
+
+def name_changed_settings(saved: Saved, here: dict[str, Any]) -> None:
+    """Warns where `of_compile` differs from a checkpoint's."""
+    there = saved.state["compiled"]
+    changed = [
+        f"{path} was {_text(there.get(path))} and is {_text(here.get(path))}"
+        for path in sorted(there.keys() | here.keys())
+        if there.get(path) != here.get(path)
+    ]
+    if changed:
+        warn(
+            "The model is not compiled as when the checkpoint "
+            f"{saved.path} was saved: {'; '.join(changed)}. A learning rate "
+            "that is a number goes on from the checkpoint; all else is now as "
+            "the program says. If that is not meant, compile it as before."
+        )
+
+
+def _name_of(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)

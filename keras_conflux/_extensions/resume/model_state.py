@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
+from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import private_state
@@ -129,19 +130,14 @@ def _assert_same(saved: Saved, model: keras.Model) -> None:
     if [each[1:] for each in there] == [each[1:] for each in here]:
         _assert_values(saved, here)
         return
-    listed = [
-        ", ".join(f"{path} {shape} {dtype}" for path, shape, dtype in each)
-        for each in (_beyond(there, here), _beyond(here, there))
-    ]
     unbuilt = "".join(
         f" The optimizer {name} is not built: {HOW_TO_BUILD}."
         for name in unbuilt_optimizers(model)
     )
+    said = fingerprint.of_another(saved, "these other variables", there, here)
     raise ValueError(
-        f"{saved.path} was saved of another model, or of one that was compiled "
-        "in another way. Besides the weights and in this order, only the "
-        f"checkpoint has the variables [{listed[0]}], and only the model has "
-        f"[{listed[1]}].{unbuilt}"
+        f"{said} Before `kc.load`, `model.test_on_batch` builds the metrics of "
+        f"`compile`.{unbuilt}"
     )
 
 
@@ -173,18 +169,6 @@ def unbuilt_optimizers(model: keras.Model) -> list[str]:
         and not each.built
         and id(each) not in of_keras
     )
-
-
-def _beyond(some: list[list[Any]], others: list[list[Any]]) -> list[list[Any]]:
-    """Returns variables that have no counterpart among others."""
-    left = [each[1:] for each in others]
-    found = []
-    for each in some:
-        if each[1:] in left:
-            left.remove(each[1:])
-        else:
-            found.append(each)
-    return found
 
 
 def _sums(model: keras.Model) -> dict[int, tuple[Any, ...]]:

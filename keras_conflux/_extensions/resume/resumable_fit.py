@@ -22,7 +22,6 @@ from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
-from keras_conflux._extensions.resume import compiled_settings
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import input_position
 from keras_conflux._extensions.resume import model_state
@@ -140,7 +139,7 @@ class ResumableFit:
         iterator = self._position.iterator
         self._position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
-        self._compiled = compiled_settings.of_model(self._model)
+        self._compiled = fingerprint.of_compile(self._model)
         if self._saved is None:
             self._name_what_is_not_built()
             return
@@ -150,7 +149,7 @@ class ResumableFit:
         )  # all that a checkpoint has values for
         fingerprint.build_optimizer(self._saved, self._model)
         fingerprint.assert_same_model(self._saved, self._model)
-        compiled_settings.name_changed(self._saved, self._compiled)
+        fingerprint.name_changed_settings(self._saved, self._compiled)
         state = self._saved.state
         if not self._position.restore(self._saved.is_over(self._epochs)):
             self._warn_or_raise(_FURTHER_ON)
