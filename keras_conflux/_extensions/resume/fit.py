@@ -11,12 +11,10 @@ from keras_conflux._cluster.processes import process_count
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import fingerprint
-from keras_conflux._extensions.resume.callback_list import ResumableCallbacks
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.input_position import Follower
 from keras_conflux._extensions.resume.resumable_fit import ResumableFit
 from keras_conflux._extensions.resume.resume import Resume
-from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 from keras_conflux._fit import first_process
 from keras_conflux._fit.input.calls import KerasCall
@@ -42,7 +40,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     """Calls `fit` with callbacks that save and restore the training."""
     model = call.model
     given = call.arguments
-    callbacks = call.callbacks
+    callbacks = _with_history(call.callbacks)
     writer = CheckpointWriter(resume.directory, resume.keep)
     resume.pauses = writer.pauses
     is_local = (
@@ -51,24 +49,17 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
     parts = process_count() if is_local else 1
     with writer.open():
         saved = _saved(resume, callbacks, given, parts)
-        given["callbacks"] = ResumableCallbacks(
-            _called_here(callbacks, given["verbose"]),
-            model,
-            {"verbose": given["verbose"], "epochs": given["epochs"]},
-        )
-        training = ResumableFit(
+        shown = Resume | keras.callbacks.ProgbarLogger
+        given["callbacks"] = training = ResumableFit(
             model,
             resume,
-            callbacks=_with_state(callbacks, given["callbacks"].callbacks),
+            called=_called_here(callbacks, given["verbose"]),
+            stateful=[x for x in callbacks if not isinstance(x, shown)],
             saved=saved,
             parts=parts,
             writer=writer,
-            epochs=given["epochs"],
-            validation=ValidationData(
-                given["validation_data"], given["validation_steps"]
-            ),
+            given=given,
         )
-        given["callbacks"].training = training
         with training.running():
             history = run()
         ended_here.add(resume.directory)
@@ -112,21 +103,12 @@ def _called_here(callbacks: list[Any], verbose: Any) -> list[Any]:
     return [*callbacks, shown()]
 
 
-def _with_state(callbacks: list[Any], called: list[Any]) -> list[Any]:
-    """Returns the callbacks whose state belongs to the training.
-
-    They are the same in all processes, whichever a process calls.
-
-    Args:
-        callbacks: The callbacks of the user.
-        called: The callbacks that are called here, with the ones of Keras.
-    """
-    listed = {id(each) for each in callbacks}
-    added = [each for each in called if id(each) not in listed]
-    shown = Resume | keras.callbacks.ProgbarLogger
-    return [
-        each for each in (*callbacks, *added) if not isinstance(each, shown)
-    ]
+def _with_history(callbacks: list[Any]) -> list[Any]:
+    """Returns the callbacks with the one that Keras adds in any `fit`."""
+    history = keras.callbacks.History
+    if any(isinstance(each, history) for each in callbacks):
+        return callbacks
+    return [*callbacks, history()]
 
 
 def _saved(

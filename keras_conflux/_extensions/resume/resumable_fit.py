@@ -32,6 +32,7 @@ from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.callback_state import CallbackStates
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import epoch_iterators
+from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
 from keras_conflux._extensions.resume.model_state import ModelState
@@ -57,45 +58,50 @@ _FURTHER_ON = (
 )
 
 
-class ResumableFit:
+class ResumableFit(keras.callbacks.CallbackList):
     """Saves and restores the state that a call of `fit` needs to go on.
+
+    It is told of each event, before or after all callbacks.
 
     Args:
         model: The model that is trained.
         resume: The options of the user.
-        callbacks: The callbacks whose state belongs to the training.
+        called: The callbacks that this process calls.
+        stateful: The callbacks whose state belongs to the training.
         saved: The checkpoint to go on from; `None` to begin.
         parts: The number of processes that draw their own part of the data; 1
             if all draw the same.
         writer: Writes the checkpoints.
-        epochs: The number of epochs in all.
-        validation: The validation data.
+        given: The arguments of `fit`.
     """
+
+    _states: CallbackStates
+    _layers: TrainableLayers
+    _data: dict[str, Any]
+    _compiled: dict[str, Any]
 
     def __init__(
         self,
         model: keras.Model,
         resume: Resume,
-        callbacks: list[Any],
+        called: list[Any],
+        stateful: list[Any],
         saved: Saved | None,
         parts: int,
         writer: CheckpointWriter,
-        epochs: int,
-        validation: ValidationData,
+        given: dict[str, Any],
     ) -> None:
-        self._model = model
-        self._callbacks = callbacks
+        super().__init__(called)
+        self._trained = model
+        self._stateful = stateful
         self._saved = saved
         self._parts = parts
         self._interval = SavingInterval(resume.every)
         self._writer = writer
         self._preemption = Preemption(resume.signals)
         self._strict = resume.strict
-        self._epochs = epochs
-        self._states: CallbackStates | None = None
-        self._layers: TrainableLayers | None = None
-        self._data: dict[str, Any] = {}
-        self._compiled: dict[str, Any] = {}
+        self._verbose = given["verbose"]
+        self._epochs = given["epochs"]
         self._taken: _Taken | None = None
         self._done = 0
         """How many steps former epochs had."""
@@ -104,7 +110,7 @@ class ResumableFit:
         """How many steps of this epoch have ended."""
         self._position = InputPosition(
             None if saved is None else _place(saved),
-            validation,
+            ValidationData(given["validation_data"], given["validation_steps"]),
             is_part=parts > 1,
         )
 
@@ -127,28 +133,30 @@ class ResumableFit:
         _, _, number = self._data["data"]
         return number is not None and not self._position.is_cut
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """How many steps an epoch has, if it is known."""
-        return self._position.iterator.num_batches
-
-    def begin_training(self) -> None:
-        """Called after all callbacks' `on_train_begin`."""
-        self._states = CallbackStates(self._callbacks)
-        self._layers = TrainableLayers(self._model)
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores, or begins."""
+        steps = self._position.iterator.num_batches
+        # Callbacks get both when the training begins, as in any `fit`.
+        self.set_model(self._trained)
+        self.set_params(
+            {"verbose": self._verbose, "epochs": self._epochs, "steps": steps}
+        )
+        super().on_train_begin(logs)
+        self._states = CallbackStates(self._stateful)
+        self._layers = TrainableLayers(self._trained)
         iterator = self._position.iterator
         self._position.varies = self._name_what_varies()
         self._data = fingerprint.of_data(iterator)
-        self._compiled = fingerprint.of_compile(self._model)
+        self._compiled = fingerprint.of_compile(self._trained)
         if self._saved is None:
             self._name_what_is_not_built()
             return
         fingerprint.assert_same_data(self._saved, self._data)
         keras_models.symbolic_build(
-            self._model, keras_iterators.batch_spec(iterator), at_once=True
+            self._trained, keras_iterators.batch_spec(iterator), at_once=True
         )  # all that a checkpoint has values for
-        fingerprint.build_optimizer(self._saved, self._model)
-        fingerprint.assert_same_model(self._saved, self._model)
+        fingerprint.build_optimizer(self._saved, self._trained)
+        fingerprint.assert_same_model(self._saved, self._trained)
         fingerprint.name_changed_settings(self._saved, self._compiled)
         state = self._saved.state
         if not self._position.restore(self._saved.is_over(self._epochs)):
@@ -183,7 +191,7 @@ class ResumableFit:
         return bool(found["data"])
 
     def _name_what_is_not_built(self) -> None:
-        unbuilt = model_state.unbuilt_optimizers(self._model)
+        unbuilt = model_state.unbuilt_optimizers(self._trained)
         if unbuilt:
             self._warn_or_raise(
                 "This training cannot be resumed, because a step of the "
@@ -198,11 +206,10 @@ class ResumableFit:
             raise ValueError(message)
         warn(message)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Called after all callbacks' `on_epoch_begin`."""
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restores values that callbacks and Keras have set anew."""
+        super().on_epoch_begin(epoch, logs)
         self._epoch, self._ended = epoch, 0
-        assert self._states is not None
-        assert self._layers is not None
         self._states.begin_epoch()
         if not self._done:
             self._layers.note_traced()  # by the first step
@@ -211,49 +218,37 @@ class ResumableFit:
             self._restore(self._saved)
         self._saved = None
 
-    def before_step(self, step: int) -> None:
-        """Called before the callbacks' `on_train_batch_begin`.
-
-        Raises:
-            SystemExit: If a signal came, after a checkpoint.
-        """
-        self._ended = step
-        if step:
-            due = self._interval.is_over(self._done + step)
-            self._save_if_due(step, due)
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Saves, if it is time. A signal ends the process after that."""
+        private_state.flush_callbacks(self)
+        self._ended = batch
+        if batch:
+            self._save_if_due(batch, self._interval.is_over(self._done + batch))
             if self._is_certain:
                 self._put_down()
+        super().on_train_batch_begin(batch, logs)
 
-    def after_step(self, step: int) -> None:
-        """Called with the last step of an execution.
-
-        Raises:
-            SystemExit: If a signal came before it, after a checkpoint.
-        """
-        self._ended = step + 1
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts the steps, to the last one of an execution."""
+        super().on_train_batch_end(batch, logs)
+        self._ended = batch + 1
         self._put_down()
 
-    def end_epoch(self, epoch: int) -> None:
-        """Called after all callbacks' `on_epoch_end`.
-
-        Raises:
-            SystemExit: If a signal came, after a checkpoint.
-        """
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        super().on_epoch_end(epoch, logs)
         self._taken = None  # before a step that did not come
         self._done += self._ended
         self._epoch, self._ended = epoch + 1, 0
-        is_last = self._model.stop_training or self._epoch == self._epochs
+        is_last = self._trained.stop_training or self._epoch == self._epochs
         self._save_if_due(0, is_last or self._interval.is_over(self._done))
         self._put_down()
         if is_last:
             self._writer.wait()
 
-    def end_training(self) -> None:
-        """Called after all callbacks' `on_train_end`. All is saved by then.
-
-        Raises:
-            SystemExit: If a signal came since the last epoch.
-        """
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends the process on a signal. All is saved by then."""
+        super().on_train_end(logs)
         _, signal = self._wanted("at the end", False)
         if signal:
             self._exit(signal)
@@ -275,7 +270,7 @@ class ResumableFit:
         """Copies all that a checkpoint has."""
         began = time.monotonic()
         self._writer.wait()
-        model_state.gather(self._model)
+        model_state.gather(self._trained)
         parts = self._of_all_parts(step)
         write = self._copied(step, parts) if process_index() == 0 else None
         self._writer.note_pause(time.monotonic() - began)
@@ -293,14 +288,12 @@ class ResumableFit:
         self, step: int, parts: list[dict[str, Any]]
     ) -> Callable[[], None]:
         """Returns a function that writes a checkpoint of this moment."""
-        assert self._states is not None
-        assert self._layers is not None
-        model = ModelState.copied_from(self._model)
+        model = ModelState.copied_from(self._trained)
         arrays = dict(model.arrays)
         state = {
             "epoch": self._epoch,
             "done": self._done,
-            "stopped": bool(self._model.stop_training),
+            "stopped": bool(self._trained.stop_training),
             "step": step,
             "parts": [
                 part | {"place": plain_values.encode(part["place"], arrays)}
@@ -308,7 +301,7 @@ class ResumableFit:
             ],
             "callbacks": self._states.changed(arrays),
             "variables": model.variables,
-            "fingerprint": fingerprint.of_model(self._model),
+            "fingerprint": fingerprint.of_model(self._trained),
             "compiled": self._compiled,
             "trainable": self._layers.changed(),
         }
@@ -340,9 +333,7 @@ class ResumableFit:
         raise ExitOfAllProcesses(128 + signal)
 
     def _restore(self, saved: Saved) -> None:
-        model_state.restore(self._model, saved, process_index() == 0)
-        assert self._states is not None
-        assert self._layers is not None
+        model_state.restore(self._trained, saved, process_index() == 0)
         self._layers.restore(saved.state["trainable"])
         self._states.restore(saved.state["callbacks"], saved.arrays)
 
