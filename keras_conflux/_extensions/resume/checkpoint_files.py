@@ -12,7 +12,6 @@ from typing import Any
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume import stored_arrays
 from keras_conflux._extensions.resume.stored_arrays import Arrays
-from keras_conflux._extensions.resume.stored_arrays import with_special_dtypes
 
 WEIGHTS = "model.weights.h5"
 ARRAYS = "state.npz"
@@ -172,7 +171,7 @@ def read(path: pathlib.Path) -> Saved:
         Damage: If it differs from the checkpoint that was written.
         ValueError: If a newer version of this package wrote it.
     """
-    state, digests, special = _read_state(path)
+    state, digests = _read_state(path)
     for name, expected in digests.items():
         try:
             found = digest_of(path, name)
@@ -182,7 +181,7 @@ def read(path: pathlib.Path) -> Saved:
             raise Damage(f"{name} has changed since it was written")
     try:
         with plain_files.open_file(path, ARRAYS) as file:
-            arrays = with_special_dtypes(stored_arrays.read(file), special)
+            arrays = stored_arrays.read(file)
     except (OSError, *MALFORMED) as error:
         raise _not_read(ARRAYS, error) from error
     return Saved(path, state, arrays, path / WEIGHTS)
@@ -197,16 +196,13 @@ def has_state(folder: pathlib.Path) -> bool:
     return True
 
 
-def _read_state(
-    path: pathlib.Path,
-) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Returns the state, the digests of other files, and special dtypes."""
+def _read_state(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the state, and the digests of other files."""
     try:
         outer = json.loads(plain_files.read_text(path, STATE))
         text, digest = outer["state"], outer["sha256"]
         found = hashlib.sha256(text.encode()).hexdigest()
         digests = {name: outer["files"][name] for name in (WEIGHTS, ARRAYS)}
-        special = dict(outer["dtypes"])
         state = dict(json.loads(text)) if found == digest else {}
     except (OSError, *MALFORMED) as error:
         raise _not_read(STATE, error) from error
@@ -218,7 +214,7 @@ def _read_state(
             f"keras-conflux; this one reads format {FORMAT}. Install the "
             "version that wrote it."
         )
-    return state, digests, special
+    return state, digests
 
 
 def _not_read(name: str, error: Exception) -> Damage:

@@ -16,11 +16,11 @@ from keras_conflux._compat import patching
 from keras_conflux._compat import versions
 from keras_conflux._extensions.resume import between_processes
 from keras_conflux._extensions.resume import checkpoint_files
-from keras_conflux._extensions.resume import checkpoint_writing
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import random_generators
+from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.storage import Storage
@@ -88,7 +88,7 @@ def save(
             storage = Storage(checkpoint_files.directory_of(directory))
             storage.remove_unfinished()
             copies = ModelState.copied_from(model)
-            checkpoint_writing.write(
+            writer.write(
                 storage,
                 (step, 0),
                 copies.weights,

@@ -13,34 +13,20 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 
-def without_special_dtypes(arrays: Arrays) -> tuple[Arrays, dict[str, str]]:
-    """Returns arrays that NumPy's files can hold, and which were others.
+def write(file: Any, arrays: Arrays) -> None:
+    """Writes arrays to a path or a file.
 
-    NumPy reads bfloat16 and float8 back as bytes without a meaning. Structured
-    arrays, which are of the same kind, it reads as they were.
+    NumPy reads bfloat16 and float8 back as bytes without a meaning, so their
+    names tell them. Structured arrays, of the same kind, it reads as they were.
     """
-    special = {
-        name: array.dtype.name
-        for name, array in arrays.items()
-        if array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name)
-    }
-    stored = {
-        name: array.view(f"u{array.dtype.itemsize}")
-        if name in special
-        else array
-        for name, array in arrays.items()
-    }
-    return stored, special
-
-
-def with_special_dtypes(arrays: Arrays, special: dict[str, str]) -> Arrays:
-    """Undoes `without_special_dtypes`."""
-    return {
-        name: array.view(getattr(ml_dtypes, special[name]))
-        if name in special
-        else array
-        for name, array in arrays.items()
-    }
+    stored = {}
+    for name, array in arrays.items():
+        dtype = array.dtype
+        if dtype.kind == "V" and hasattr(ml_dtypes, dtype.name):
+            stored[f"{name}:{dtype.name}"] = array.view(f"u{dtype.itemsize}")
+        else:
+            stored[name] = array
+    np.savez(file, **stored)
 
 
 def read(file: BinaryIO) -> Arrays:
@@ -66,20 +52,22 @@ def read(file: BinaryIO) -> Arrays:
     strange = [k for k, v in arrays.items() if not isinstance(v, np.ndarray)]
     if strange:
         raise ValueError(f"{strange} are no arrays")
-    return arrays
+    return dict(_with_dtype(*each) for each in arrays.items())
+
+
+def _with_dtype(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    name, _, dtype = name.partition(":")
+    return name, array.view(getattr(ml_dtypes, dtype)) if dtype else array
 
 
 def to_bytes(document: Any, arrays: Arrays) -> bytes:
     """Returns a JSON document and some arrays as one string of bytes."""
-    stored, special = without_special_dtypes(arrays)
-    text = np.array(json.dumps([document, special]))
     file = io.BytesIO()
-    np.savez(file, text=text, **stored)  # pyright: ignore
+    write(file, arrays | {"text": np.array(json.dumps(document))})
     return file.getvalue()
 
 
 def from_bytes(content: bytes) -> tuple[Any, Arrays]:
     """Undoes `to_bytes`."""
     arrays = read(io.BytesIO(content))
-    document, special = json.loads(str(arrays.pop("text")))
-    return document, with_special_dtypes(arrays, special)
+    return json.loads(str(arrays.pop("text"))), arrays

@@ -1,6 +1,8 @@
-"""Writes checkpoints in a thread, while training goes on."""
+"""Writes checkpoints, in a thread while training goes on."""
 
 import contextlib
+import hashlib
+import json
 import pathlib
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,7 +12,12 @@ from typing import Any
 from keras_conflux._cluster.failures import errors_reported_to_all
 from keras_conflux._cluster.processes import process_index
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._extensions.resume import checkpoint_writing
+from keras_conflux._extensions.resume import checkpoint_files
+from keras_conflux._extensions.resume import stored_arrays
+from keras_conflux._extensions.resume.checkpoint_files import ARRAYS
+from keras_conflux._extensions.resume.checkpoint_files import FORMAT
+from keras_conflux._extensions.resume.checkpoint_files import STATE
+from keras_conflux._extensions.resume.checkpoint_files import WEIGHTS
 from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
@@ -64,10 +71,10 @@ class CheckpointWriter:
         state: dict[str, Any],
         arrays: Arrays,
     ) -> None:
-        """Lets the thread write. See `checkpoint_writing.write`."""
+        """Lets the thread write. See `write`."""
         assert self._thread is not None
         self._writing = self._thread.submit(
-            checkpoint_writing.write,
+            write,
             self._storage,
             position,
             weights,
@@ -86,7 +93,7 @@ class CheckpointWriter:
             return
         try:
             writing.result()
-        except checkpoint_writing.NotRemoved as error:
+        except NotRemoved as error:
             warn(f"An older checkpoint could not be removed: {error}.")
         except OSError as error:
             warn(
@@ -97,3 +104,57 @@ class CheckpointWriter:
     def note_pause(self, seconds: float) -> None:
         """Notes for how long training was held up."""
         self.pauses.append(seconds)
+
+
+def write(
+    storage: Storage,
+    position: tuple[int, int],
+    weights: list[weight_files.Entry],
+    state: dict[str, Any],
+    arrays: Arrays,
+    keep: int,
+) -> pathlib.Path:
+    """Writes a checkpoint, removes old ones, and returns its path.
+
+    Args:
+        storage: The storage. Its directory is made if it is not there.
+        position: The number of steps done, and the epoch.
+        weights: The contents of Keras' file of weights.
+        state: Anything that JSON can hold.
+        arrays: The arrays that `state` refers to.
+        keep: The number of checkpoints that stay.
+
+    Raises:
+        OSError: If it cannot be written, as where a disk is full. Nothing
+            remains of it then.
+        NotRemoved: If it is written, and an older one could not be removed.
+    """
+    step, epoch = position
+    final = storage.root / f"step-{step:012d}-{epoch:06d}"
+    with storage.new_folder(final) as folder:
+        try:
+            weight_files.write(weights, folder / WEIGHTS)
+        except RuntimeError as error:  # h5py's, where a disk is full
+            raise OSError(str(error)) from error
+        stored_arrays.write(folder / ARRAYS, arrays)
+        text = json.dumps(state | {"format": FORMAT})
+        outer = {
+            "state": text,
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "files": {
+                name: checkpoint_files.digest_of(folder, name)
+                for name in (WEIGHTS, ARRAYS)
+            },
+        }
+        (folder / STATE).write_text(json.dumps(outer))
+    try:
+        for old in checkpoint_files.folders(storage.root)[keep:]:
+            if old != final:
+                storage.remove(old)
+    except OSError as error:
+        raise NotRemoved(str(error)) from error
+    return final
+
+
+class NotRemoved(OSError):
+    """An older checkpoint could not be removed. The new one is in place."""
