@@ -20,8 +20,8 @@ from test_resume import Killed
 from test_resume import unseeded
 
 import keras_conflux as kc
+from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import fit as resumed_fit
-from keras_conflux._extensions.resume import py_dataset_state
 from keras_conflux._extensions.resume import varying_data
 
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -339,7 +339,7 @@ class Large(Reordered):
 
 @pytest.mark.long
 def test_large_arrays_of_a_pydataset(tmp_path, monkeypatch):
-    monkeypatch.setattr(py_dataset_state, "_LARGE", 8 * len(X) - 1)
+    monkeypatch.setattr(data_state, "_LARGE", 8 * len(X) - 1)
     assert_goes_on(tmp_path, lambda: {"x": Large()})
     state = json.loads((checkpoint(tmp_path) / "state.json").read_text())
     assert '"order"' in state["state"]

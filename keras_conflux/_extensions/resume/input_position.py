@@ -20,12 +20,12 @@ import numpy as np
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._extensions.resume import iterator_history
-from keras_conflux._extensions.resume import random_generators
 from keras_conflux._extensions.resume import sketches
-from keras_conflux._extensions.resume.compat import epoch_iterators
+from keras_conflux._extensions.resume.compat import private_state
+from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._extensions.resume.data_state import PyDatasetState
+from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.iterator_history import IteratorTracker
-from keras_conflux._extensions.resume.py_dataset_state import PyDatasetState
-from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
 from keras_conflux._fit.input.calls import FitObserver
@@ -133,10 +133,10 @@ class InputPosition:
         Args:
             step: The epoch's step, from 0. With 0, the former epoch has ended.
         """
-        here, dataset = self._here, epoch_iterators.dataset_of(self.iterator)
+        here, dataset = self._here, private_state.dataset_of(self.iterator)
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
         # on; otherwise the next epoch makes one.
-        goes_on = here.begun and epoch_iterators.draws_on(self.iterator)
+        goes_on = here.begun and private_state.draws_on(self.iterator)
         begun = goes_on or step > 0
         return dataclasses.replace(
             here,
@@ -166,8 +166,8 @@ class InputPosition:
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
-        self._held = PyDatasetState(epoch_iterators.py_dataset_of(iterator))
-        epoch_iterators.count_iterators(iterator, self._note_iterator)
+        self._held = PyDatasetState(private_state.py_dataset_of(iterator))
+        private_state.count_iterators(iterator, self._note_iterator)
 
     def restore(self, over: bool) -> bool:
         """Brings the data to where it was before the current iterator.
@@ -182,7 +182,7 @@ class InputPosition:
         start = self._start
         if start is None:
             return True
-        epoch_iterators.set_learned_number(self.iterator, start.number)
+        private_state.set_learned_number(self.iterator, start.number)
         if not start.begun:
             self._held.restore(start.attributes)
         if start.validation is not None:
@@ -223,7 +223,7 @@ class InputPosition:
         validation_count: int | None = None,
     ) -> bool:
         """Makes as many as there were, or all; returns whether none is more."""
-        dataset = epoch_iterators.dataset_of(self.iterator)
+        dataset = private_state.dataset_of(self.iterator)
         made = start.iterators_of("training")[:count]
         validated = start.iterators_of("validation")[:validation_count]
         return all(
@@ -236,7 +236,7 @@ class InputPosition:
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
-        dataset = epoch_iterators.dataset_of(self.iterator)
+        dataset = private_state.dataset_of(self.iterator)
         here.iterators = len(iterator_history.drawn_iterators(dataset)) + 1
         here.validation_iterators = self.validation.iterators
         here.drawn = here.drawn_before = 0
@@ -267,9 +267,9 @@ class InputPosition:
         self._here.drawn_before = start.drawn_before
         self._here.begun = True
         if self.iterator.steps_per_epoch:
-            epoch_iterators.add_steps_seen(self.iterator, start.drawn_before)
+            private_state.add_steps_seen(self.iterator, start.drawn_before)
         # Drawing again has repeated the draws of the user's Python code.
-        if not epoch_iterators.calls_python(self.iterator):
+        if not private_state.calls_python(self.iterator):
             random_generators.set_states(start.generators)
         _log.info(
             "Drew %d batches again in %.1f s.",

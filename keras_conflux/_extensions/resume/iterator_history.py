@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
-from keras_conflux._extensions.resume.compat import epoch_iterators
 from keras_conflux._extensions.resume.compat import pipelines
+from keras_conflux._extensions.resume.compat import private_state
 
 _made: Any = weakref.WeakKeyDictionary()
 """By data set, whether each iterator has been drawn from."""
@@ -26,7 +26,7 @@ class IteratorTracker:
     def __init__(self, iterator: Any) -> None:
         self._iterator = weakref.ref(iterator)
         self._latest: int | None = None
-        epoch_iterators.count_iterators(iterator, self._note_iterator)
+        private_state.count_iterators(iterator, self._note_iterator)
 
     def noting_draws(
         self, steps: Generator[tuple, None, None]
@@ -44,7 +44,7 @@ class IteratorTracker:
         made.append(False)
 
     def _made_before(self) -> list[bool]:
-        dataset = epoch_iterators.dataset_of(self._iterator())
+        dataset = private_state.dataset_of(self._iterator())
         return _made.setdefault(dataset, [])
 
 

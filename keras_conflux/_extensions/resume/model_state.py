@@ -11,7 +11,7 @@ from keras_conflux._compat import keras_variables
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
-from keras_conflux._extensions.resume.compat import private_state
+from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.compat import weight_files
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 from keras_conflux._replication import state
@@ -42,7 +42,7 @@ class ModelState:
             f"variable{number}": np.array(variable.numpy())
             for number, variable in enumerate(others)
         }
-        shared = private_state.present_global_seed()
+        shared = random_generators.present_global_seed()
         if shared is not None:
             arrays[_GLOBAL_SEED] = np.array(shared.numpy())
         return cls(
@@ -112,7 +112,7 @@ def _beside_weights(
     optimizer = getattr(model, "optimizer", None)
     known = {id(value) for entry in written for value in entry.values.values()}
     known |= {id(v) for v in getattr(optimizer, "variables", ())}
-    shared = private_state.present_global_seed()
+    shared = random_generators.present_global_seed()
     return [
         variable
         for variable in state.variables_of(model)

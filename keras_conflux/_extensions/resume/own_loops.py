@@ -19,9 +19,9 @@ from keras_conflux._extensions.resume import checkpoint_files
 from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume import random_generators
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
+from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays

@@ -26,13 +26,13 @@ from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import input_position
 from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume import random_generators
 from keras_conflux._extensions.resume import varying_data
 from keras_conflux._extensions.resume.between_processes import gathered
 from keras_conflux._extensions.resume.callback_state import CallbackStates
 from keras_conflux._extensions.resume.checkpoint_files import Saved
-from keras_conflux._extensions.resume.compat import epoch_iterators
 from keras_conflux._extensions.resume.compat import private_state
+from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.input_position import InputPosition
 from keras_conflux._extensions.resume.input_position import Place
 from keras_conflux._extensions.resume.model_state import ModelState
@@ -40,7 +40,6 @@ from keras_conflux._extensions.resume.resume import Resume
 from keras_conflux._extensions.resume.resume import SavingInterval
 from keras_conflux._extensions.resume.signals import Preemption
 from keras_conflux._extensions.resume.trainable_layers import TrainableLayers
-from keras_conflux._extensions.resume.validation_data import ValidationData
 from keras_conflux._extensions.resume.writer import CheckpointWriter
 
 _log = logging.getLogger("keras_conflux")
@@ -168,7 +167,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         if not self._position.skipped:
             random_generators.set_states(
                 _place(self._saved).generators,
-                epoch_iterators.dataset_of(iterator),
+                private_state.dataset_of(iterator),
             )
 
     def _name_what_varies(self) -> bool:
@@ -176,8 +175,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         position = self._position
         found = {
             "data": varying_data.causes(
-                epoch_iterators.dataset_of(position.iterator),
-                epoch_iterators.py_dataset_of(position.iterator),
+                private_state.dataset_of(position.iterator),
+                private_state.py_dataset_of(position.iterator),
             ),
             "validation data": varying_data.causes_in_validation(
                 position.validation

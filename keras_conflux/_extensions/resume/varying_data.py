@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_conflux._cluster.processes import seed_is_drawn
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._extensions.resume.compat import pipelines
-from keras_conflux._extensions.resume.validation_data import ValidationData
+from keras_conflux._extensions.resume.data_state import ValidationData
 
 
 def causes(dataset: Any, owner: Any = None) -> list[str]:

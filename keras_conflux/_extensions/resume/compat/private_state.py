@@ -1,32 +1,13 @@
-"""State that Keras and TensorFlow keep out of sight, of seeds and callbacks."""
+"""The state of callbacks and of epoch iterators that Keras keeps to itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
-from tensorflow.python.eager import context
+import tensorflow as tf
 
-
-def present_global_seed() -> keras.Variable | None:
-    """Returns the seed behind `keras.random`, if this thread has used it."""
-    generator = global_state.get_global_attribute("global_seed_generator")
-    return None if generator is None else generator.state
-
-
-def eager_seed_state() -> Any:
-    """Returns where the generator stands that seeds eager random operations.
-
-    `None` if TensorFlow was given no seed.
-    """
-    generator = getattr(context.context(), "_rng", None)
-    return None if generator is None else generator.getstate()
-
-
-def set_eager_seed_state(saved: Any) -> None:
-    """Puts that generator where it stood, if TensorFlow was given a seed."""
-    generator = getattr(context.context(), "_rng", None)
-    if saved is not None and generator is not None:
-        generator.setstate(saved)
+from keras_conflux._compat.keras_iterators import has_python_source
+from keras_conflux._extensions.resume.compat import pipelines
 
 
 def set_monitor(callback: Any) -> None:
@@ -38,3 +19,56 @@ def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
     """Waits for callbacks that work in other threads."""
     for future in callbacks._futures:
         future.result()
+
+
+def dataset_of(iterator: Any) -> Any:
+    """Returns the data set that an epoch iterator of Keras draws from."""
+    return iterator._distributed_dataset
+
+
+def py_dataset_of(iterator: Any) -> Any:
+    """Returns the `PyDataset` behind an epoch iterator of Keras, or `None`."""
+    return getattr(iterator.data_adapter, "py_dataset", None)
+
+
+def count_iterators(iterator: Any, before_each: Callable[[], None]) -> None:
+    """Calls a function before an epoch iterator begins to draw anew."""
+    make = iterator._get_iterator
+
+    def counted() -> Any:
+        before_each()
+        return make()
+
+    iterator._get_iterator = counted
+
+
+def draws_on(iterator: Any) -> bool:
+    """Whether the next epoch goes on with an iterator that has begun."""
+    cut = iterator.steps_per_epoch is not None
+    return cut and iterator._current_iterator is not None
+
+
+def set_learned_number(iterator: Any, number: int | None) -> None:
+    """Tells an epoch iterator the number it learns in its first epoch."""
+    if iterator.num_batches is None:
+        iterator._num_batches = number
+
+
+def add_steps_seen(iterator: Any, steps: int) -> None:
+    """Tells an epoch iterator that batches of its data are used already."""
+    iterator._steps_seen += steps
+
+
+def calls_python(iterator: Any) -> bool:
+    """Whether Python code of the user's runs where batches are drawn.
+
+    Besides the sources of `has_python_source`, a `tf.data.Dataset` may call it.
+    """
+    if has_python_source(iterator):
+        return True
+    dataset = dataset_of(iterator)
+    return isinstance(dataset, tf.data.Dataset) and any(
+        pipelines.is_python(operation)
+        for each in pipelines.datasets_below(dataset)
+        for operation in pipelines.operations_of_dataset(each)
+    )

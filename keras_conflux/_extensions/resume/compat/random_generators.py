@@ -3,10 +3,18 @@
 import random
 from typing import Any
 
+import keras
 import numpy as np
+from keras.src.backend.common import global_state
+from tensorflow.python.eager import context
 
 from keras_conflux._extensions.resume.compat import pipelines
-from keras_conflux._extensions.resume.compat import private_state
+
+
+def present_global_seed() -> keras.Variable | None:
+    """Returns the seed behind `keras.random`, if this thread has used it."""
+    generator = global_state.get_global_attribute("global_seed_generator")
+    return None if generator is None else generator.state
 
 
 def states(dataset: Any = None) -> dict[str, Any]:
@@ -16,10 +24,11 @@ def states(dataset: Any = None) -> dict[str, Any]:
         dataset: A `tf.data.Dataset`, whose functions may have variables, such
             as of a `keras.random.SeedGenerator`.
     """
+    eager = _of_eager_operations()
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
-        "tensorflow": private_state.eager_seed_state(),
+        "tensorflow": None if eager is None else eager.getstate(),
         "variables": variables(dataset),
     }
 
@@ -28,8 +37,15 @@ def set_states(saved: dict[str, Any], dataset: Any = None) -> None:
     """Puts the generators where they stood, also those in a data set."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
-    private_state.set_eager_seed_state(saved["tensorflow"])
+    eager = _of_eager_operations()
+    if saved["tensorflow"] is not None and eager is not None:
+        eager.setstate(saved["tensorflow"])
     set_variables(dataset, saved["variables"])
+
+
+def _of_eager_operations() -> random.Random | None:
+    """Returns the generator of their seeds, if TensorFlow was given a seed."""
+    return getattr(context.context(), "_rng", None)
 
 
 def variables(dataset: Any) -> list[np.ndarray]:
