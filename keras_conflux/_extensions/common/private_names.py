@@ -134,11 +134,6 @@ RECOMPUTATION = (
 RESUME = (
     PrivateName("keras.callbacks:CallbackList", mentions="_futures"),
     PrivateName(
-        "keras.callbacks:EarlyStopping._set_monitor_op",
-        "self",
-        "monitor_op, min_delta",
-    ),
-    PrivateName(
         "keras.src.trainers.epoch_iterator:EpochIterator._enumerate_iterator",
         "self",
         "_get_iterator, _steps_seen, _current_iterator, _num_batches",

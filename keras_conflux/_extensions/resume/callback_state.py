@@ -6,7 +6,6 @@ import keras
 
 from keras_conflux._extensions.resume import held_objects
 from keras_conflux._extensions.resume import plain_values
-from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 from keras_conflux._extensions.resume.stored_arrays import Arrays
 
@@ -35,39 +34,28 @@ class CallbackStates:
         self._waits = False
 
     def changed(self, arrays: Arrays) -> list[list[Any]]:
-        """Returns `[class, values, names]` for each callback.
-
-        The names belong to values that are states of objects.
-
-        Args:
-            arrays: Gets copies of the arrays among the values.
-        """
+        """Returns `[class, values]` for each callback; arrays are beside."""
         found = []
         for callback, held in zip(self._callbacks, self._held, strict=True):
             if held is None:
-                values, states = plain_values.told_state(callback), []
+                values = plain_values.told_state(callback)
             else:
                 values = held.changed()
-                states = [x for x in _states_of(callback) if x in values]
-            if hasattr(callback, "monitor_op"):
-                values["monitor_op"] = callback.monitor_op is not None
             encoded = plain_values.encode(values, arrays)
-            found.append([type(callback).__name__, encoded, states])
+            found.append([type(callback).__name__, encoded])
         return found
 
     def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
         """Gives the callbacks their former values."""
         _assert_same(self._callbacks, saved)
-        for callback, held, (_, encoded, states) in zip(
+        for callback, held, (_, encoded) in zip(
             self._callbacks, self._held, saved, strict=True
         ):
             values = plain_values.decode(encoded, arrays)
-            if values.pop("monitor_op", False) and callback.monitor_op is None:
-                private_state.set_monitor(callback)
             if held is None:
                 callback.load_state_dict(values)
             else:
-                held.restore(values, {*_states_of(callback), *states})
+                held.restore(values)
 
 
 def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
@@ -82,13 +70,9 @@ def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
         )
 
 
-def _tells_its_state(callback: Any) -> bool:
-    return hasattr(callback, "state_dict")
-
-
 def _held_attributes(callback: Any) -> HeldAttributes | None:
     """Returns the attributes; `None` if the callback restores them itself."""
-    if _tells_its_state(callback):
+    if hasattr(callback, "state_dict"):
         plain_values.told_state(callback)  # which may not be saved
         return None
     held_objects.name_what_is_lost(callback)
@@ -98,20 +82,12 @@ def _held_attributes(callback: Any) -> HeldAttributes | None:
 
 def _held_by(callback: Any) -> dict[str, Any]:
     """Returns the savable values of a callback. These are no copies."""
-    plain = {
-        name: value
-        for name, value in vars(callback).items()
-        if name not in _SET_ANEW and plain_values.is_plain(value)
-    }
-    return plain | _states_of(callback)
-
-
-def _states_of(callback: Any) -> dict[str, Any]:
-    """Returns the states of objects that a callback holds."""
     of_model = held_objects.variables_of(callback)
-    found = {
-        name: held_objects.state_of(value)
-        for name, value in vars(callback).items()
-        if id(value) not in of_model
-    }
-    return {name: state for name, state in found.items() if state is not None}
+    found = {}
+    for name, value in vars(callback).items():
+        state = held_objects.state_of(value)
+        if state is not None and id(value) not in of_model:
+            found[name] = plain_values.State(state)
+        elif name not in _SET_ANEW and plain_values.is_plain(value):
+            found[name] = value
+    return found

@@ -9,7 +9,6 @@ be a path.
 import collections
 import copy
 from collections.abc import Callable
-from collections.abc import Iterable
 from typing import Any
 
 from keras_conflux._common.user_warnings import warn
@@ -27,8 +26,7 @@ class HeldAttributes:
 
     Args:
         owner: The object.
-        read: Returns the values of its attributes that can be saved, or of
-            the states of objects in them, by name. These are no copies.
+        read: Returns its attributes that can be saved, which are no copies.
         digest: Returns a digest by which a value is known again.
         any_words: Whether the texts in its containers are never paths.
     """
@@ -74,15 +72,10 @@ class HeldAttributes:
             )
         return {k: v for k, v in found.items() if k not in lost}
 
-    def restore(
-        self, saved: dict[str, Any], states: Iterable[str] = ()
-    ) -> None:
+    def restore(self, saved: dict[str, Any]) -> None:
         """Gives the object the values of `changed`, and all else as it was.
 
-        Args:
-            saved: The values. Values of attributes that are not there are not
-                set.
-            states: The names of values that are states of objects.
+        Values of attributes that are not there are not set.
 
         Raises:
             ValueError: If a value is of another type than is there, or may
@@ -98,7 +91,7 @@ class HeldAttributes:
                 "be paths. Train with the program that was saved, or use "
                 "another directory."
             )
-        _give(self._owner, self._of_others(saved) | saved, {*states})
+        _give(self._owner, self._of_others(saved) | saved)
 
     def _may_get(self, name: str, value: Any) -> bool:
         form = self._forms.get(name)
@@ -145,14 +138,16 @@ def _of_classes(owner: Any) -> dict[str, Any]:
     }
 
 
-def _give(owner: Any, values: dict[str, Any], states: set[str]) -> None:
+def _give(owner: Any, values: dict[str, Any]) -> None:
     """Sets attributes, and fills objects that others may hold, too."""
     held = vars(owner)
-    for name in values.keys() & states:
-        held_objects.set_state(held.get(name), values[name])
-    plain = {k: v for k, v in values.items() if k not in states}
-    for name, value in plain.items():
-        _fill(held.get(name), value)
+    plain = {}
+    for name, value in values.items():
+        if isinstance(value, plain_values.State):
+            held_objects.set_state(held.get(name), value.value)
+        else:
+            _fill(held.get(name), value)
+            plain[name] = value
     for name, value in plain.items():
         # It was no container, or two names had the same one and no longer do.
         now = held.get(name)

@@ -9,7 +9,6 @@ import pathlib
 import random
 import re
 import types
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,31 +18,6 @@ import tensorflow as tf
 from keras_conflux._common.user_warnings import warn
 from keras_conflux._extensions.resume import plain_values
 
-_STATES: list[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = [
-    (
-        keras.Variable | tf.Variable,
-        lambda variable: variable.numpy(),
-        lambda variable, value: variable.assign(value),
-    ),
-    (
-        np.random.Generator,
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(
-            generator.bit_generator, "state", state
-        ),
-    ),
-    (
-        np.random.RandomState,
-        lambda generator: generator.get_state(legacy=False),
-        lambda generator, state: generator.set_state(state),
-    ),
-    (
-        random.Random,
-        lambda generator: generator.getstate(),
-        lambda generator, state: generator.setstate(state),
-    ),
-]
-"""Kinds of objects, how their state is read, and how it is set."""
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _WITHOUT_STATE: tuple[type, ...] = (
     types.BuiltinFunctionType,
@@ -72,18 +46,25 @@ _MUTABLE = (list, dict, set, bytearray, collections.deque)
 
 def state_of(value: Any) -> Any:
     """Returns the state of an object as a plain value, or `None`."""
-    for kind, read, _ in _STATES:
-        if isinstance(value, kind):
-            return read(value)
-    return None
+    if isinstance(value, keras.Variable | tf.Variable):
+        return value.numpy()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return value.getstate() if isinstance(value, random.Random) else None
 
 
 def set_state(value: Any, state: Any) -> None:
-    """Gives an object the state that it had."""
-    for kind, _, write in _STATES:
-        if isinstance(value, kind):
-            write(value, state)
-            return
+    """Gives an object the state that it had. Others have none."""
+    if isinstance(value, keras.Variable | tf.Variable):
+        value.assign(state)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    elif isinstance(value, random.Random):
+        value.setstate(state)
 
 
 def variables_of(callback: Any) -> set[int]:

@@ -40,53 +40,34 @@ _WHAT_TO_DO = (
 
 @dataclasses.dataclass
 class Place:
-    """A place in the data, which can be found again.
-
-    Attributes:
-        step: The step of the epoch: so many batches of it have been trained.
-        iterators: The number of iterators made of the data, with the
-            current one.
-        made: All that had been made at this place, from `iterator_history`;
-            `None` if there is no data set.
-        begun: Whether that one had been drawn from, and is to be again.
-        drawn: The number of its trained batches, in all epochs.
-        drawn_before: The batches of former epochs, which share it where
-            `steps_per_epoch` cuts a source into epochs.
-        generators_at_begin: The states of random generators when it was made.
-        generators: Their states at this place.
-        number: The number of batches of an epoch, if it is known by now.
-        attributes: The attributes of a `PyDataset`, or its `state_dict`, when
-            it was made, or now if it has not begun.
-        validation: The state of the validation data.
-        validation_iterators: The number of iterators made of it when the
-            current one was.
-        last: The sketch of the last batch that has been trained, if it is
-            known. The batch that is drawn again in its place must have it.
-    """
+    """A place in the data, which can be found again."""
 
     step: int = 0
+    """The step of the epoch: so many batches of it have been trained."""
     iterators: int = 0
-    made: list[bool] | None = None
+    """The number of iterators made of the data, with the current one."""
+    made: list[bool] = dataclasses.field(default_factory=list)
+    """All that had been made at this place, from `iterator_history`."""
     begun: bool = False
+    """Whether that one had been drawn from, and is to be again."""
     drawn: int = 0
+    """The number of its trained batches, in all epochs."""
     drawn_before: int = 0
+    """The batches of former epochs, where `steps_per_epoch` cuts a source."""
     generators_at_begin: Any = None
+    """The states of random generators when it was made."""
     generators: Any = None
+    """Their states at this place."""
     number: int | None = None
+    """The number of batches of an epoch, if it is known by now."""
     attributes: dict[str, Any] | None = None
-    validation: dict[str, Any] | None = None
+    """The state of a `PyDataset` when it was made, or now if not begun."""
+    validation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The state of the validation data."""
     validation_iterators: int = 0
+    """The number of iterators made of it when the current one was."""
     last: np.ndarray | None = None
-
-    def iterators_of(self, dataset: str) -> list[bool]:
-        """Returns all iterators that had been made, from `iterator_history`.
-
-        Args:
-            dataset: `"training"` or `"validation"`.
-        """
-        if dataset == "validation":
-            return [] if self.validation is None else self.validation["made"]
-        return self.made or [False] * self.iterators
+    """The sketch of the last batch that has been trained, if it is known."""
 
 
 class InputPosition:
@@ -100,10 +81,7 @@ class InputPosition:
     """
 
     def __init__(
-        self,
-        start: Place | None,
-        validation: ValidationData,
-        is_part: bool = False,
+        self, start: Place | None, validation: ValidationData, is_part: bool
     ) -> None:
         self._start = start
         self.validation = validation
@@ -128,11 +106,7 @@ class InputPosition:
         return self.iterator.steps_per_epoch is not None
 
     def place_before(self, step: int) -> Place:
-        """Returns the place before a step of the current epoch.
-
-        Args:
-            step: The epoch's step, from 0. With 0, the former epoch has ended.
-        """
+        """Returns the place before a step; before 0, an epoch has ended."""
         here, dataset = self._here, private_state.dataset_of(self.iterator)
         # Where `steps_per_epoch` cuts a source into epochs, its iterator goes
         # on; otherwise the next epoch makes one.
@@ -172,12 +146,8 @@ class InputPosition:
     def restore(self, over: bool) -> bool:
         """Brings the data to where it was before the current iterator.
 
-        Args:
-            over: Whether nothing is to be drawn, as training has ended.
-
-        Returns:
-            Whether it is there. A data set that this process has used before
-            may be further on.
+        Nothing is to be drawn if training is over. Returns whether it is there:
+        a data set that this process has used before may be further on.
         """
         start = self._start
         if start is None:
@@ -185,8 +155,7 @@ class InputPosition:
         private_state.set_learned_number(self.iterator, start.number)
         if not start.begun:
             self._held.restore(start.attributes)
-        if start.validation is not None:
-            self.validation.restore(start.validation)
+        self.validation.restore(start.validation)
         self._here.iterators = start.iterators
         if over or not start.begun:
             return self._make_iterators(start) or over
@@ -197,11 +166,7 @@ class InputPosition:
     def steps(
         self, enumerated: Iterator[tuple]
     ) -> Generator[tuple, None, None]:
-        """Yields `(first step, last step, source)` of an epoch from here.
-
-        Args:
-            enumerated: The same of the whole epoch, from Keras.
-        """
+        """Yields the part of an epoch's steps, as Keras has them, from here."""
         start = self._start
         here, skipped = self._here, self.skipped
         here.drawn_before = here.drawn
@@ -224,14 +189,9 @@ class InputPosition:
     ) -> bool:
         """Makes as many as there were, or all; returns whether none is more."""
         dataset = private_state.dataset_of(self.iterator)
-        made = start.iterators_of("training")[:count]
-        validated = start.iterators_of("validation")[:validation_count]
-        return all(
-            [
-                iterator_history.make_again(dataset, made),
-                self.validation.make_iterators(validated),
-            ]
-        )
+        validated = start.validation["made"][:validation_count]
+        is_there = iterator_history.make_again(dataset, start.made[:count])
+        return self.validation.make_iterators(validated) and is_there
 
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""

@@ -27,6 +27,13 @@ _FACTORIES = {
 """The types of a `defaultdict`'s values."""
 
 
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of an object, as a plain value in the place of the object."""
+
+    value: Any
+
+
 def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
     """Returns a value in a form that JSON can hold.
 
@@ -48,6 +55,8 @@ def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
         return _encoded_array(value, arrays, copies)
     if kind is complex:
         return {"complex": [value.real, value.imag]}
+    if kind is State:
+        return {"state": encode(value.value, arrays, copies)}
     if kind in _BYTES.values():
         return {kind.__name__: value.decode("latin-1")}
     if kind in _GROUPS.values():
@@ -98,6 +107,8 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return tf.constant(arrays[inside])
     if kind == "complex":
         return complex(*inside)
+    if kind == "state":
+        return State(decode(inside, arrays))
     if kind in _BYTES:
         return _BYTES[kind](inside.encode("latin-1"))
     if kind in _GROUPS:
@@ -199,6 +210,8 @@ def _texts(value: Any) -> Iterator[str | bytes]:
     elif isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "SU" or value.dtype.names:
             yield from _texts(value.tolist())
+    elif isinstance(value, State):
+        yield from _texts(value.value)
     elif isinstance(value, Mapping):
         yield from _texts([*value, *value.values()])
     elif isinstance(value, Iterable) and not isinstance(value, tf.Tensor):

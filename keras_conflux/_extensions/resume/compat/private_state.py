@@ -10,11 +10,6 @@ from keras_conflux._compat.keras_iterators import has_python_source
 from keras_conflux._extensions.resume.compat import pipelines
 
 
-def set_monitor(callback: Any) -> None:
-    """Makes a callback choose its comparison, as at its first epoch's end."""
-    callback._set_monitor_op()
-
-
 def flush_callbacks(callbacks: keras.callbacks.CallbackList) -> None:
     """Waits for callbacks that work in other threads."""
     for future in callbacks._futures:
