@@ -22,11 +22,8 @@ from keras_conflux._extensions.resume.stored_arrays import to_bytes
 def read_newest(directory: str | os.PathLike[str]) -> Saved | None:
     """Returns the newest checkpoint that is whole; warns of those that are not.
 
-    Those are renamed, so that they are not kept in place of whole ones.
-    The first process reads it. The others may have no access to its files.
-
-    Raises:
-        ValueError: If a newer version of this package wrote it.
+    Those are renamed, so that they are not kept in place of whole ones. The
+    first process reads it. The others may have no access to its files.
     """
     if process_count() == 1:
         return _newest(directory)
@@ -69,12 +66,7 @@ def _newest(directory: str | os.PathLike[str]) -> Saved | None:
 
 
 def gathered(what: str, own: Any) -> list[Any]:
-    """Returns the values of all processes, in their order.
-
-    Args:
-        what: The name of the values. All must give the same.
-        own: The values of this process, which are plain.
-    """
+    """Returns the plain values of all processes, in their order."""
     arrays: Arrays = {}
     content = to_bytes(plain_values.encode(own, arrays), arrays)
     lengths = all_gather_json(what, len(content))

@@ -1,10 +1,21 @@
 """The state of callbacks, and its restoration."""
 
+import collections
+import datetime
+import enum
+import functools
+import logging
+import pathlib
+import re
+import types
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from keras_conflux._extensions.resume import held_objects
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._extensions.resume import held_attributes
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 from keras_conflux._extensions.resume.stored_arrays import Arrays
@@ -13,49 +24,66 @@ _SET_ANEW = {"params", "min_delta"}
 """Attributes that Keras sets in each training, `min_delta` by its old value."""
 _OF_LOGS = keras.callbacks.History | keras.callbacks.CSVLogger
 """Callbacks whose containers hold the names of logs, which may be any."""
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+_WITHOUT_STATE: tuple[type, ...] = (
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    type,
+    np.ufunc,
+    np.dtype,
+    pathlib.PurePath,
+    re.Pattern,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    enum.Enum,
+    logging.Logger,
+    range,
+    slice,
+    keras.Loss,
+    keras.optimizers.schedules.LearningRateSchedule,
+    tf.DType,
+    tf.TensorShape,
+    tf.TypeSpec,
+    tf.data.Dataset,
+)
+_MUTABLE = (list, dict, set, bytearray, collections.deque)
 
 
 class CallbackStates:
-    """Tells which attributes of callbacks have changed while they trained.
-
-    Args:
-        callbacks: After their `on_train_begin`.
-    """
+    """Tells which attributes of callbacks have changed in training."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         self._callbacks = callbacks
-        self._held = [_held_attributes(each) for each in callbacks]
+        self._held = [
+            HeldAttributes(each, _held_by, any_words=isinstance(each, _OF_LOGS))
+            for each in callbacks
+        ]
+        for each in callbacks:
+            _name_what_is_lost(each)
         self._waits = True
 
     def begin_epoch(self) -> None:
         """Called after all callbacks' `on_epoch_begin`."""
-        for held in filter(None, self._held if self._waits else ()):
+        for held in self._held if self._waits else ():
             held.declare_what_is_there()
         self._waits = False
 
     def changed(self, arrays: Arrays) -> list[list[Any]]:
         """Returns `[class, values]` for each callback; arrays are beside."""
-        found = []
-        for callback, held in zip(self._callbacks, self._held, strict=True):
-            if held is None:
-                values = plain_values.told_state(callback)
-            else:
-                values = held.changed()
-            encoded = plain_values.encode(values, arrays)
-            found.append([type(callback).__name__, encoded])
-        return found
+        return [
+            [
+                type(callback).__name__,
+                plain_values.encode(held.changed(), arrays, copies=False),
+            ]
+            for callback, held in zip(self._callbacks, self._held, strict=True)
+        ]
 
     def restore(self, saved: list[list[Any]], arrays: Arrays) -> None:
         """Gives the callbacks their former values."""
         _assert_same(self._callbacks, saved)
-        for callback, held, (_, encoded) in zip(
-            self._callbacks, self._held, saved, strict=True
-        ):
-            values = plain_values.decode(encoded, arrays)
-            if held is None:
-                callback.load_state_dict(values)
-            else:
-                held.restore(values)
+        for held, (_, encoded) in zip(self._held, saved, strict=True):
+            held.restore(plain_values.decode(encoded, arrays))
 
 
 def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
@@ -70,24 +98,70 @@ def _assert_same(callbacks: list[Any], saved: list[list[Any]]) -> None:
         )
 
 
-def _held_attributes(callback: Any) -> HeldAttributes | None:
-    """Returns the attributes; `None` if the callback restores them itself."""
-    if hasattr(callback, "state_dict"):
-        plain_values.told_state(callback)  # which may not be saved
-        return None
-    held_objects.name_what_is_lost(callback)
-    is_of_logs = isinstance(callback, _OF_LOGS)
-    return HeldAttributes(callback, _held_by, any_words=is_of_logs)
-
-
 def _held_by(callback: Any) -> dict[str, Any]:
     """Returns the savable values of a callback. These are no copies."""
-    of_model = held_objects.variables_of(callback)
+    of_model = _variables_of(callback)
     found = {}
     for name, value in vars(callback).items():
-        state = held_objects.state_of(value)
+        state = held_attributes.state_of(value)
         if state is not None and id(value) not in of_model:
             found[name] = plain_values.State(state)
         elif name not in _SET_ANEW and plain_values.is_plain(value):
             found[name] = value
     return found
+
+
+def _variables_of(callback: Any) -> set[int]:
+    """Returns the identities of variables that are saved with the model."""
+    model = getattr(callback, "model", None)
+    optimizer = getattr(model, "optimizer", None)
+    return {
+        id(variable)
+        for owner in (model, optimizer)
+        for variable in getattr(owner, "variables", ())
+    }
+
+
+def _name_what_is_lost(callback: Any) -> None:
+    """Warns of attributes that may change in training and are not saved.
+
+    The attributes of Keras' own callbacks are known.
+    """
+    if held_attributes.is_of_keras(callback) or (
+        held_attributes.tells_its_state(callback)
+    ):
+        return
+    known = _variables_of(callback)
+    lost = [
+        f"{name!r} (a {type(value).__name__})"
+        for name, value in vars(callback).items()
+        if not plain_values.is_plain(value) and _can_lose_state(value, known)
+    ]
+    if lost:
+        warn(
+            f"The callback {type(callback).__name__} holds values not saved, "
+            "which cannot be restored if training is interrupted: "
+            f"{', '.join(lost)}. If it changes in training, give the callback "
+            "`state_dict()` and `load_state_dict(state)`, which return and "
+            "take numbers, strings, arrays, and lists and dicts of them."
+        )
+
+
+def _can_lose_state(value: Any, known: set[int]) -> bool:
+    if isinstance(value, functools.partial):
+        return _can_lose_state(value.func, known)
+    if isinstance(value, _FUNCTIONS):
+        cells = getattr(value, "__closure__", None) or ()
+        return any(isinstance(_content(cell), _MUTABLE) for cell in cells)
+    if isinstance(value, keras.Layer | keras.Optimizer):
+        return not all(id(each) in known for each in value.variables)
+    return held_attributes.state_of(value) is None and not isinstance(
+        value, _WITHOUT_STATE
+    )
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None

@@ -74,12 +74,7 @@ class Saved:
 
 
 def directory_of(directory: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a directory as a path.
-
-    Raises:
-        TypeError: If it is neither a text nor a path.
-        ValueError: If it is empty, as a variable that is not set, or a URL.
-    """
+    """Returns a directory as a path; refuses others, such as a URL."""
     said = (
         'Expected a directory, such as "runs/a"; "." is the current one. '
         f"Received: {directory!r}"

@@ -4,7 +4,7 @@ Each evaluation draws from the beginning. So it is enough to know which
 iterators have been made, and the state of a `PyDataset`.
 """
 
-import copy
+import types
 import zlib
 from typing import Any
 
@@ -21,56 +21,16 @@ _LARGE = 8 * 2**20
 """Arrays of more bytes, mostly samples, are compared in a part."""
 _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
-_STATE = "state_dict()"  # no attribute has such a name
 
 
-class PyDatasetState:
-    """Takes and gives back the state of a `PyDataset`.
-
-    Args:
-        owner: The `PyDataset`, as the script has made it; `None` for other
-            data, which hold nothing.
-    """
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-        if owner is not None:
-            self._held = HeldAttributes(owner, _plain_of, _mark)
-
-    def taken(self) -> dict[str, Any] | None:
-        """Returns copies of its changed attributes, or its own state."""
-        owner = self._owner
-        if owner is None:
-            return None
-        told = _tells_its_state(owner)
-        return copy.deepcopy(
-            {_STATE: plain_values.told_state(owner)}
-            if told
-            else self._held.changed()
-        )
-
-    def restore(self, attributes: dict[str, Any] | None) -> None:
-        """Gives back the result of `taken`."""
-        owner = self._owner
-        if owner is None or attributes is None:
-            return
-        if _tells_its_state(owner) != (_STATE in attributes):
-            raise ValueError(
-                f"`{type(owner).__name__}` has got or lost the methods "
-                "`state_dict` and `load_state_dict` since the checkpoint was "
-                "saved. Give the training the data that it had, or begin "
-                "another one in another directory."
-            )
-        attributes = copy.deepcopy(attributes)
-        if _STATE in attributes:
-            owner.load_state_dict(attributes[_STATE])
-        else:
-            self._held.restore(attributes)
+def held_by(owner: Any) -> HeldAttributes:
+    """Returns the attributes of a `PyDataset`; `None` has none."""
+    if owner is None:
+        owner = types.SimpleNamespace()
+    return HeldAttributes(owner, _plain_of, _mark)
 
 
 def _plain_of(owner: Any) -> dict[str, Any]:
-    if _tells_its_state(owner):
-        return {}
     return {k: v for k, v in vars(owner).items() if plain_values.is_plain(v)}
 
 
@@ -87,17 +47,8 @@ def _mark(value: Any) -> Any:
     return *seen, zlib.crc32(entries.tobytes())
 
 
-def _tells_its_state(owner: Any) -> bool:
-    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
-
-
 class ValidationData:
-    """Takes and gives back the state of a `fit`'s validation data.
-
-    Args:
-        given: The argument `validation_data`.
-        steps: The argument `validation_steps`.
-    """
+    """Takes and gives back the state of a `fit`'s validation data."""
 
     def __init__(self, given: Any, steps: int | None) -> None:
         source = keras.utils.unpack_x_y_sample_weight(given)[0]
@@ -107,7 +58,7 @@ class ValidationData:
         self.steps = steps
         self.dataset = source if is_dataset else None
         self.owner = source if is_py_dataset else None
-        self._held = PyDatasetState(self.owner)
+        self._held = held_by(self.owner)
 
     @property
     def iterators(self) -> int:
@@ -118,7 +69,7 @@ class ValidationData:
         """Returns the state that `restore` takes."""
         return {
             "made": iterator_history.drawn_iterators(self.dataset),
-            "attributes": self._held.taken(),
+            "attributes": self._held.changed(),
             "variables": random_generators.variables(self.dataset),
         }
 

@@ -10,11 +10,7 @@ _held: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def not_in_children(undo: Callable[[], None]) -> Iterator[None]:
-    """Has each forked child give up a resource of this process.
-
-    Args:
-        undo: Gives it up.
-    """
+    """Has each forked child `undo` what it takes of a training."""
     _held.append(undo)
     try:
         yield

@@ -8,24 +8,29 @@ be a path.
 
 import collections
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._extensions.resume import held_objects
 from keras_conflux._extensions.resume import plain_values
 
 _LARGE = 2**20
 """How many bytes a value may have, of which a copy is kept."""
+_TOLD = "state_dict()"  # no attribute has such a name
 
 
 class HeldAttributes:
     """The attributes of an object at the begin, and their changes since.
 
-    Of large arrays it keeps digests only.
+    Of large arrays it keeps digests only. An object that tells its state is
+    asked for that alone.
 
     Args:
-        owner: The object.
         read: Returns its attributes that can be saved, which are no copies.
         digest: Returns a digest by which a value is known again.
         any_words: Whether the texts in its containers are never paths.
@@ -40,7 +45,10 @@ class HeldAttributes:
     ) -> None:
         self._owner, self._read, self._digest = owner, read, digest
         self._any_words = any_words
-        held = read(owner)
+        self._tells = tells_its_state(owner)
+        if self._tells:
+            plain_values.told_state(owner)  # which may not be saved
+        held = {} if self._tells else read(owner)
         self._digests = {name: digest(value) for name, value in held.items()}
         self._values = {
             name: copy.deepcopy(value)
@@ -55,11 +63,13 @@ class HeldAttributes:
         self._forms = _forms(self._read(self._owner)) | self._forms
 
     def changed(self) -> dict[str, Any]:
-        """Returns the values that have changed, and can be given back."""
+        """Returns copies of the values that can be given back, and changed."""
+        if self._tells:
+            return {_TOLD: copy.deepcopy(plain_values.told_state(self._owner))}
         found = self._other_values()
         lost = {k for k, v in found.items() if not self._may_get(k, v)}
         new = lost - self._named
-        if new and not held_objects.is_of_keras(self._owner):
+        if new and not is_of_keras(self._owner):
             self._named |= new
             warn(
                 f"{type(self._owner).__name__} has changed in training, and "
@@ -70,17 +80,25 @@ class HeldAttributes:
                 "their types, or write `state_dict()` and "
                 "`load_state_dict(state)`."
             )
-        return {k: v for k, v in found.items() if k not in lost}
+        return copy.deepcopy({k: v for k, v in found.items() if k not in lost})
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Gives the object the values of `changed`, and all else as it was.
 
-        Values of attributes that are not there are not set.
-
-        Raises:
-            ValueError: If a value is of another type than is there, or may
-                hold a path.
+        It raises `ValueError` if a value is of another type than is there, or
+        may hold a path. Attributes that are not there are not set.
         """
+        if self._tells != (_TOLD in saved):
+            raise ValueError(
+                f"`{type(self._owner).__name__}` has got or lost the methods "
+                "`state_dict` and `load_state_dict` since the checkpoint was "
+                "saved. Train with the program that was saved, or use another "
+                "directory."
+            )
+        saved = copy.deepcopy(saved)
+        if self._tells:
+            self._owner.load_state_dict(saved[_TOLD])
+            return
         saved = {k: v for k, v in saved.items() if k in self._forms}
         wrong = [k for k, v in saved.items() if not self._may_get(k, v)]
         if wrong:
@@ -124,6 +142,11 @@ class HeldAttributes:
         return found
 
 
+def tells_its_state(owner: Any) -> bool:
+    """Whether an object saves and restores itself."""
+    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+
+
 def _forms(values: dict[str, Any]) -> dict[str, plain_values.Form]:
     return {k: plain_values.Form.from_value(v) for k, v in values.items()}
 
@@ -144,7 +167,7 @@ def _give(owner: Any, values: dict[str, Any]) -> None:
     plain = {}
     for name, value in values.items():
         if isinstance(value, plain_values.State):
-            held_objects.set_state(held.get(name), value.value)
+            set_state(held.get(name), value.value)
         else:
             _fill(held.get(name), value)
             plain[name] = value
@@ -170,3 +193,36 @@ def _fill(container: Any, value: Any) -> None:
     elif isinstance(container, collections.deque):
         container.clear()
         container.extend(value)
+
+
+def state_of(value: Any) -> Any:
+    """Returns the state of an object as a plain value, or `None`."""
+    if isinstance(value, keras.Variable | tf.Variable):
+        return value.numpy()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return value.getstate() if isinstance(value, random.Random) else None
+
+
+def set_state(value: Any, state: Any) -> None:
+    """Gives an object the state that it had. Others have none."""
+    if isinstance(value, keras.Variable | tf.Variable):
+        value.assign(state)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(state)
+    elif isinstance(value, random.Random):
+        value.setstate(state)
+
+
+def is_of_keras(callback: Any) -> bool:
+    """Whether Keras or this package has written the callback or its parent."""
+    plain = (keras.callbacks.Callback, keras.callbacks.LambdaCallback)
+    return any(
+        each.__module__.startswith(("keras.", "keras_conflux."))
+        for each in type(callback).__mro__
+        if each not in plain
+    )

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from keras_conflux._common.trees import Tree
+from keras_conflux._extensions.resume import data_state
 from keras_conflux._extensions.resume import iterator_history
 from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
-from keras_conflux._extensions.resume.data_state import PyDatasetState
 from keras_conflux._extensions.resume.data_state import ValidationData
 from keras_conflux._extensions.resume.iterator_history import IteratorTracker
 from keras_conflux._fit.input.calls import Epoch
@@ -60,7 +60,7 @@ class Place:
     """Their states at this place."""
     number: int | None = None
     """The number of batches of an epoch, if it is known by now."""
-    attributes: dict[str, Any] | None = None
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The state of a `PyDataset` when it was made, or now if not begun."""
     validation: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The state of the validation data."""
@@ -71,13 +71,10 @@ class Place:
 
 
 class InputPosition:
-    """Follows the data of one call of `fit`.
+    """Follows the data of one call of `fit`, from a place on.
 
-    Args:
-        start: The place to begin, if not the beginning.
-        validation: The validation data of that call.
-        is_part: Whether other processes draw other parts of the batches. This
-            one may then end before the last step of an epoch.
+    Where other processes draw other parts of the batches, this one may end
+    before the last step of an epoch.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class InputPosition:
         self._here = Place()
         self.iterator: Any = None
         """Keras' epoch iterator."""
-        self._held = PyDatasetState(None)
+        self._held = data_state.held_by(None)
         self.varies = False
         """Whether the data is known to be another each time."""
         self._before: tuple[int, Tree] = -1, None
@@ -120,7 +117,7 @@ class InputPosition:
             drawn_before=here.drawn_before if step else here.drawn,
             generators=random_generators.states(dataset),
             number=self.iterator.num_batches,
-            attributes=here.attributes if begun else self._held.taken(),
+            attributes=here.attributes if begun else self._held.changed(),
             made=iterator_history.drawn_iterators(dataset),
             validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
@@ -140,7 +137,7 @@ class InputPosition:
     def attach(self, iterator: Any) -> None:
         """Follows an epoch iterator of Keras."""
         self.iterator = iterator
-        self._held = PyDatasetState(private_state.py_dataset_of(iterator))
+        self._held = data_state.held_by(private_state.py_dataset_of(iterator))
         private_state.count_iterators(iterator, self._note_iterator)
 
     def restore(self, over: bool) -> bool:
@@ -204,7 +201,7 @@ class InputPosition:
             random_generators.set_states(start.generators_at_begin, dataset)
             self._held.restore(start.attributes)
         here.generators_at_begin = random_generators.states(dataset)
-        here.attributes = self._held.taken()
+        here.attributes = self._held.changed()
 
     def _draw_again(self, start: Place, source: Any) -> None:
         """Draws trained batches again, from an iterator that has just begun."""

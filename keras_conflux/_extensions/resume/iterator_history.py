@@ -17,11 +17,7 @@ _made: Any = weakref.WeakKeyDictionary()
 
 
 class IteratorTracker:
-    """Notes which iterators an epoch iterator of Keras makes.
-
-    Args:
-        iterator: The epoch iterator.
-    """
+    """Notes which iterators an epoch iterator of Keras makes."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = weakref.ref(iterator)
@@ -49,24 +45,15 @@ class IteratorTracker:
 
 
 def drawn_iterators(dataset: Any) -> list[bool]:
-    """Returns of each iterator whether it has been drawn from.
-
-    Args:
-        dataset: A data set; `None` has no iterators.
-    """
+    """Returns of each iterator of a data set whether it has been drawn from."""
     return [] if dataset is None else list(_made.get(dataset, ()))
 
 
 def make_again(dataset: Any, made: list[bool]) -> bool:
-    """Makes those iterators that another process has made, and drops them.
+    """Makes the iterators that another process had, and drops them.
 
-    Args:
-        dataset: The data set to iterate over.
-        made: The `drawn_iterators` of the other process.
-
-    Returns:
-        Whether the data set is where it was. If there are more iterators here,
-        it is further on.
+    Returns whether the data set is where it was there. If there are more
+    iterators here, it is further on.
     """
     here = _made.setdefault(dataset, [])
     further_on = len(here) > len(made)

@@ -61,18 +61,10 @@ def gather(model: keras.Model) -> None:
 
 
 def restore(model: keras.Model, saved: Saved, has_files: bool) -> None:
-    """Gives the variables of a model the values that were saved.
+    """Gives the variables of a built model the values that were saved.
 
     All processes call this together. Those that have no files get the weights
     from the first one.
-
-    Args:
-        model: Built, and compiled if it was.
-        saved: The checkpoint.
-        has_files: Whether the weights can be read in this process.
-
-    Raises:
-        ValueError: If it is of another model.
     """
     _assert_same(saved, model)
     if has_files and saved.weights is not None:

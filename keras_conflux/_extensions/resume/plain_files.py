@@ -22,16 +22,7 @@ class StrangeFileError(ValueError):
 
 
 def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
-    """Opens a file for reading.
-
-    Args:
-        folder: The folder of the file.
-        name: Its name there, which a file of others may tell.
-
-    Raises:
-        OSError: If it cannot be opened.
-        StrangeFileError: If it is no regular file of the folder.
-    """
+    """Opens a file of a folder for reading. Others may tell its name."""
     if not isinstance(name, str) or not _is_plain(name):
         raise StrangeFileError(f"{name!r} is not the name of a file there")
     path = folder / name
@@ -49,13 +40,7 @@ def open_file(folder: pathlib.Path, name: object) -> BinaryIO:
 
 
 def read_text(folder: pathlib.Path, name: str) -> str:
-    """Returns the text of a file.
-
-    Raises:
-        OSError: If it cannot be read.
-        StrangeFileError: If it is no regular file, or too large for a text.
-        UnicodeDecodeError: If it is no text.
-    """
+    """Returns the text of a file, which is not too large for one."""
     with open_file(folder, name) as file:
         content = file.read(_LARGEST_TEXT + 1)
     if len(content) > _LARGEST_TEXT:

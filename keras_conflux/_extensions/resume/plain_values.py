@@ -35,16 +35,12 @@ class State:
 
 
 def encode(value: Any, arrays: Arrays, copies: bool = True) -> Any:
-    """Returns a value in a form that JSON can hold.
+    """Returns a plain value as JSON can hold it, or raises `TypeError`.
 
     Args:
-        value: Numbers of Python and NumPy, strings, bytes, arrays, tensors, and
-            Python's containers of them, such as lists, dicts and deques.
+        value: Numbers, texts, bytes, arrays, tensors, and containers of them.
         arrays: Gets the arrays, under names that the result refers to.
         copies: Whether it gets copies of them.
-
-    Raises:
-        TypeError: If something else is in it.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -139,11 +135,7 @@ def is_plain(value: Any) -> bool:
 
 
 def told_state(owner: Any) -> dict[str, Any]:
-    """Returns the `state_dict` of an object. It is no copy.
-
-    Raises:
-        TypeError: If there is something else than plain values in it.
-    """
+    """Returns the `state_dict` of an object, if it is plain. It is no copy."""
     state = dict(owner.state_dict())
     for name, value in state.items():
         if not is_plain(value):
@@ -174,12 +166,8 @@ class Form:
         """Whether a value may be put in the place of this one.
 
         It is of the same kind, where one of both may be `None`. Its texts are
-        among those that are here. A container without any may get words,
-        such as names of logs.
-
-        Args:
-            value: The value.
-            any_words: Whether containers may get all texts.
+        among those that are here. A container without any may get words, such
+        as names of logs, or with `any_words` all texts.
         """
         other = Form.from_value(value)
         kinds, new = {self.kind, other.kind}, other.texts - self.texts

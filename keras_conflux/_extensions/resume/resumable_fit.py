@@ -63,14 +63,10 @@ class ResumableFit(keras.callbacks.CallbackList):
     It is told of each event, before or after all callbacks.
 
     Args:
-        model: The model that is trained.
-        resume: The options of the user.
         called: The callbacks that this process calls.
         stateful: The callbacks whose state belongs to the training.
-        saved: The checkpoint to go on from; `None` to begin.
-        parts: The number of processes that draw their own part of the data; 1
-            if all draw the same.
-        writer: Writes the checkpoints.
+        saved: The checkpoint to go on from.
+        parts: How many processes draw a part of the data of their own.
         given: The arguments of `fit`.
     """
 

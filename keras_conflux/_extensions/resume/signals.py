@@ -17,15 +17,7 @@ _NOT_TOLD = {"SIGKILL", "SIGSTOP"}
 
 
 class Preemption:
-    """Notes a signal, to be obeyed when a step has ended.
-
-    Args:
-        names: Names of signals, such as `"SIGTERM"`.
-
-    Raises:
-        TypeError: If these are no names.
-        ValueError: If one is not known here, or not told to programs.
-    """
+    """Notes a signal of these names, to be obeyed when a step has ended."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         given: Any = names
@@ -48,10 +40,7 @@ class Preemption:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes the signals that come meanwhile.
-
-        One that nobody has obeyed by then is sent once more.
-        """
+        """Notes signals that come; sends one again that nobody has obeyed."""
         if not self._numbers:
             yield
             return
@@ -93,9 +82,6 @@ def silence_closed(terminals: list[int]) -> None:
     """Sends output for terminals that were closed nowhere.
 
     A progress bar would raise an error, before the last checkpoint is written.
-
-    Args:
-        terminals: Descriptors that were terminals.
     """
     for descriptor in terminals:
         if not os.isatty(descriptor):

@@ -22,11 +22,7 @@ _OF_DEVIATION, _OF_MEAN = 5e-2, 1e-4
 
 
 def sketch(batch: Tree) -> np.ndarray:
-    """Returns a row for each tensor of a batch: sums and their tolerance.
-
-    Args:
-        batch: A tree of tensors on the host.
-    """
+    """Returns a row for each tensor of a batch: sums and their tolerance."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
     rows = [_row(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor)]
     return np.array(rows).reshape(len(rows), _SUMS + 1)

@@ -27,26 +27,16 @@ _NAME = re.compile(r"\.?step-\d{12}-\d{6}(\.former)?(\.old)?")
 
 
 class Storage:
-    """A directory that only one training writes to.
-
-    Args:
-        root: The directory of the checkpoints.
-    """
+    """A directory of checkpoints that only one training writes to."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
 
     @contextlib.contextmanager
     def new_folder(self, final: pathlib.Path) -> Iterator[pathlib.Path]:
-        """Puts a folder in place when its files have been written.
+        """Yields a folder, and puts it in place when its files are written.
 
-        Yields a folder for the files.
-
-        Args:
-            final: Its later path. A former one is replaced.
-
-        Raises:
-            OSError: If it cannot be put there. Nothing remains of it then.
+        A former one is replaced. Nothing remains of it after an `OSError`.
         """
         aside = final.with_name(f".{final.name}")
         self.remove(aside)
@@ -86,8 +76,8 @@ class Storage:
     def remove(self, folder: pathlib.Path) -> None:
         """Removes a folder, if it is there and only has files of this package.
 
-        It loses its name first. With some of its files gone, it would look
-        like a checkpoint that has been damaged.
+        It loses its name first. With some of its files gone, it would look like
+        a checkpoint that has been damaged.
         """
         name = folder.name.removeprefix(".").removesuffix(_OLD)
         nameless = folder.with_name(f".{name}{_OLD}")
@@ -113,11 +103,7 @@ class Storage:
             self.remove(path)
 
     def put_aside(self, folder: pathlib.Path) -> pathlib.Path:
-        """Makes a damaged checkpoint count no more.
-
-        Returns:
-            The folder to remove; where it was, if this process may not move it.
-        """
+        """Renames a damaged checkpoint, if it can; returns where it is then."""
         if folder.is_symlink():
             return folder
         try:
@@ -183,12 +169,9 @@ class Storage:
 
 
 def own_files(folder: pathlib.Path) -> list[pathlib.Path] | None:
-    """Returns the files of a checkpoint.
+    """Returns the files of a checkpoint, `None` if it has anything else.
 
     Hidden folders are those that are written or removed.
-
-    Returns:
-        A list; `None` if the folder has anything else, or is none.
     """
     if not _NAME.fullmatch(folder.name) or folder.is_symlink():
         return None

@@ -7,11 +7,7 @@ from keras_conflux._compat import keras_models
 
 
 class TrainableLayers:
-    """Tells which layers have changed since the begin, and sets them again.
-
-    Args:
-        model: The model as the script has made it. It may not be built.
-    """
+    """Tells which layers are no longer as at the begin, and sets them."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
@@ -41,14 +37,7 @@ class TrainableLayers:
         return [*now.values()] if _differ(self._before, now) else None
 
     def restore(self, saved: list[bool] | None) -> None:
-        """Freezes and frees layers.
-
-        Args:
-            saved: The result of `changed`.
-
-        Raises:
-            ValueError: If the model has more or fewer layers now.
-        """
+        """Freezes and frees layers, as `changed` has told."""
         now = self._now()
         if saved is None:
             wanted = now | self._before

@@ -14,12 +14,7 @@ from keras_conflux._extensions.resume.data_state import ValidationData
 
 
 def causes(dataset: Any, owner: Any = None) -> list[str]:
-    """Returns why batches cannot be drawn a second time, a phrase for each.
-
-    Args:
-        dataset: A `tf.data.Dataset`. Of other kinds nothing is known.
-        owner: The `PyDataset` behind it, if one is.
-    """
+    """Returns why batches cannot be drawn a second time, a phrase for each."""
     found = dict.fromkeys(_of_dataset(dataset))
     found |= dict.fromkeys(_of_py_dataset(owner))
     return list(found)

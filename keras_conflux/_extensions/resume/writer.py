@@ -24,12 +24,7 @@ from keras_conflux._extensions.resume.stored_arrays import Arrays
 
 
 class CheckpointWriter:
-    """Writes into a directory that no other training writes into.
-
-    Args:
-        directory: The directory of the checkpoints.
-        keep: The number of checkpoints that stay.
-    """
+    """Writes into a directory that no other training writes into."""
 
     def __init__(self, directory: pathlib.Path, keep: int) -> None:
         self._storage = Storage(directory)
@@ -41,12 +36,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Makes the directory, keeps it from others, and ends the writing.
-
-        Raises:
-            OSError: If nothing can be written there.
-            RuntimeError: If another training writes there.
-        """
+        """Makes the directory, keeps it from others, and ends the writing."""
         if process_index() > 0:
             yield
             return
@@ -84,10 +74,7 @@ class CheckpointWriter:
         )
 
     def wait(self) -> None:
-        """Waits for the checkpoint that is being written, if one is.
-
-        A disk that is full does not end training: it warns.
-        """
+        """Waits until a checkpoint is written. A full disk only warns."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -116,18 +103,9 @@ def write(
 ) -> pathlib.Path:
     """Writes a checkpoint, removes old ones, and returns its path.
 
-    Args:
-        storage: The storage. Its directory is made if it is not there.
-        position: The number of steps done, and the epoch.
-        weights: The contents of Keras' file of weights.
-        state: Anything that JSON can hold.
-        arrays: The arrays that `state` refers to.
-        keep: The number of checkpoints that stay.
-
-    Raises:
-        OSError: If it cannot be written, as where a disk is full. Nothing
-            remains of it then.
-        NotRemoved: If it is written, and an older one could not be removed.
+    Nothing remains of it after an `OSError`, as where a disk is full. The
+    position is the number of steps done, and the epoch. The state, anything
+    that JSON can hold, refers to the arrays.
     """
     step, epoch = position
     final = storage.root / f"step-{step:012d}-{epoch:06d}"

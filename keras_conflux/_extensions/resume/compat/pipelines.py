@@ -10,12 +10,7 @@ import tensorflow as tf
 def datasets_below(
     dataset: tf.data.Dataset, in_files: bool = True
 ) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and its inputs.
-
-    Args:
-        dataset: The uppermost one.
-        in_files: Whether also the inputs of a cache in files.
-    """
+    """Yields a data set and its inputs, if wanted of a cache in files, too."""
     if not in_files and _cache_file(dataset):
         return
     yield dataset
@@ -139,12 +134,9 @@ def is_endless(dataset: tf.data.Dataset) -> bool:
 
 
 def make_iterator(dataset: Any, drawn: bool) -> None:
-    """Makes an iterator and drops it. Variables are left as they were.
+    """Makes an iterator and drops it, or draws all of it if that takes seeds.
 
-    Args:
-        dataset: A data set.
-        drawn: Whether to draw all of it, if that takes seeds. Nothing is drawn
-            of an endless one.
+    Variables are left as they were. Nothing is drawn of an endless data set.
     """
     if not (drawn and begins_shuffles_later(dataset)):
         iter(dataset)

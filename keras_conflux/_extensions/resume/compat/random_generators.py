@@ -18,12 +18,7 @@ def present_global_seed() -> keras.Variable | None:
 
 
 def states(dataset: Any = None) -> dict[str, Any]:
-    """Returns where Python's, NumPy's and TensorFlow's generators stand.
-
-    Args:
-        dataset: A `tf.data.Dataset`, whose functions may have variables, such
-            as of a `keras.random.SeedGenerator`.
-    """
+    """Returns where the generators stand, also in a data set's functions."""
     eager = _of_eager_operations()
     return {
         "python": random.getstate(),

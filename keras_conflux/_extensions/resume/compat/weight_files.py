@@ -70,14 +70,6 @@ def assert_fits(path: pathlib.Path, entries: list[Entry]) -> None:
     """Refuses a file that unpacks to more bytes than its entries have.
 
     Nothing is read. Values of other kinds than numbers may be of any size.
-
-    Args:
-        path: The file.
-        entries: The result of `entries_of`.
-
-    Raises:
-        ValueError: If it is so.
-        OSError: If it is no such file.
     """
     sizes: list[int] = []
 
