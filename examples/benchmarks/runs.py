@@ -27,7 +27,7 @@ from rich.console import Console
 
 from examples.benchmarks import measured
 from keras_conflux._extensions.common import xla_flags
-from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import exchange_folder
 
 _PEERS = {"keras_jax": "jax", "pytorch": "torch"}
 """The modules that need not have what this package imports, by what they need.
@@ -222,7 +222,7 @@ def _environment(run: Run, cache: Path) -> dict[str, str]:
     if run.module == "keras_jax":
         environ["KERAS_BACKEND"] = "jax"
     # Other programs may not know them.
-    flags.remove(environ)
+    exchange_folder.remove_flags(environ)
     xla_flags.remove_products(environ)
     return environ
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from keras_conflux._extensions.program_cache import cache as program_cache
 from keras_conflux._extensions.program_cache import environment
-from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.program_cache import folders
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.program_cache import store
@@ -373,7 +373,7 @@ def test_files_of_others_stay_when_old_ones_are_deleted(tmp_path, depth):
     assert len(kept.files("programs/3")) == 1
     assert_all_stays(before, root, outside)
     kept.keep_newest("programs/1", 0)
-    kept.remove("programs/2")
+    kept.keep_newest("programs/2", 0)
     store.prune(root, limit=0)
     assert_all_stays(before, root, outside)
     assert link.is_symlink()
@@ -390,7 +390,7 @@ def test_folders_that_are_links_are_not_entered(tmp_path):
     link.symlink_to(theirs.folder / "programs/1")
     assert kept.files("programs/1") == {}
     kept.keep_newest("programs/1", 0)
-    kept.remove("programs/1")
+    kept.keep_newest("programs/1", 0)
     store.prune(here, limit=0)
     here.rename(tmp_path / "elsewhere")
     here.symlink_to(tmp_path / "outside")
@@ -463,31 +463,31 @@ def test_a_source_distribution_stays(temporary):
 def test_flags_are_added_and_removed(tmp_path, monkeypatch):
     environ = {"TF_XLA_FLAGS": "--tf_xla_clustering_debug"}
     before = dict(environ)
-    folder = tmp_path / f"{flags.FOLDER_PREFIX}1 with spaces"
+    folder = tmp_path / f"{exchange_folder.FOLDER_PREFIX}1 with spaces"
     for _ in range(2):  # as in a child process
-        flags.remove(environ)
+        exchange_folder.remove_flags(environ)
         assert environ == before
-        flags.set_programs(environ, folder, "GPU")
+        exchange_folder.set_flags(environ, folder, "GPU")
     assert environ["TF_XLA_FLAGS"].startswith("--tf_xla_clustering_debug --")
     assert environ["TF_XLA_FLAGS"].count("persistent_cache_directory") == 1
     environ["TF_XLA_FLAGS"] += " --later"
-    flags.remove(environ)
+    exchange_folder.remove_flags(environ)
     assert environ == {"TF_XLA_FLAGS": "--tf_xla_clustering_debug --later"}
     alone = {}
-    flags.set_programs(alone, folder, "GPU")
-    flags.remove(alone)
+    exchange_folder.set_flags(alone, folder, "GPU")
+    exchange_folder.remove_flags(alone)
     assert alone == {}
 
 
 def test_what_the_user_has_set_stays(tmp_path):
     mine = {"TF_XLA_FLAGS": "--tf_xla_persistent_cache_directory=/mine"}
     with unavailable("a cache of its own"):
-        flags.assert_free(mine)
+        exchange_folder.assert_no_flags(mine)
     with unavailable("a file of flags"):
-        flags.assert_free({"TF_XLA_FLAGS": "/my/flags"})
-    flags.assert_free({"TF_XLA_FLAGS": " --tf_xla_x"})
+        exchange_folder.assert_no_flags({"TF_XLA_FLAGS": "/my/flags"})
+    exchange_folder.assert_no_flags({"TF_XLA_FLAGS": " --tf_xla_x"})
     with unavailable("flags cannot name"):
-        flags.set_programs({}, tmp_path / 'a"b', "GPU")
+        exchange_folder.set_flags({}, tmp_path / 'a"b', "GPU")
 
 
 def test_what_conflux_env_says(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ from examples.benchmarks import report
 from examples.benchmarks import runs
 from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._extensions.common import xla_flags
-from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.throughput import slow_input
 
 pytestmark = pytest.mark.long
@@ -255,7 +255,7 @@ echo "{\\"gpus\\": \\"$CUDA_VISIBLE_DEVICES\\", \\"cores\\": \\"$cores\\"}"
 
 def test_peers_run_without_this_package(tmp_path, monkeypatch, started):
     monkeypatch.setenv("XLA_FLAGS", "--mine")
-    flags.set_programs(os.environ, pathlib.Path("/1"), "GPU")
+    exchange_folder.set_flags(os.environ, pathlib.Path("/1"), "GPU")
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
     xla_flags.choose_products(os.environ)
     if version_numbers(tf.__version__)[:2] in xla_flags.KNOWN_TENSORFLOW:

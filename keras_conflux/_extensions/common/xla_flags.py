@@ -61,11 +61,7 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def remove_products(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Removes the flags of `choose_products`, also of a parent process.
-
-    Args:
-        environ: The environment variables.
-    """
+    """Removes the flags of `choose_products`, also of a parent process."""
     for flags in (_CUBLASLT, _NO_TRITON):
         take_out(environ, VARIABLE, re.compile(f" ?{re.escape(flags)}"))
 
@@ -87,12 +83,9 @@ def append(environ: MutableMapping[str, str], name: str, addition: str) -> None:
 def take_out(
     environ: MutableMapping[str, str], name: str, flags: re.Pattern[str]
 ) -> None:
-    """Takes flags out of an environment variable, which goes if it is empty.
+    """Takes flags and the space before them out of a variable.
 
-    Args:
-        environ: The environment variables.
-        name: The name of the variable.
-        flags: A pattern of the flags, with the space before them.
+    The variable goes if it is empty.
     """
     given = environ.get(name, "")
     rest = flags.sub("", given)

@@ -6,18 +6,7 @@ from keras_conflux._common.errors import ClusterError
 
 
 def integer(environ: Mapping[str, str], name: str) -> int | None:
-    """Returns the value of a variable that holds a number from 0.
-
-    Args:
-        environ: The environment variables.
-        name: The variable.
-
-    Returns:
-        The number, or `None` if the variable is not set or empty.
-
-    Raises:
-        ClusterError: If the variable holds something else.
-    """
+    """Returns the number from 0 in a variable, `None` if it is not set."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -32,19 +21,7 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
 def rank_and_count(
     environ: Mapping[str, str], rank_name: str, count_name: str
 ) -> tuple[int, int] | None:
-    """Returns which process this is, and how many there are.
-
-    Args:
-        environ: The environment variables.
-        rank_name: The variable that tells which process this is.
-        count_name: The variable that tells how many processes there are.
-
-    Returns:
-        Both numbers, or `None` if neither variable is set.
-
-    Raises:
-        ClusterError: If only one is set, or the rank is not below the count.
-    """
+    """Returns which process this is, and how many; `None` if none says so."""
     rank = integer(environ, rank_name)
     count = integer(environ, count_name)
     if rank is None and count is None:

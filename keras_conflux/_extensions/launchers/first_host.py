@@ -8,6 +8,7 @@ Trainings that share a host have other numbers, and so other ports. CONFLUX_PORT
 chooses another one.
 """
 
+import contextlib
 from collections.abc import Mapping
 
 from keras_conflux._cluster import roll_call
@@ -26,17 +27,9 @@ _SLOTS = (32768 - _FIRST_PORT) // _PORTS
 def hosts_of_all(
     first: str, port: int, rank: int, count: int, seconds: float
 ) -> list[str]:
-    """Returns the host of each process; all processes call it.
+    """Returns the host of each process. All call it in so many seconds.
 
-    Args:
-        first: The host of the first process.
-        port: A port there that is free.
-        rank: The rank of this process.
-        count: The number of processes.
-        seconds: The time that they wait for each other.
-
-    Raises:
-        ClusterError: If they do not come, or the port is in use.
+    The port is free at the host of the first process.
     """
     host = f"[{first}]" if ":" in first else first
     hosts, wrong = roll_call.hosts_of_all(
@@ -52,14 +45,7 @@ def hosts_of_all(
 
 
 def cluster_of(hosts: list[str], port: int, rank: int, source: str) -> Cluster:
-    """Returns processes that listen at consecutive ports of their hosts.
-
-    Args:
-        hosts: The host of each process.
-        port: The port of the first process of each host.
-        rank: The rank of this process.
-        source: The name of the launcher.
-    """
+    """Returns processes that listen at consecutive ports of their hosts."""
     addresses = [
         f"[{host}]:{port + place}" if ":" in host else f"{host}:{port + place}"
         for host, place in zip(hosts, local_ranks(hosts), strict=True)
@@ -75,18 +61,11 @@ def local_ranks(hosts: list[str]) -> list[int]:
 def first_port(
     environ: Mapping[str, str], number: int, taken: int | None = None
 ) -> int:
-    """Returns the port of the first process of each host.
+    """Returns the port of the first process of each host, of 64.
 
     Trainings that share a host get other ports, unless their numbers lie 128 or
-    more apart.
-
-    Args:
-        environ: The environment variables, of which CONFLUX_PORT decides.
-        number: A number of the training, equal in all of its processes.
-        taken: A port that somebody else uses.
-
-    Returns:
-        The first of 64 ports.
+    more apart. All processes have the same number. Somebody else uses a taken
+    port.
     """
     given = integer(environ, PORT)
     if given is not None:
@@ -95,3 +74,28 @@ def first_port(
     if taken is not None and first <= taken < first + _PORTS:
         return first_port(environ, number + _SLOTS // 2)
     return first
+
+
+def take_part(local_rank: int, count: int) -> None:
+    """Lets this process see its part of the GPUs of its host.
+
+    Where it sees fewer GPUs than there are processes, somebody has dealt them
+    out already, and it takes all.
+    """
+    if count == 1:
+        return
+    import tensorflow as tf  # `keras-conflux run` does without it
+
+    seen = tf.config.get_visible_devices("GPU")
+    share = len(seen) // count
+    if share > 0:
+        # If TensorFlow has started, joining the others says so.
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_visible_devices(
+                seen[local_rank * share : (local_rank + 1) * share], "GPU"
+            )
+
+
+def take_part_of(hosts: list[str], rank: int) -> None:
+    """Lets this process see its part, where processes run on these hosts."""
+    take_part(local_ranks(hosts)[rank], hosts.count(hosts[rank]))

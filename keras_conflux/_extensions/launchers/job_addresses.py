@@ -21,17 +21,7 @@ INDEX = "KERAS_DISTRIBUTION_PROCESS_ID"
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns the announcement in `keras.distribution`'s variables.
-
-    Args:
-        environ: The environment variables.
-
-    Returns:
-        An announcement, or `None` if none of the variables is set.
-
-    Raises:
-        ClusterError: If only some are set, or they do not fit together.
-    """
+    """Returns the announcement in `keras.distribution`'s variables, if any."""
     given = environ.get(ADDRESSES, "")
     count = integer(environ, COUNT)
     index = integer(environ, INDEX)

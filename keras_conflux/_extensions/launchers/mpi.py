@@ -13,7 +13,6 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import first_host
-from keras_conflux._extensions.launchers import shared_gpus
 from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.environment_numbers import (
     rank_and_count,
@@ -31,17 +30,9 @@ _VARIABLES = (
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns the announcement of MPI.
+    """Returns the announcement of MPI, if any.
 
-    Args:
-        environ: The environment variables.
-
-    Returns:
-        An announcement, or `None` outside of MPI, and where its processes
-        have started `torchrun`.
-
-    Raises:
-        ClusterError: If only one of rank and size is set.
+    There is none where its processes have started `torchrun`.
     """
     if torchrun.is_inner(environ):
         return None
@@ -74,13 +65,12 @@ def _find(
     with socket.socket() as bound:
         bound.bind(("", 0))
         port = bound.getsockname()[1]
-        own = socket.gethostname(), port, environ.get(shared_gpus.VISIBLE)
+        own = socket.gethostname(), port, environ.get("CUDA_VISIBLE_DEVICES")
         found = world.allgather(own)
     hosts = [host for host, _, _ in found]
     seen = {gpu for host, _, gpu in found if host == hosts[rank]}
     if len(seen) == 1:  # else somebody has dealt them out
-        local_rank = first_host.local_ranks(hosts)[rank]
-        shared_gpus.take_part(local_rank, hosts.count(hosts[rank]))
+        first_host.take_part_of(hosts, rank)
     addresses = [
         # A host need not know its own name.
         f"{host if {*hosts} - {host} else 'localhost'}:{port}"

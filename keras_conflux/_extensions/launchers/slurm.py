@@ -14,7 +14,6 @@ from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import first_host
 from keras_conflux._extensions.launchers import mpi
-from keras_conflux._extensions.launchers import shared_gpus
 from keras_conflux._extensions.launchers import torchrun
 from keras_conflux._extensions.launchers.environment_numbers import integer
 from keras_conflux._extensions.launchers.environment_numbers import (
@@ -30,18 +29,11 @@ _RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns the announcement of Slurm to the tasks of a step.
+    """Returns the announcement of Slurm to the tasks of a step, if any.
 
-    Args:
-        environ: The environment variables.
-
-    Returns:
-        An announcement, or `None` outside of `srun`, as in a batch script,
-        in a step with one task, in one that `mpirun` has made, and where a
-        task has started `torchrun`.
-
-    Raises:
-        ClusterError: If only some of the variables are set.
+    There is none outside of `srun`, as in a batch script, in a step with one
+    task, in one that `mpirun` has made, and where a task has started
+    `torchrun`.
     """
     step = integer(environ, "SLURM_STEP_ID")
     if step is None or step >= _FIRST_SPECIAL_STEP:
@@ -63,20 +55,7 @@ def announced(environ: Mapping[str, str]) -> Announcement | None:
 
 
 def first_node(nodes: str) -> str:
-    """Returns the first name of a list of nodes.
-
-    Args:
-        nodes: Names separated by commas. A name may have ranges of numbers in
-            brackets, at any place.
-
-    Raises:
-        ClusterError: If the text is no list of nodes.
-
-    Example:
-        ```python
-        first_node("gpu[01-03,7],login1")  # "gpu01"
-        ```
-    """
+    """Returns the first name of a list of nodes, such as `gpu[01-03,7],a`."""
     found = _FIRST_NODE.match(nodes)
     if found is None or nodes[found.end() : found.end() + 1] not in ("", ","):
         raise ClusterError(
@@ -120,8 +99,7 @@ def _find(
     else:
         hosts = first_host.hosts_of_all(first, port, rank, count, seconds)
     if not _has_dealt_out_gpus(environ):
-        local_rank = first_host.local_ranks(hosts)[rank]
-        shared_gpus.take_part(local_rank, hosts.count(hosts[rank]))
+        first_host.take_part_of(hosts, rank)
     return first_host.cluster_of(hosts, port, rank, "Slurm")
 
 

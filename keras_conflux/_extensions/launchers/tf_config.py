@@ -35,19 +35,7 @@ _REFUSED = {
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns the announcement in `TF_CONFIG`.
-
-    Args:
-        environ: The environment variables.
-
-    Returns:
-        An announcement, or `None` if `TF_CONFIG` is not set or names no
-        processes, as in a job of one.
-
-    Raises:
-        ClusterError: If it is no JSON of the expected form, or has tasks that
-            cannot take part.
-    """
+    """Returns the announcement in `TF_CONFIG`, if it names processes."""
     config = _parsed(environ.get("TF_CONFIG", ""))
     if "sparseCluster" in config:
         raise ClusterError(

@@ -16,7 +16,6 @@ from keras_conflux._cluster.cluster import Cluster
 from keras_conflux._cluster.launchers import Announcement
 from keras_conflux._common.errors import ClusterError
 from keras_conflux._extensions.launchers import first_host
-from keras_conflux._extensions.launchers import shared_gpus
 from keras_conflux._extensions.launchers.environment_numbers import integer
 from keras_conflux._extensions.launchers.environment_numbers import (
     rank_and_count,
@@ -27,17 +26,7 @@ _RUN = "TORCHELASTIC_RUN_ID"
 
 
 def announced(environ: Mapping[str, str]) -> Announcement | None:
-    """Returns the announcement in the variables of `torchrun`.
-
-    Args:
-        environ: The environment variables.
-
-    Returns:
-        An announcement, or `None` if they are not set.
-
-    Raises:
-        ClusterError: If only some are set.
-    """
+    """Returns the announcement in the variables of `torchrun`, if any."""
     task = rank_and_count(environ, "RANK", "WORLD_SIZE")
     if task is None:
         return None
@@ -77,5 +66,5 @@ def _find(
     local_rank = integer(environ, "LOCAL_RANK")
     if local_rank is None:
         local_rank = first_host.local_ranks(hosts)[rank]
-    shared_gpus.take_part(local_rank, local_count or hosts.count(hosts[rank]))
+    first_host.take_part(local_rank, local_count or hosts.count(hosts[rank]))
     return first_host.cluster_of(hosts, port, rank, "torchrun")

@@ -23,14 +23,7 @@ arguments and results."""
 
 
 def bytes_of_failed_program(error: BaseException) -> int | None:
-    """Returns the bytes that a program without memory needs, says XLA.
-
-    Args:
-        error: The error that the program has raised.
-
-    Returns:
-        Bytes, `None` where the error does not say it, as with a graph.
-    """
+    """Returns the bytes that a program without memory needs, if XLA says."""
     said = _TEMPORARY.search(str(error))
     if said is None:
         return None
@@ -41,17 +34,9 @@ def bytes_of_failed_program(error: BaseException) -> int | None:
 def bytes_of_program(
     function: Callable, signature: Sequence[tf.TensorSpec], device: str
 ) -> int | None:
-    """Returns the memory of a running program, besides its arguments.
+    """Returns the memory of a program on tensors, besides its arguments.
 
-    It is compiled, and does not run.
-
-    Args:
-        function: A function that takes and returns tensors.
-        signature: The specs of its arguments.
-        device: The device for which it is compiled.
-
-    Returns:
-        Bytes, `None` where XLA does not say it.
+    It is compiled for a device, and does not run. XLA may not say it.
     """
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     compiled = traced.experimental_get_compiler_ir(*signature)

@@ -1,6 +1,7 @@
 """`memory`: the bytes of a model on each device, also with `shard=`."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -11,7 +12,6 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import versions
-from keras_conflux._extensions.memory import amounts
 from keras_conflux._extensions.memory import step as step_of
 from keras_conflux._extensions.memory import variable_bytes
 from keras_conflux._replication import state
@@ -19,6 +19,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 from keras_conflux._replication.strategy import Shard
 from keras_conflux._replication.strategy import current_strategy
 
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
 SHARDS: tuple[Shard | None, ...] = (None, "optimizer", "weights")
 
 
@@ -92,19 +93,17 @@ class Memory:
 
     def __str__(self) -> str:
         rows = [self.with_shard(each) for each in SHARDS]
-        unit = amounts.unit_of(
-            max(max(row.variables, row.step or 0) for row in rows)
-        )
+        unit = _unit_of(max(max(row.variables, row.step or 0) for row in rows))
         count = self.devices
         where = f"each of {count} devices" if count > 1 else "one device"
-        said = amounts.lines(
+        said = _lines(
             [f"{unit} on {where}", "weights", "optimizer", "step"],
             [
                 [
                     f'shard="{row.shard}"' if row.shard else "shard=None",
-                    amounts.in_unit(row.weights, unit),
-                    amounts.in_unit(row.optimizer, unit),
-                    amounts.in_unit(row.step, unit),
+                    _in_unit(row.weights, unit),
+                    _in_unit(row.optimizer, unit),
+                    _in_unit(row.step, unit),
                 ]
                 for row in rows
             ],
@@ -268,3 +267,39 @@ def _assert_built(model: keras.Model) -> None:
             f"Received: {model.name!r}, of which {name!r} has none yet. Call "
             "`model.build(shape)`, or the model on a batch, first."
         )
+
+
+def readable(value: int) -> str:
+    """Returns a number of bytes with the largest unit that fits."""
+    unit = _unit_of(value)
+    return f"{_in_unit(value, unit)} {unit}"
+
+
+def _unit_of(value: int) -> str:
+    """Returns the largest unit in which a number of bytes is at least 1."""
+    return next((unit for unit, size in _UNITS if value >= size), "bytes")
+
+
+def _in_unit(value: int | None, unit: str) -> str:
+    """Returns a number of bytes without its unit, `"?"` for `None`."""
+    if value is None:
+        return "?"
+    return f"{value / dict(_UNITS)[unit]:.3g}"
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table, whose first column is words and the others figures."""
+    found = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*found, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(
+                    cell.rjust(width)
+                    for cell, width in zip(row[1:], widths[1:], strict=True)
+                ),
+            ]
+        )
+        for row in found
+    )

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._common import errors
-from keras_conflux._extensions.memory import amounts
 from keras_conflux._extensions.memory import compat
 from keras_conflux._extensions.memory import step as step_of
 from keras_conflux._extensions.memory import variable_bytes
@@ -14,6 +13,7 @@ from keras_conflux._extensions.memory.model_memory import SHARDS
 from keras_conflux._extensions.memory.model_memory import Memory
 from keras_conflux._extensions.memory.model_memory import limit_of
 from keras_conflux._extensions.memory.model_memory import memory
+from keras_conflux._extensions.memory.model_memory import readable
 from keras_conflux._replication import combinations
 from keras_conflux._replication import model_options
 from keras_conflux._replication import state
@@ -81,13 +81,13 @@ def _taken(model: Any, found: Memory | None, step: int | None) -> str:
             "there, before it runs. Less memory is needed with:"
         )
     limit = _limit(model)
-    there = f" of {amounts.readable(limit)}" if limit else ""
+    there = f" of {readable(limit)}" if limit else ""
     besides = "the rest is for a step"
     if step is not None:
-        besides = f"a step needs {amounts.readable(step)} besides, says XLA"
+        besides = f"a step needs {readable(step)} besides, says XLA"
     return (
         f"{model.name}: a device had no memory for its program. Variables "
-        f"take {amounts.readable(found.variables)}{there} on each of "
+        f"take {readable(found.variables)}{there} on each of "
         f"{found.devices}, {besides}. `keras_conflux.memory(model, batch)` "
         "tells both before training. Less is needed with one of these, where "
         "`...` stands for the present options of `replicate`:"
@@ -109,7 +109,7 @@ def _shards(model: Any, found: Memory) -> Iterator[_Row]:
         saved = found.variables - found.with_shard(shard).variables
         if saved <= 0 or combinations.refusal(shard, turns, owners):
             continue
-        saves = f"{amounts.readable(saved)} of the variables on each device"
+        saves = f"{readable(saved)} of the variables on each device"
         if not is_distributed:
             yield f'replicate(..., shard="{shard}")', f"saves {saves}"
         elif shard == "weights":  # a distributed model is replicated already
@@ -143,7 +143,7 @@ def _turns(model: Any, found: Memory, step: int | None) -> Iterator[_Row]:
 
 
 def _at_most(saved: int | None) -> str:
-    return "" if saved is None else f"saves at most {amounts.readable(saved)}: "
+    return "" if saved is None else f"saves at most {readable(saved)}: "
 
 
 def _known(model: Any) -> Memory | None:

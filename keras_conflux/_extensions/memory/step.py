@@ -45,16 +45,9 @@ def turns_that_fit(
 def bytes_of_step(
     model: keras.Model, batch: Tree, devices: int, device: str
 ) -> int | None:
-    """Returns the bytes of a step on each device, without variables.
+    """Returns the bytes of a step on each of so many devices, if known.
 
-    Args:
-        model: A compiled model.
-        batch: A batch of a dataset, or specs of it.
-        devices: The number of devices that divide it.
-        device: One of them.
-
-    Returns:
-        Bytes, `None` where XLA does not say it, or cannot compile the step.
+    Variables do not count. The batch may be of specs.
     """
     specs = trees.map_leaves(lambda leaf: _spec(leaf, devices), batch)
     trained = model.trainable_variables

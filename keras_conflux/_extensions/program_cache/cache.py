@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from collections.abc import MutableMapping
 
 from keras_conflux._compat import tensorflow_internals
-from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.program_cache import store
 from keras_conflux._extensions.program_cache.exchange_folder import (
     ExchangeFolder,
@@ -56,15 +56,10 @@ class ProgramCache:
     def serving(self, program: str, name: str) -> Iterator[bool]:
         """Makes TensorFlow find stored files, and stores new executables.
 
-        Yields whether any executable of the program is stored.
-
-        Args:
-            program: A text that is the same whenever the same program is run.
-            name: Its name in the log.
-
-        Raises:
-            CacheUnavailable: If TensorFlow could not write its executables.
-                It would make that an error of the step.
+        Yields whether any executable of the program is stored. The program is a
+        text that is the same whenever the same program is run; the name is for
+        the log. A `CacheUnavailable` would be an error of the step to
+        TensorFlow.
         """
         exchange, kind = self._exchange, _kind(program)
         exchange.assert_usable()
@@ -80,7 +75,8 @@ class ProgramCache:
             if not compiled:
                 self._store.mark_used(kind)
         finally:
-            flags.remove(self._environ)  # XLA has read them by now
+            # XLA has read them by now.
+            exchange_folder.remove_flags(self._environ)
             exchange.unlink(stored)
             self._keep(kind, set(exchange.written()) - others)
             self._store.keep_newest(kind, _FILES_OF_A_PROGRAM)
@@ -91,12 +87,8 @@ class ProgramCache:
         return str(self._exchange.folder) in str(error)
 
     def forget(self, program: str) -> None:
-        """Deletes all that is stored of a program, which cannot be loaded.
-
-        Args:
-            program: See `serving`.
-        """
-        self._store.remove(_kind(program))
+        """Deletes all that is stored of a program, which cannot be loaded."""
+        self._store.keep_newest(_kind(program), 0)
 
     def _keep(self, kind: str, files: set[pathlib.Path]) -> None:
         for file in files:

@@ -23,12 +23,7 @@ def install() -> None:
 
 
 class CachedProgram:
-    """Traces a program of all replicas that XLA compiles, and calls it.
-
-    Args:
-        trace: Traces it.
-        purpose: Its purpose.
-    """
+    """Traces a program of all replicas that XLA compiles, and calls it."""
 
     def __init__(
         self, trace: Callable[[], TracedProgram], purpose: Purpose

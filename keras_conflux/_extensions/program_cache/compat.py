@@ -40,9 +40,6 @@ def repeatable_names(program: str) -> Iterator[None]:
     The n-th trace of a program in a process has the names of the n-th trace in
     another one. No name occurs twice in a process. TensorFlow names the traces
     of other threads meanwhile.
-
-    Args:
-        program: The program that is traced.
     """
     ops.uid = _uid
     token = _numbers.set(_numbers_of(program))

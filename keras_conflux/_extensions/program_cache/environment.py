@@ -115,14 +115,8 @@ def gpus(
 ) -> dict[str, str]:
     """Returns the model of the GPUs and the version of their driver.
 
-    Args:
-        files: The folder in which the driver describes itself.
-        devices: The folder of the GPUs' devices.
-
-    Raises:
-        CacheUnavailable: If there is no NVIDIA GPU, or if there are several
-            models. XLA's keys do not name the model, so a program for one
-            would be loaded on the other.
+    Several models are refused. XLA's keys do not name the model, so a program
+    for one would be loaded on the other.
     """
     models, driver = _in_files(files)
     if not models and any(devices.glob("nvidia[0-9]*")):

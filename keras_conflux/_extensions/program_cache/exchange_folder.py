@@ -1,4 +1,4 @@
-"""The folder in which TensorFlow looks for files and leaves its own.
+"""The folder where TensorFlow looks for files, and the flags that name it.
 
 It belongs to one process and is empty but for the first call of a program.
 Stored files are then linked into it, and TensorFlow's new files are taken out
@@ -10,15 +10,25 @@ import atexit
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import MutableMapping
 
+from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import folders
-from keras_conflux._extensions.program_cache.flags import FOLDER_PREFIX
+from keras_conflux._extensions.program_cache.folders import CacheUnavailable
 
+FOLDER_PREFIX = "keras_conflux_exchange-"
+"""How the folders begin that this package names in flags."""
+_TENSORFLOW = "TF_XLA_FLAGS"
+_PREFIX = "--tf_xla_persistent_cache_prefix=keras_conflux"
+_DEVICE_TYPES = "--tf_xla_persistent_cache_device_types"
+_PROGRAMS = "--tf_xla_persistent_cache_directory"
+_OURS = re.compile(rf' ?{_PREFIX} {_DEVICE_TYPES}=\w+ {_PROGRAMS}="[^"]*"')
 _ABANDONED_SECONDS = 24 * 3600
 
 
@@ -32,21 +42,13 @@ class ExchangeFolder:
         atexit.register(self._remove, os.getpid())
 
     def assert_usable(self) -> None:
-        """Makes the folder again if someone has cleaned up.
-
-        Raises:
-            CacheUnavailable: If TensorFlow could not write to it.
-        """
+        """Makes the folder again if someone has cleaned up."""
         folders.make_private(self.folder)
         os.utime(self.folder)
         folders.assert_room(self.folder)
 
     def link(self, files: Mapping[str, pathlib.Path]) -> None:
-        """Makes TensorFlow find files.
-
-        Args:
-            files: The files, by the names that TensorFlow looks for.
-        """
+        """Makes TensorFlow find files, by the names that it looks for."""
         for name, path in files.items():
             with contextlib.suppress(OSError):  # then XLA compiles it again
                 (self.folder / name).symlink_to(path)
@@ -79,3 +81,42 @@ def _remove_abandoned() -> None:
             found = path.lstat()
             if found.st_uid == os.geteuid() and found.st_mtime < abandoned:
                 shutil.rmtree(path)  # which follows no links
+
+
+def assert_no_flags(environ: MutableMapping[str, str]) -> None:
+    """Raises if the user's own flags leave none to be added."""
+    given = environ.get(_TENSORFLOW, "").strip()
+    if given and not given.startswith("-"):
+        raise CacheUnavailable(
+            f"{_TENSORFLOW} names a file of flags, to which none can be added"
+        )
+    if "tf_xla_persistent_cache" in given:
+        raise CacheUnavailable(
+            f"{_TENSORFLOW} names a cache of its own", is_expected=True
+        )
+
+
+def set_flags(
+    environ: MutableMapping[str, str], folder: pathlib.Path, device_type: str
+) -> None:
+    """Makes TensorFlow look for programs in a folder, and write them there.
+
+    TensorFlow reads this when it is first asked for devices.
+    """
+    xla_flags.append(
+        environ,
+        _TENSORFLOW,
+        f"{_PREFIX} {_DEVICE_TYPES}={device_type} "
+        f"{_PROGRAMS}={_quoted(folder)}",
+    )
+
+
+def remove_flags(environ: MutableMapping[str, str]) -> None:
+    """Removes this package's flags, also a parent process' flags."""
+    xla_flags.take_out(environ, _TENSORFLOW, _OURS)
+
+
+def _quoted(folder: pathlib.Path) -> str:
+    if re.search(r'["\\\n]', str(folder)):
+        raise CacheUnavailable(f"flags cannot name the folder {folder}")
+    return f'"{folder}"'

@@ -17,12 +17,7 @@ MINIMUM_FREE = 2**30
 
 
 class CacheUnavailable(Exception):
-    """Programs cannot be kept here, or are not to be.
-
-    Args:
-        reason: A phrase that says why.
-        is_expected: Whether nobody needs to hear of it unasked.
-    """
+    """Programs cannot be kept here, or are not to be, as is expected."""
 
     def __init__(self, reason: str, *, is_expected: bool = False) -> None:
         super().__init__(reason)
@@ -30,14 +25,7 @@ class CacheUnavailable(Exception):
 
 
 def chosen(environ: Mapping[str, str]) -> pathlib.Path:
-    """Returns the folder of programs, which is in one that the user names.
-
-    Args:
-        environ: The environment variables.
-
-    Raises:
-        CacheUnavailable: If the user wants none, or has no home.
-    """
+    """Returns the folder of programs, which is in one that the user names."""
     given = environ.get(VARIABLE)
     if given == "0":
         raise CacheUnavailable(f"{VARIABLE} is 0", is_expected=True)
@@ -56,15 +44,7 @@ def make_private(folder: pathlib.Path, may_be_link: bool = False) -> None:
     """Makes a folder that only this user can write to, unless it is there.
 
     Files there are run as code, so whoever can write there has the rights of
-    this user.
-
-    Args:
-        folder: The folder.
-        may_be_link: Whether a link to such a folder will do, as where the user
-            has named it.
-
-    Raises:
-        CacheUnavailable: If it cannot be made, or others could write there.
+    this user. A link will do where the user has named it.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,11 +68,7 @@ def make_private(folder: pathlib.Path, may_be_link: bool = False) -> None:
 
 
 def assert_room(folder: pathlib.Path, needed: int = MINIMUM_FREE) -> None:
-    """Raises unless files can be written to a folder.
-
-    Raises:
-        CacheUnavailable: If they cannot.
-    """
+    """Raises unless files can be written to a folder."""
     try:
         free = shutil.disk_usage(folder).free
         with tempfile.TemporaryFile(dir=folder) as file:

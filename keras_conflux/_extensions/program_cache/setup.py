@@ -11,7 +11,7 @@ from keras_conflux._compat.private_names import version_numbers
 from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.program_cache import compat
 from keras_conflux._extensions.program_cache import environment
-from keras_conflux._extensions.program_cache import flags
+from keras_conflux._extensions.program_cache import exchange_folder
 from keras_conflux._extensions.program_cache import folders
 from keras_conflux._extensions.program_cache.cache import ProgramCache
 from keras_conflux._extensions.program_cache.exchange_folder import (
@@ -26,11 +26,7 @@ _why_off = "keras_conflux has not been imported"
 
 
 def current(kind: str) -> ProgramCache | None:
-    """Returns the cache of this process, if there is one.
-
-    Args:
-        kind: The kind of the devices that a program runs on.
-    """
+    """Returns the cache of this process for a kind of devices, if any."""
     return _cache if _cache and _cache.kind == kind else None
 
 
@@ -46,17 +42,12 @@ def enable(
 ) -> None:
     """Keeps XLA's executables, unless something speaks against it.
 
-    TensorFlow must not have been asked for devices, and is not asked here.
-
-    Args:
-        version: The version of this package.
-        environ: The environment variables.
-        hardware: The devices of the programs, with the key `"GPU"` or
-            `"CPU"`; by default the GPUs of this machine. TensorFlow logs pages
-            for each program that is loaded on a CPU, so CPUs are for tests.
+    TensorFlow must not have been asked for devices, and is not asked here. The
+    hardware is by default the GPUs of this machine. TensorFlow logs pages for
+    each program that is loaded on a CPU, so CPUs are for tests.
     """
     global _cache, _why_off
-    flags.remove(environ)  # a parent process may have set some
+    exchange_folder.remove_flags(environ)  # a parent process may have set some
     try:
         _cache = _made(version, environ, hardware)
     except CacheUnavailable as unavailable:
@@ -80,7 +71,7 @@ def _made(
     if hardware is None:
         hardware = _gpus(environ)
     _assert_tensorflow_fits()
-    flags.assert_free(environ)
+    exchange_folder.assert_no_flags(environ)
     facts = environment.facts(environ, version, hardware)
     here = root / f"xla-{environment.digest(facts)}"
     if environ.get(folders.VARIABLE):
@@ -90,7 +81,7 @@ def _made(
     folders.assert_room(here)
     exchange = ExchangeFolder()
     kind = "GPU" if "GPU" in hardware else "CPU"
-    flags.set_programs(environ, exchange.folder, kind)
+    exchange_folder.set_flags(environ, exchange.folder, kind)
     return ProgramCache(kind, root, Store(here), exchange, environ)
 
 

@@ -30,20 +30,13 @@ _NAME = re.compile(rf"(?P<name>.+)\.[0-9a-f]{{40}}|{re.escape(_UNFINISHED)}\w+")
 
 
 class Store:
-    """Files of several kinds in one folder.
-
-    Args:
-        folder: The folder of the files.
-    """
+    """Files of several kinds in one folder."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
 
     def files(self, kind: str) -> dict[str, pathlib.Path]:
-        """Returns the whole files of a kind, by the names they were added by.
-
-        Damaged files are deleted.
-        """
+        """Returns the whole files of a kind, by name; deletes damaged ones."""
         found = {}
         for path in self._stored(kind):
             with contextlib.suppress(OSError):
@@ -81,7 +74,8 @@ class Store:
 
     def keep_newest(self, kind: str, count: int) -> None:
         """Deletes all files of a kind but the newest ones."""
-        for path in self._stored(kind)[:-count]:
+        stored = self._stored(kind)
+        for path in stored[: max(0, len(stored) - count)]:
             _delete(path, self.folder)
 
     def mark_used(self, kind: str) -> None:
@@ -89,11 +83,6 @@ class Store:
         for path in self._stored(kind):
             with contextlib.suppress(OSError):
                 os.utime(path)
-
-    def remove(self, kind: str) -> None:
-        """Deletes the files of a kind."""
-        for path in self._stored(kind):
-            _delete(path, self.folder)
 
     def _stored(self, kind: str) -> list[pathlib.Path]:
         """Returns the files of a kind that are not being written."""
@@ -105,12 +94,7 @@ class Store:
 
 
 def prune(folder: pathlib.Path, limit: int = SIZE_LIMIT) -> None:
-    """Deletes the oldest files until the others fit.
-
-    Args:
-        folder: The folder of all stores.
-        limit: The number of bytes that they may have.
-    """
+    """Deletes the oldest files until the others have so many bytes."""
     abandoned = time.time() - _ABANDONED_SECONDS
     total = 0
     for path, found in reversed(_by_age(folder).items()):
@@ -126,12 +110,7 @@ def size(folder: pathlib.Path) -> int:
 
 
 def stored_name(name: str, content: bytes) -> str:
-    """Returns the name by which a file is stored.
-
-    Args:
-        name: The name by which it was added.
-        content: Its content.
-    """
+    """Returns the name by which a file of a name and a content is stored."""
     return f"{name}.{hashlib.sha256(content).hexdigest()[:40]}"
 
 
@@ -155,12 +134,7 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _delete(path: pathlib.Path, root: pathlib.Path) -> None:
-    """Deletes a file, and the folders that have nothing else.
-
-    Args:
-        path: The file.
-        root: A folder that stays.
-    """
+    """Deletes a file, and the folders below a root that have nothing else."""
     with contextlib.suppress(OSError):
         path.unlink()
         for folder in path.parents:
