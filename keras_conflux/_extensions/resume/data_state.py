@@ -1,19 +1,24 @@
-"""The state of data besides the place in it: of a `PyDataset`, of validation.
+"""The state of data besides the place in it: iterators made, and a `PyDataset`.
 
-Each evaluation draws from the beginning. So it is enough to know which
-iterators have been made, and the state of a `PyDataset`.
+A shuffle of tf.data takes a seed for each iterator that is made of it, whether
+by this call of `fit`, its validation, a former call or `evaluate`. So the next
+elements of a data set follow from all that were made before. Each evaluation
+draws from the beginning, so this is all that is to be known of its data.
 """
 
 import types
+import weakref
 import zlib
+from collections.abc import Generator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_conflux._extensions.resume import iterator_history
 from keras_conflux._extensions.resume import plain_values
+from keras_conflux._extensions.resume.compat import pipelines
+from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.held_attributes import HeldAttributes
 
@@ -21,6 +26,8 @@ _LARGE = 8 * 2**20
 """Arrays of more bytes, mostly samples, are compared in a part."""
 _ENTRIES = 2**21
 """How many entries of such an array tell whether it has changed."""
+_made: Any = weakref.WeakKeyDictionary()
+"""By data set, whether each iterator has been drawn from."""
 
 
 def held_by(owner: Any) -> HeldAttributes:
@@ -60,26 +67,64 @@ class ValidationData:
         self.owner = source if is_py_dataset else None
         self._held = held_by(self.owner)
 
-    @property
-    def iterators(self) -> int:
-        """How many iterators have been made of a `tf.data.Dataset`."""
-        return len(iterator_history.drawn_iterators(self.dataset))
-
     def state(self) -> dict[str, Any]:
         """Returns the state that `restore` takes."""
         return {
-            "made": iterator_history.drawn_iterators(self.dataset),
+            "made": drawn_iterators(self.dataset),
             "attributes": self._held.changed(),
             "variables": random_generators.variables(self.dataset),
         }
-
-    def make_iterators(self, made: list[bool]) -> bool:
-        """Makes iterators again; returns whether the data is where it was."""
-        if self.dataset is None:
-            return True
-        return iterator_history.make_again(self.dataset, made)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Gives a `PyDataset` its state, and variables their values."""
         random_generators.set_variables(self.dataset, state["variables"])
         self._held.restore(state["attributes"])
+
+
+class IteratorTracker:
+    """Notes which iterators an epoch iterator of Keras makes."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._latest: int | None = None
+        private_state.count_iterators(iterator, self._note_iterator)
+
+    def noting_draws(
+        self, steps: Generator[tuple, None, None]
+    ) -> Generator[tuple, None, None]:
+        """Yields the steps that Keras enumerates; notes that there are some."""
+        for first in steps:
+            if self._latest is not None:
+                self._made_before()[self._latest] = True
+            yield first
+            yield from steps
+
+    def _note_iterator(self) -> None:
+        made = self._made_before()
+        self._latest = len(made)
+        made.append(False)
+
+    def _made_before(self) -> list[bool]:
+        dataset = private_state.dataset_of(self._iterator())
+        return _made.setdefault(dataset, [])
+
+
+def drawn_iterators(dataset: Any) -> list[bool]:
+    """Returns of each iterator of a data set whether it has been drawn from."""
+    return [] if dataset is None else list(_made.get(dataset, ()))
+
+
+def make_again(dataset: Any, made: list[bool]) -> bool:
+    """Makes the iterators that another process had, and drops them.
+
+    Returns whether the data set is where it was there. If there are more
+    iterators here, it is further on.
+    """
+    if dataset is None:
+        return True
+    here = _made.setdefault(dataset, [])
+    further_on = len(here) > len(made)
+    for drawn in made[len(here) :]:
+        pipelines.make_iterator(dataset, drawn)
+        here.append(drawn)
+    return not (further_on and pipelines.has_shuffles(dataset))

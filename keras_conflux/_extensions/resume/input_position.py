@@ -20,12 +20,11 @@ import numpy as np
 
 from keras_conflux._common.trees import Tree
 from keras_conflux._extensions.resume import data_state
-from keras_conflux._extensions.resume import iterator_history
 from keras_conflux._extensions.resume import sketches
 from keras_conflux._extensions.resume.compat import private_state
 from keras_conflux._extensions.resume.compat import random_generators
+from keras_conflux._extensions.resume.data_state import IteratorTracker
 from keras_conflux._extensions.resume.data_state import ValidationData
-from keras_conflux._extensions.resume.iterator_history import IteratorTracker
 from keras_conflux._fit.input.calls import Epoch
 from keras_conflux._fit.input.calls import EpochObserver
 from keras_conflux._fit.input.calls import FitObserver
@@ -47,7 +46,7 @@ class Place:
     iterators: int = 0
     """The number of iterators made of the data, with the current one."""
     made: list[bool] = dataclasses.field(default_factory=list)
-    """All that had been made at this place, from `iterator_history`."""
+    """All that had been made at this place, by `data_state`."""
     begun: bool = False
     """Whether that one had been drawn from, and is to be again."""
     drawn: int = 0
@@ -118,7 +117,7 @@ class InputPosition:
             generators=random_generators.states(dataset),
             number=self.iterator.num_batches,
             attributes=here.attributes if begun else self._held.changed(),
-            made=iterator_history.drawn_iterators(dataset),
+            made=data_state.drawn_iterators(dataset),
             validation=self.validation.state(),
             last=self._sketch(step or self._latest[0] + 1) if begun else None,
         )
@@ -187,15 +186,19 @@ class InputPosition:
         """Makes as many as there were, or all; returns whether none is more."""
         dataset = private_state.dataset_of(self.iterator)
         validated = start.validation["made"][:validation_count]
-        is_there = iterator_history.make_again(dataset, start.made[:count])
-        return self.validation.make_iterators(validated) and is_there
+        is_there = data_state.make_again(dataset, start.made[:count])
+        return (
+            data_state.make_again(self.validation.dataset, validated)
+            and is_there
+        )
 
     def _note_iterator(self) -> None:
         """Called before an iterator is made of the data."""
         here, start = self._here, self._start
         dataset = private_state.dataset_of(self.iterator)
-        here.iterators = len(iterator_history.drawn_iterators(dataset)) + 1
-        here.validation_iterators = self.validation.iterators
+        here.iterators = len(data_state.drawn_iterators(dataset)) + 1
+        validated = data_state.drawn_iterators(self.validation.dataset)
+        here.validation_iterators = len(validated)
         here.drawn = here.drawn_before = 0
         if start is not None and start.begun:
             random_generators.set_states(start.generators_at_begin, dataset)

@@ -268,7 +268,7 @@ class ResumableFit(keras.callbacks.CallbackList):
         model_state.gather(self._trained)
         parts = self._of_all_parts(step)
         write = self._copied(step, parts) if process_index() == 0 else None
-        self._writer.note_pause(time.monotonic() - began)
+        self._writer.pauses.append(time.monotonic() - began)
         return _Taken(self._done + step, write, signal)
 
     def _of_all_parts(self, step: int) -> list[dict[str, Any]]:

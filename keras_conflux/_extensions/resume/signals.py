@@ -1,19 +1,23 @@
-"""Signals by which a machine says that it is about to be taken away."""
+"""Signals by which a machine says that it is about to be taken away.
+
+Forked children hear none of them: they give up what they take of a training.
+"""
 
 import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from keras_conflux._common.user_warnings import warn
-from keras_conflux._extensions.resume import forks
 
 _NOT_TOLD = {"SIGKILL", "SIGSTOP"}
 """Signals of which a program is not told."""
+_taken: list[Callable[[], None]] = []
 
 
 class Preemption:
@@ -66,7 +70,7 @@ class Preemption:
                     signal.signal(number, handler)
 
         try:
-            with forks.not_in_children(put_back):
+            with not_in_children(put_back):
                 yield
         finally:
             put_back()
@@ -94,3 +98,22 @@ def _is_of_nohup(number: signal.Signals) -> bool:
     """Whether `nohup` has said that this signal shall not be heard."""
     is_hangup = number.name == "SIGHUP"
     return is_hangup and signal.getsignal(number) is signal.SIG_IGN
+
+
+@contextlib.contextmanager
+def not_in_children(undo: Callable[[], None]) -> Iterator[None]:
+    """Has each forked child `undo` what it takes of a training."""
+    _taken.append(undo)
+    try:
+        yield
+    finally:
+        if undo in _taken:  # not in a child that comes out of this, too
+            _taken.remove(undo)
+
+
+def _give_up() -> None:
+    while _taken:
+        _taken.pop()()
+
+
+os.register_at_fork(after_in_child=_give_up)

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 
 from keras_conflux._extensions.resume import checkpoint_files
-from keras_conflux._extensions.resume import forks
+from keras_conflux._extensions.resume import signals
 
 _LOCK = ".lock"
 _LOCKED = re.compile(rb"\d+ on [^\n]*")
@@ -149,7 +149,7 @@ class Storage:
             os.ftruncate(lock, 0)
             here = f"{os.getpid()} on {socket.gethostname()}"
             os.pwrite(lock, here.encode(), 0)
-            with forks.not_in_children(file.close):
+            with signals.not_in_children(file.close):
                 yield
 
     def _assert_own_lock(self, lock: int) -> None:

@@ -88,10 +88,6 @@ class CheckpointWriter:
                 "on, and the checkpoints before stay."
             )
 
-    def note_pause(self, seconds: float) -> None:
-        """Notes for how long training was held up."""
-        self.pauses.append(seconds)
-
 
 def write(
     storage: Storage,
