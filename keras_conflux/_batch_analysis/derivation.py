@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -63,7 +64,8 @@ class Derivation:
         The values of all that is computed are added to them.
         """
         found = _Known(known, self)
-        rewriting.copy_region(self.operations, found, gradient)
+        copy = functools.partial(rewriting.copied, gradient=gradient)
+        rewriting.copy_region(self.operations, found, copy)
         return found[id(self.result)]
 
 

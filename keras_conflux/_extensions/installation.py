@@ -27,8 +27,8 @@ from keras_conflux._extensions.optimizers import shared_updates
 from keras_conflux._extensions.optimizers import weight_decay
 from keras_conflux._extensions.program_cache import cached_program
 from keras_conflux._extensions.program_cache import setup
+from keras_conflux._extensions.recomputation import regions
 from keras_conflux._extensions.recomputation import remat
-from keras_conflux._extensions.recomputation import runs
 from keras_conflux._extensions.recomputation.compat import has_own_remat
 from keras_conflux._extensions.resume import fit as resume
 from keras_conflux._extensions.sharding import patches as sharding
@@ -64,10 +64,9 @@ REMAT = (
 
 RECOMPUTATION = (
     (Patched.FIT, remat.fit),
-    (private_names.VARIABLE_VALUE, runs.read),
-    (Patched.ASSIGN, runs.assign),
+    (private_names.DIFFERENTIATE, regions.gradient),
 )
-"""`fit`, and the methods of variables that a second computation reads."""
+"""`fit`, and the function by which tapes differentiate."""
 
 
 def _recompute() -> None:

@@ -4,14 +4,12 @@ import enum
 import functools
 import itertools
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from keras_conflux._graphs import bodies
-from keras_conflux._graphs import walks
 
 
 class Effect(enum.Flag):
@@ -127,13 +125,4 @@ def changes(operation: tf.Operation, handle: Any, graph: Any) -> bool:
     return any(
         bodies.outermost(tensor, graph) is handle
         for tensor in ordered_by(operation)
-    )
-
-
-def matters(operation: tf.Operation, results: Iterable[tf.Tensor]) -> bool:
-    """Whether anything that has an effect, or a result, follows from one."""
-    read = {id(each) for each in results}
-    return any(
-        not only_reads(each) or any(id(x) in read for x in each.outputs)
-        for each in walks.walked([operation], walks.after)
     )

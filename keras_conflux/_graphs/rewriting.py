@@ -68,10 +68,34 @@ def must_run(tensor: tf.Tensor) -> None:
     getattr(tensor.graph, "control_outputs", []).append(tensor.op)
 
 
+def run_independently(operations: Iterable[tf.Operation]) -> None:
+    """Takes operations out of the order in which they were traced."""
+    for operation in operations:
+        manager = getattr(operation.graph, "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(operation)
+
+
+def once_known(
+    tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns tensors that XLA reads, or casts, when others are known.
+
+    Args:
+        tensors: Numbers.
+        others: Tensors of floats, which may be of any value, and be empty.
+    """
+    firsts = [tf.reshape(each, [-1])[:1] for each in others]
+    entries = tf.concat([tf.cast(each, tf.float32) for each in firsts], 0)
+    entry = tf.reduce_max(entries)
+    always = tf.equal(entry, entry) | tf.not_equal(entry, entry)
+    return [tf.where(always, x, tf.zeros([], x.dtype)) for x in tensors]
+
+
 def copy_region(
     operations: Iterable[tf.Operation],
     known: MutableMapping[int, tf.Tensor],
-    gradient: Gradient | None = None,
+    copy: Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]],
 ) -> None:
     """Puts operations into the current graph once more, one after another.
 
@@ -79,11 +103,11 @@ def copy_region(
         operations: Each after those that it needs.
         known: By the ids of tensors, their replacements in the copies. It gets
             the outputs.
-        gradient: See `copied`.
+        copy: Such as `copied`, or `copied_as_it_is`.
     """
     for operation in operations:
         inputs = [known[id(x)] for x in operation.inputs]
-        copies = copied(operation, inputs, gradient)
+        copies = copy(operation, inputs)
         for old, new in zip(operation.outputs, copies, strict=True):
             # Python code may have said more of it than operations tell.
             new.set_shape(old.shape)
@@ -114,12 +138,12 @@ def copied(
             )
         )
     if gradient is None or not has_own_gradient(operation):
-        return _copied_as_it_is(operation, inputs)
+        return copied_as_it_is(operation, inputs)
     derivative = functools.partial(gradient, operation)
 
     @_custom_gradient
     def copy(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable]:
-        outputs = _copied_as_it_is(operation, list(inputs))
+        outputs = copied_as_it_is(operation, list(inputs))
         return outputs, lambda *upstream: derivative([*upstream])
 
     return copy(*inputs)
@@ -190,9 +214,10 @@ def copy_to_other(
                 new.set_shape(old.shape)
 
 
-def _copied_as_it_is(
+def copied_as_it_is(
     operation: tf.Operation, inputs: list[tf.Tensor]
 ) -> list[tf.Tensor]:
+    """Returns the outputs of an operation that runs the same functions."""
     definition = operation.node_def
     copy = tf.compat.v1.get_default_graph().create_op(
         operation.type,
@@ -227,7 +252,8 @@ def _called(
     name = operation.node_def.attr[attribute].func.name
     body = bodies.function_named(operation.graph, name)
     known = dict(zip(map(id, body.inputs), inputs, strict=True))
-    copy_region(bodies.operations_of(body), known, gradient)
+    copy = functools.partial(copied, gradient=gradient)
+    copy_region(bodies.operations_of(body), known, copy)
     # TensorFlow adds outputs to the graph that it needs for derivatives.
     outputs = body.outputs[: len(operation.outputs)]
     return [known[id(x)] for x in outputs]

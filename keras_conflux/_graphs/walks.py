@@ -99,22 +99,33 @@ def in_order(graph: Any, among: Iterable[tf.Operation]) -> list[tf.Operation]:
     return [each for each in graph.get_operations() if each.name in wanted]
 
 
-def by_need(graph: Any) -> list[tf.Operation]:
-    """Returns the operations of a graph, each after those that it needs.
+def by_need(
+    operations: Iterable[tf.Operation],
+    needs: Callable[[tf.Operation], Iterable[tf.Operation]] | None = None,
+) -> list[tf.Operation]:
+    """Returns operations and all that they need, each after its needs.
 
     That is the order of tracing, unless one was given another input since.
+
+    Args:
+        operations: Operations of a graph.
+        needs: Returns those that one needs: as a rule, all before it.
     """
+    needs = needs or _needs
     found: dict[tf.Operation, None] = {}
-    for operation in graph.get_operations():
+    for operation in operations:
         waiting = [operation]
         while waiting:
             latest = waiting[-1]
-            needed = (*before(latest), *latest.control_inputs)
-            missing = [each for each in needed if each not in found]
+            missing = [each for each in needs(latest) if each not in found]
             if not missing:
                 found.setdefault(waiting.pop())
             waiting += missing
     return list(found)
+
+
+def _needs(operation: tf.Operation) -> list[tf.Operation]:
+    return [*before(operation), *operation.control_inputs]
 
 
 def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:

@@ -30,9 +30,9 @@ from keras_conflux._compat import tensorflow_xla
 from keras_conflux._extensions.sharding import cutting
 from keras_conflux._extensions.sharding import gathered_weights
 from keras_conflux._extensions.sharding import narrow_gradients
-from keras_conflux._extensions.sharding import order_of_tracing
 from keras_conflux._fit.execution.traced_program import TracedProgram
 from keras_conflux._fit.numerics import gradients
+from keras_conflux._graphs import rewriting
 
 LAYERS = 6  # whose kernels are cut
 
@@ -67,10 +67,10 @@ def traces(monkeypatch):
     return found
 
 
-def traced(traces, shard, mode=None):
+def traced(traces, shard, mode=None, activation="tanh"):
     """Returns the program of a step of some layers."""
     with keras.RematScope(mode):
-        inner = [layers.Dense(64, activation="tanh") for _ in range(LAYERS)]
+        inner = [layers.Dense(64, activation) for _ in range(LAYERS)]
     model = keras.Sequential([layers.Input((64,)), *inner])
     return program_of(traces, model, shard)
 
@@ -160,7 +160,7 @@ def test_collectives_of_a_step(traces, shard):
 @needs_module_calls
 @pytest.mark.skipif(ON_GPU or MANY < 2, reason="takes CPU devices")
 def test_recomputation_gathers_each_weight_twice_and_in_order(traces):
-    program = traced(traces, "weights", "full")
+    program = traced(traces, "weights", "full", "gelu")
     gatherings = [x for x in collectives(program) if x[0] == "all-gather"]
     # The first kernel as well, which is needed to compute its layer again.
     assert gatherings.count(("all-gather", 2)) == 2 * LAYERS - 2
@@ -441,7 +441,7 @@ def test_parts_in_16_bits_are_not_kept(traces, monkeypatch):
         kc.replicate(model, devices=2, shard="weights")
         with pytest.raises(Traced):
             model.fit(x, x, batch_size=64, verbose=0)
-        monkeypatch.setattr(order_of_tracing, "once_known", lambda x, _: x)
+        monkeypatch.setattr(rewriting, "once_known", lambda parts, _: parts)
     found, kept = (temporary(trace, 32) for trace in traces)
     assert found < kept - 0.1 * kc.memory(model).weights
 

@@ -109,24 +109,21 @@ PROGRAM_CACHE = (
 # --- recomputation
 
 REMAT = PrivateName(f"{TF_OPS}.core:remat", "f")
-VARIABLE_VALUE = PublicName("keras:Variable.value")
 REMATERIALIZED_CALL = PublicName("keras:Layer.rematerialized_call")
+DIFFERENTIATE = PrivateName(
+    "tensorflow.python.eager.imperative_grad:imperative_grad",
+    "tape, target, sources, output_gradients, sources_raw, "
+    "unconnected_gradients",
+)
 
 RECOMPUTATION = (
     REMAT,
-    VARIABLE_VALUE,
-    Patched.ASSIGN,
     REMATERIALIZED_CALL,
-    PrivateName("keras:Layer", mentions="_remat_mode, current_call_ctx"),
-    PrivateName("keras.src.backend.common.variables:AutocastScope", "dtype"),
-    PrivateName("keras.src.backend.common.variables:get_autocast_scope", ""),
-    PrivateName("keras.src.backend:get_stateless_scope", ""),
-    PrivateName("keras.src.backend:in_stateless_scope", ""),
+    DIFFERENTIATE,
+    PrivateName("keras:Layer", mentions="_remat_mode"),
     PrivateName(
         "keras.src.backend.common.symbolic_scope:in_symbolic_scope", ""
     ),
-    PrivateName("tensorflow.python.eager.record:VariableWatcher"),
-    PrivateName("tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph"),
 )
 
 # --- resume
@@ -174,8 +171,9 @@ UPDATE_AVERAGES = PrivateName(
     "self, trainable_variables",
 )
 PUSH_TAPE = PrivateName("tensorflow:GradientTape._push_tape", "self")
+VARIABLE_VALUE = PublicName("keras:Variable.value")
 
-SHARDING = (APPLY_FILTERED, PUSH_TAPE, UPDATE_AVERAGES)
+SHARDING = (APPLY_FILTERED, PUSH_TAPE, UPDATE_AVERAGES, VARIABLE_VALUE)
 
 BY_EXTENSION = {
     "keras_distribution": KERAS_DISTRIBUTION,

@@ -33,6 +33,7 @@ from keras_conflux._extensions.sharding.layout import Layout
 from keras_conflux._extensions.sharding.sharded_updates import ShardedUpdates
 from keras_conflux._fit.numerics import gradients
 from keras_conflux._fit.numerics.gradients import Gradients
+from keras_conflux._graphs import rewriting
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
 from keras_conflux._replication.replica_context import in_replica
@@ -154,14 +155,10 @@ class _Unit:
     def gather_again(self, after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Gathers them a second time, once some tensors are known."""
         parts = self.parts
-        if after and steps.in_xla():
+        is_cast = any(part.dtype != self.dtype for part in parts)
+        if is_cast and after and steps.in_xla():
             # XLA would keep the cast of the first gathering.
-            parts = [
-                part
-                if part.dtype == self.dtype
-                else order_of_tracing.once_known(part, after[0])
-                for part in parts
-            ]
+            parts = rewriting.once_known(parts, after)
         return self._whole_weights(self._cast(parts), after, again=True)
 
     def _cast(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -313,7 +310,7 @@ class GatheredWeights(Part):
                 self._gather_again(begin, found)
             # They are traced last, and run early.
             if steps.in_xla():
-                order_of_tracing.run_independently(graph, before)
+                rewriting.run_independently(graph.get_operations()[before:])
 
     def _refuse_values_of_before(
         self, sources: list[Any], found: list[Any]

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
 
 _TELLING = (tf.float16, tf.bfloat16, tf.float32)
 SHAPES = ("Identity", "Reshape", "Transpose", "ExpandDims", "Squeeze")
@@ -43,7 +44,7 @@ class Timeline:
 
     def latest(self) -> tf.Tensor | None:
         """Returns the last traced tensor that `may_tell`."""
-        self._read_on()
+        self._read_on(self._graph.get_operations())
         return self._latest
 
     def skip(self) -> None:
@@ -62,7 +63,7 @@ class Timeline:
             operation: An operation of the order.
             order: See `positions`.
         """
-        self._read_on()
+        self._read_on([*order])
         begin = order[operation]
         waiting, seen = [operation], {operation}
         while waiting:
@@ -83,8 +84,7 @@ class Timeline:
             waiting.extend(later)
         return None
 
-    def _read_on(self) -> None:
-        operations = self._graph.get_operations()
+    def _read_on(self, operations: list[tf.Operation]) -> None:
         for each in operations[self._count :]:
             if any(tensor.op in self._timed for tensor in each.inputs):
                 self._timed.add(each)
@@ -94,34 +94,10 @@ class Timeline:
         self._count = len(operations)
 
 
-def once_known(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor that XLA reads, or casts, when another is known.
-
-    Args:
-        tensor: Numbers.
-        other: A tensor of floats, which may be of any value.
-    """
-    entry = tf.reshape(other, [-1])[0]
-    always = tf.equal(entry, entry) | tf.not_equal(entry, entry)
-    return tf.where(always, tensor, tf.zeros([], tensor.dtype))
-
-
 def positions(graph: Any) -> dict[tf.Operation, int]:
-    """Returns the place of each operation in the order of tracing."""
-    return {each: place for place, each in enumerate(graph.get_operations())}
-
-
-def run_independently(graph: Any, begin: int) -> None:
-    """Takes operations out of the order of tracing.
-
-    Args:
-        graph: The graph that is being traced.
-        begin: The number of those that keep their order.
-    """
-    manager = getattr(graph, "experimental_acd_manager", None)
-    if manager is not None:
-        for operation in graph.get_operations()[begin:]:
-            manager.run_independently(operation)
+    """Returns the place of each operation, by need: some are traced late."""
+    operations = walks.by_need(graph.get_operations())
+    return {each: place for place, each in enumerate(operations)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ import inspect
 import re
 from collections.abc import Callable
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -64,10 +63,6 @@ class Draws(Exit):
         numbers, in the order in which a step draws them."""
         self.count = 0
         self._joined: dict[int, tuple[tf.Tensor, Kind]] = {}
-
-    def again(self, count: int) -> AbstractContextManager[None]:
-        """Marks a repetition of draws after the first `count`."""
-        return self.having(count=count)
 
     def begin(self) -> None:
         """See `Exit`."""

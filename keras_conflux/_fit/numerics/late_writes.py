@@ -12,7 +12,6 @@ averaging them after each one, up to rounding. The statistics that
 BatchNormalization keeps are of this kind, a hundred small tensors in a ResNet.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -29,7 +28,6 @@ from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._fit.numerics.global_values import global_values
 from keras_conflux._graphs import bodies
-from keras_conflux._graphs import effects
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import walks
 from keras_conflux._replication import state
@@ -190,10 +188,7 @@ def handles_of_sums(model: keras.Model) -> list[Any]:
 
 
 def is_moving_average(
-    variable: keras.Variable,
-    step: Step,
-    of_own_samples: bool,
-    results: Iterable[tf.Tensor],
+    variable: keras.Variable, step: Step, of_own_samples: bool
 ) -> bool:
     """Whether a replica's step uses a variable in this way alone.
 
@@ -204,14 +199,9 @@ def is_moving_average(
         variable: The variable that the step writes.
         step: The step of the replica.
         of_own_samples: Whether it is a statistic of a replica's own samples.
-        results: The results of the step. A read that leads to none of them, and
-            to no write, is none, such as one for a recomputation that then
-            has no use for it.
     """
     copy = state.copies(variable)[replica_index()]
-    uses = [
-        use for use in resources.uses_of(copy) if effects.matters(use, results)
-    ]
+    uses = resources.uses_of(copy)
     if [op.type for op in uses] != ["ReadVariableOp", "AssignVariableOp"]:
         return False
     read, write = uses

@@ -229,11 +229,10 @@ class Writes(Exit):
         """
         self._is_of_package = True
         if replica_collectives().count > 1:
-            leaves = tf.nest.flatten(output, expand_composites=True)
-            self._make_global([x for x in leaves if isinstance(x, tf.Tensor)])
+            self._make_global()
         return output
 
-    def _make_global(self, results: list[tf.Tensor]) -> None:
+    def _make_global(self) -> None:
         replicated = [
             variable
             for variable in self._by_program.values()
@@ -247,7 +246,7 @@ class Writes(Exit):
             if self._are_equal(values, traced_here):
                 continue
             own = id(weight) in self._own_statistics
-            if late_writes.is_moving_average(weight, self.step, own, results):
+            if late_writes.is_moving_average(weight, self.step, own):
                 self._moving_averages.append(weight)
             elif values and traced_here:
                 exact.append((weight, values[-1]))

@@ -1,0 +1,259 @@
+"""The operations that calls have traced, made again for the backward pass.
+
+When a tape has traced a backward pass, its operations that read inside of a
+call are pointed at copies of what they read. A copy computes the same from the
+same tensors, once the derivatives by the call's results are known. An operation
+with an effect is never copied: its results are kept.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._common.user_warnings import warn
+from keras_conflux._graphs import effects
+from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
+from keras_conflux._replication import steps
+
+_REGIONS = "_recomputed_regions"
+"""The attribute of a graph that lists them, also of graphs inside of it."""
+_OF_SHAPES = ("Shape", "ShapeN", "Size")
+"""Operations that read no entries, so that they keep nothing."""
+_local = threading.local()
+
+
+def is_in_one() -> bool:
+    """Whether a call is being traced that will be computed again."""
+    return getattr(_local, "is_in_one", False)
+
+
+def traced(name: str, f: Callable, args: Any, kwargs: Any) -> Any:
+    """Calls a function, and notes the operations that it adds to the graph.
+
+    Args:
+        name: The name of the layer or the function in messages.
+        f: The function.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    _local.is_in_one = True
+    try:
+        result = f(*args, **kwargs)
+    finally:
+        _local.is_in_one = False
+    parts = tf.nest.flatten((args, kwargs, result), expand_composites=True)
+    ends = {id(x): x for x in parts if isinstance(x, tf.Tensor)}
+    region = _Region(name, graph, graph.get_operations()[start:], ends)
+    while isinstance(graph, tf.__internal__.FuncGraph):
+        setattr(graph, _REGIONS, [*getattr(graph, _REGIONS, ()), region])
+        graph = graph.outer_graph
+    return result
+
+
+def gradient(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Differentiates, and computes calls again for it."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    regions = getattr(graph, _REGIONS, ())
+    if tf.executing_eagerly() or not regions:
+        return original(*args, **kwargs)
+    start = len(graph.get_operations())
+    found = original(*args, **kwargs)
+    for each in regions:
+        if each.graph is not graph and not each.was_differentiated:
+            _warn_of_kept(each)
+        each.was_differentiated = True
+    here = [each for each in regions if each.graph is graph]
+    for use in _uses(here, graph.get_operations()[start:]):
+        use.point_at_copies()
+    return found
+
+
+@dataclasses.dataclass
+class _Region:
+    """The operations of a call.
+
+    Args:
+        name: See `traced`.
+        graph: Their graph.
+        operations: They, in order.
+        ends: By ids, the arguments and the results, which are kept.
+    """
+
+    name: str
+    graph: Any
+    operations: list[tf.Operation]
+    ends: dict[int, tf.Tensor]
+    was_differentiated: bool = False
+
+    def is_late(self, tensor: tf.Tensor) -> bool:
+        """Whether copies read a tensor in the backward pass only.
+
+        They do so with the numbers at the ends, and with the states of seeds.
+        """
+        is_seed = tensor.op.type == "ReadVariableOp" and tensor.dtype.is_integer
+        return is_seed or (id(tensor) in self.ends and _is_number(tensor))
+
+    def made_again(self) -> set[int]:
+        """Returns the ids of the tensors inside that copies compute.
+
+        All others, such as casts of weights, are known from the start: a
+        compiler would take the copy for the original.
+        """
+        found: set[int] = set()
+        for operation in self.operations:
+            if (
+                any(self.is_late(x) or id(x) in found for x in operation.inputs)
+                and _is_repeatable(operation)
+                and not _is_exchanged(operation)
+            ):
+                found.update(id(x) for x in operation.outputs)
+        return found - self.ends.keys()
+
+
+class _Use:
+    """The use that a backward pass makes of a region.
+
+    Args:
+        region: The region.
+    """
+
+    def __init__(self, region: _Region) -> None:
+        self.region = region
+        self.inside = region.made_again()
+        self.reads: list[tuple[tf.Operation, tf.Tensor]] = []
+        self.upstream: dict[int, tf.Tensor] = {}
+
+    def point_at_copies(self) -> None:
+        """Lets the backward pass read copies, if their time is known."""
+        if not self.upstream:
+            return
+        again = walks.by_need(
+            [tensor.op for _, tensor in self.reads],
+            lambda each: [x.op for x in each.inputs if id(x) in self.inside],
+        )
+        known = {id(x): x for each in again for x in each.inputs}
+        late = [x for x in known.values() if self.region.is_late(x)]
+        copies = rewriting.once_known(late, [*self.upstream.values()])
+        known.update(zip(map(id, late), copies, strict=True))
+        rewriting.copy_region(again, known, _copied)
+        _mark_alike(late, again, known)
+        for operation, tensor in self.reads:
+            rewriting.redirect(tensor, known[id(tensor)], [operation])
+
+
+def _uses(
+    regions: list[_Region], backward: Iterable[tf.Operation]
+) -> list[_Use]:
+    """Returns the uses of regions by a backward pass.
+
+    Copies wait for derivatives that depend on reads of later regions alone. So
+    none waits for itself, in whatever order regions are read.
+
+    Args:
+        regions: In the order in which they were traced.
+        backward: The operations of the backward pass, in order.
+    """
+    uses = [_Use(each) for each in regions]
+    places = {key: i for i, use in enumerate(uses) for key in use.inside}
+    behind: dict[tf.Operation, int] = {}
+    """By operation, a bit for each region on whose reads it depends."""
+    ordered = 0  # behind operations that TensorFlow runs in order
+    for operation in backward:
+        if operation.type in _OF_SHAPES:
+            continue
+        inputs = [*operation.inputs]
+        behind[operation] = 0
+        if operation.op_def.is_stateful:
+            behind[operation] = ordered
+        for each in operation.control_inputs:
+            behind[operation] |= behind.get(each, 0)
+        for tensor in inputs:
+            place = places.get(id(tensor))
+            behind[operation] |= behind.get(tensor.op, 0)
+            if place is not None:
+                behind[operation] |= 1 << place
+                uses[place].reads.append((operation, tensor))
+                uses[place].upstream.update(
+                    (id(x), x)
+                    for x in inputs
+                    if x.op in behind
+                    and x.dtype.is_floating
+                    and not behind[x.op] % (2 << place)
+                )
+        if operation.op_def.is_stateful:
+            ordered |= behind[operation]
+    return uses
+
+
+def _copied(
+    operation: tf.Operation, inputs: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    copies = rewriting.copied_as_it_is(operation, inputs)
+    has_resources = any(each.dtype == tf.resource for each in inputs)
+    if operation.op_def.is_stateful and not has_resources:
+        # It is traced after the operations that read it.
+        rewriting.run_independently([copies[0].op])
+    return copies
+
+
+def _mark_alike(
+    late: list[tf.Tensor],
+    operations: Iterable[tf.Operation],
+    copies: dict[int, tf.Tensor],
+) -> None:
+    """Gives copies the kinds of their originals, in a step of a replica."""
+    step = steps.current_fit_step()
+    if step is None:
+        return
+    for tensor in late:
+        step.kinds.mark(copies[id(tensor)], step.kinds.of(tensor))
+    for tensor in (x for each in operations for x in each.outputs):
+        kind = step.kinds.marked(tensor)
+        if kind is not None:
+            step.kinds.mark(copies[id(tensor)], kind)
+
+
+def _is_repeatable(operation: tf.Operation) -> bool:
+    """Whether an operation gives the same in the backward pass.
+
+    A loop that reads variables does, if nobody has written them since.
+    """
+    if effects.is_repeatable(operation):
+        return True
+    return effects.only_reads(operation) and all(
+        effects.only_reads(user)
+        for tensor in operation.inputs
+        if tensor.dtype == tf.resource
+        for user in tensor.consumers()
+    )
+
+
+def _is_exchanged(operation: tf.Operation) -> bool:
+    """Whether replicas, or turns of one, make its result together."""
+    step = steps.current_fit_step()
+    return step is not None and any(
+        step.kinds.marked(each) == EQUAL for each in operation.outputs
+    )
+
+
+def _warn_of_kept(region: _Region) -> None:
+    warn(
+        f"{region.name} is called in a loop, a branch or a function of "
+        "TensorFlow that is differentiated from outside, so its activations "
+        "are kept. Call it outside of these, or make the layer that has them "
+        "inside of `keras.RematScope`.",
+        next(iter(region.operations), None),
+    )
+
+
+def _is_number(tensor: tf.Tensor) -> bool:
+    dtype = tensor.dtype
+    return dtype.is_floating or dtype.is_complex or dtype.is_integer
