@@ -58,6 +58,28 @@ def redirect(
                 reader._update_input(index, new)
 
 
+def read_copies(
+    reads: Iterable[tuple[tf.Operation, tf.Tensor]],
+    again: Iterable[tf.Operation],
+    known: MutableMapping[int, tf.Tensor],
+    copy: Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]],
+) -> None:
+    """Lets operations read copies of what they have read.
+
+    Args:
+        reads: Operations, each with a tensor that it reads.
+        again: The operations to copy, each after those that it needs.
+        known: See `copy_region`. All other inputs are read as they are.
+        copy: See `copy_region`.
+    """
+    again = [*again]
+    for tensor in (x for each in again for x in each.inputs):
+        known.setdefault(id(tensor), tensor)
+    copy_region(again, known, copy)
+    for operation, tensor in reads:
+        redirect(tensor, known[id(tensor)], [operation])
+
+
 def must_run(tensor: tf.Tensor) -> None:
     """Keeps the op of `tensor` in the graph even if nothing uses its result."""
     # auto_control_deps.py leaves NcclAllReduce out of the ops that must run

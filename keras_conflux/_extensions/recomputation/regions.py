@@ -139,14 +139,12 @@ class _Use:
             [tensor.op for _, tensor in self.reads],
             lambda each: [x.op for x in each.inputs if id(x) in self.inside],
         )
-        known = {id(x): x for each in again for x in each.inputs}
-        late = [x for x in known.values() if self.region.is_late(x)]
+        inputs = {id(x): x for each in again for x in each.inputs}
+        late = [x for x in inputs.values() if self.region.is_late(x)]
         copies = rewriting.once_known(late, [*self.upstream.values()])
-        known.update(zip(map(id, late), copies, strict=True))
-        rewriting.copy_region(again, known, _copied)
+        known = dict(zip(map(id, late), copies, strict=True))
+        rewriting.read_copies(self.reads, again, known, _copied)
         _mark_alike(late, again, known)
-        for operation, tensor in self.reads:
-            rewriting.redirect(tensor, known[id(tensor)], [operation])
 
 
 def _uses(

@@ -366,25 +366,17 @@ class GatheredWeights(Part):
             and g.op in order
             and order_of_tracing.may_tell(g)
         ]
-        found: list[
-            tuple[tf.Operation, _Unit, list[order_of_tracing.Reader]]
-        ] = []
+        found: list[tuple[tf.Operation, _Unit, order_of_tracing.Reads]] = []
         for unit in self._units:
-            readers = [
-                reader
-                for position, tensor in enumerate(unit.whole)
-                for reader in order_of_tracing.readers_since(
-                    tensor, order, begin, position
-                )
-            ]
-            if readers:
-                operations = (reader.operation for reader in readers)
-                first = min(operations, key=order.__getitem__)
-                found.append((first, unit, readers))
+            reads = order_of_tracing.reads_since(unit.whole, order, begin)
+            if reads:
+                readers = (operation for operation, _ in reads)
+                first = min(readers, key=order.__getitem__)
+                found.append((first, unit, reads))
         found.sort(key=lambda each: order[each[0]])
         begins = [self._timeline.before(first, order) for first, _, _ in found]
         places = [order[first] for first, _, _ in found]
-        for n, (_, unit, readers) in enumerate(found):
+        for n, (_, unit, reads) in enumerate(found):
             latest = begins[max(0, n - AHEAD)]
             known = [] if latest is None else [latest]
             # Gradients that wait to be summed are as large as weights, and
@@ -397,8 +389,8 @@ class GatheredWeights(Part):
                 )
             whole = unit.gather_again(known)
             self.step.kinds.mark_equal(whole)
-            for reader in readers:
-                reader.read(whole[reader.position])
+            others = dict(zip(map(id, unit.whole), whole, strict=True))
+            order_of_tracing.read_others(reads, others)
 
 
 def _all_of(grads: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -1,8 +1,6 @@
 """The order in which a trace runs, and the readers of a tensor there."""
 
-import dataclasses
 from collections.abc import Iterable
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -100,65 +98,49 @@ def positions(graph: Any) -> dict[tf.Operation, int]:
     return {each: place for place, each in enumerate(operations)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """An operation that reads a tensor, perhaps in another shape."""
-
-    operation: tf.Operation
-    index: int
-    """Which of its inputs it is."""
-    position: int
-    """The key by which the caller knows the tensor."""
-    moves: tuple[tf.Operation, ...]
-    """The operations that have changed the shape or the dtype before."""
-
-    def read(self, tensor: tf.Tensor) -> None:
-        """Lets it read another tensor of the same value."""
-        for move in self.moves:
-            tensor = _moved(move, tensor)
-        rewriting.redirect(
-            self.operation.inputs[self.index], tensor, [self.operation]
-        )
+Reads = list[tuple[tf.Operation, tf.Tensor]]
+"""Operations, each with a tensor that it reads."""
 
 
-def readers_since(
-    tensor: tf.Tensor,
-    order: dict[tf.Operation, int],
-    begin: int,
-    position: int,
-    moves: tuple[tf.Operation, ...] = (),
-) -> Iterator[Reader]:
-    """Yields the readers of a tensor among the operations from one on.
+def reads_since(
+    tensors: Iterable[tf.Tensor], order: dict[tf.Operation, int], begin: int
+) -> Reads:
+    """Returns the reads of tensors, also in another shape or dtype.
 
     Args:
-        tensor: It, or another shape of it, is read.
+        tensors: Tensors of the graph.
         order: See `positions`.
         begin: The place of the first operation that counts.
-        position: See `Reader`.
-        moves: See `Reader`.
     """
-    for operation in tensor.consumers():
-        if order.get(operation, 0) >= begin:
-            for index, given in enumerate(operation.inputs):
-                if given is tensor:
-                    yield Reader(operation, index, position, moves)
-        elif operation.type in _MOVES and operation.inputs[0] is tensor:
-            yield from readers_since(
-                operation.outputs[0],
-                order,
-                begin,
-                position,
-                (*moves, operation),
-            )
+
+    def moved(tensor: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            each.outputs[0]
+            for each in tensor.consumers()
+            if each.type in _MOVES
+            and each.inputs[0] is tensor
+            and order.get(each, 0) < begin
+        ]
+
+    return [
+        (each, tensor)
+        for tensor in walks.walked(tensors, moved)
+        for each in tensor.consumers()
+        if order.get(each, 0) >= begin
+    ]
 
 
-def _moved(operation: tf.Operation, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns another tensor after the same change of shape or dtype."""
-    if operation.type == "Transpose":
-        order: Any = operation.inputs[1]
-        return tf.transpose(tensor, order)
-    if operation.type == "Cast":
-        return tf.cast(tensor, operation.outputs[0].dtype)
-    if operation.type == "Identity":
-        return tensor
-    return tf.reshape(tensor, operation.outputs[0].shape)
+def read_others(reads: Reads, others: dict[int, tf.Tensor]) -> None:
+    """Lets operations read other tensors, in the same shape and dtype.
+
+    Args:
+        reads: See `reads_since`.
+        others: By the ids of tensors, others of the same value.
+    """
+    moves = walks.by_need(
+        [tensor.op for _, tensor in reads if id(tensor) not in others],
+        lambda each: (
+            [each.inputs[0].op] if id(each.inputs[0]) not in others else []
+        ),
+    )
+    rewriting.read_copies(reads, moves, others, rewriting.copied_as_it_is)
