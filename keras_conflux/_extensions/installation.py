@@ -15,8 +15,8 @@ from keras_conflux._extensions.common import xla_flags
 from keras_conflux._extensions.keras_distribution import (
     patches as keras_distribution,
 )
-from keras_conflux._extensions.kernels import attention
 from keras_conflux._extensions.kernels import dense_products
+from keras_conflux._extensions.kernels import dispatch
 from keras_conflux._extensions.kernels import gelu
 from keras_conflux._extensions.kernels import pointwise
 from keras_conflux._extensions.kernels import replacements
@@ -39,7 +39,7 @@ VARIABLE = "CONFLUX_EXTENSIONS"
 """An environment variable, which is 0 to do without them."""
 
 KERNELS = (
-    (private_names.ATTENTION, attention.dot_product_attention),
+    (private_names.ATTENTION, dispatch.dot_product_attention),
     (private_names.GELU, gelu.gelu),
     (private_names.EINSUM, dense_products.einsum),
     (private_names.EINSUM_DENSE_CALL, dense_products.einsum_dense),

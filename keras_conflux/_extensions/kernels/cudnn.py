@@ -7,6 +7,7 @@ so that no tensor has to be transposed in memory. Layouts can be given in
 StableHLO only, which is why the call is a small module.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -14,7 +15,6 @@ import tensorflow as tf
 
 from keras_conflux._compat import tensorflow_internals
 from keras_conflux._compat import tensorflow_xla
-from keras_conflux._extensions.kernels.kernel import Form
 from keras_conflux._replication.steps import Step
 
 MIN_CAPABILITY = (8, 0)
@@ -30,11 +30,26 @@ _TYPES = {
 _Result = tuple[tuple[int | None, ...], tf.DType]
 
 
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The form of an attention, apart from its tensors."""
+
+    scale: float
+    """The factor of the products of queries and keys."""
+    is_causal: bool
+    """Whether query `t` attends to the keys 0 to `t` only."""
+
+
 class Cudnn:
-    """cuDNN's kernel, inside of XLA. See `Kernel`."""
+    """Computes attention without writing out the scores, inside of XLA.
+
+    B is the number of samples, T of queries, S of keys, N of heads, K of heads
+    of keys and values, and H the size of a head. N is a multiple of K. All
+    shapes are known while tracing.
+    """
 
     def obstacle(self, step: Step) -> str | None:
-        """See `Kernel`."""
+        """Returns why the program that is traced cannot use it, if so."""
         if not step.in_xla:
             return "the step is not compiled by XLA"
         if not tensorflow_xla.has_module_calls():
@@ -59,7 +74,17 @@ class Cudnn:
         form: Form,
         with_statistics: bool,
     ) -> list[tf.Tensor]:
-        """See `Kernel`."""
+        """Returns the output and, if asked for, the statistics.
+
+        Args:
+            queries: Queries of shape `(B, T, N, H)`.
+            keys: Keys of shape `(B, S, K, H)`.
+            values: Values of shape `(B, S, K, H)`.
+            bias: The summand of the scores: `(B or 1, N or 1, T, S)`.
+            form: The form of the attention.
+            with_statistics: Whether to return the statistics for `backward`:
+                float32 of shape `(B, N, T)`.
+        """
         batch, length, heads, _ = queries.shape
         results = [_heads_first(queries)]
         if with_statistics:
@@ -83,7 +108,18 @@ class Cudnn:
         statistics: tf.Tensor,
         upstream: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """See `Kernel`."""
+        """Returns the gradients of queries, keys and values.
+
+        Args:
+            queries: As in `forward`, like the next four.
+            keys: As in `forward`.
+            values: As in `forward`.
+            bias: As in `forward`. It gets no gradient.
+            form: As in `forward`.
+            output: The output of `forward`.
+            statistics: The statistics of `forward`.
+            upstream: The gradient of the output.
+        """
         results = [_heads_first(each) for each in (queries, keys, values)]
         operands = [queries, keys, values, statistics, upstream]
         operands += [*_present(bias), output]

@@ -1,5 +1,9 @@
-"""Decides which attentions of a replica a fused kernel computes."""
+"""Decides which attentions of a replica a fused kernel computes.
 
+Fused attention of rows of samples returns rows of samples.
+"""
+
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -8,28 +12,54 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_conflux._batch_analysis import EQUAL
+from keras_conflux._batch_analysis import Role
+from keras_conflux._batch_analysis import combined
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._extensions.kernels import masks
 from keras_conflux._extensions.kernels.compiled_shapes import compiled_shapes
 from keras_conflux._extensions.kernels.cudnn import Cudnn
+from keras_conflux._extensions.kernels.cudnn import Form
 from keras_conflux._extensions.kernels.fused import Fused
-from keras_conflux._extensions.kernels.kernel import Form
-from keras_conflux._extensions.kernels.kernel import Kernel
 from keras_conflux._extensions.kernels.limits import Request
+from keras_conflux._replication import steps
 from keras_conflux._replication.steps import Step
 
 _log = logging.getLogger("keras_conflux")
 _said: set[str] = set()
 
-kernel: Kernel = Cudnn()
+kernel = Cudnn()
 """The kernel of fused attention."""
 
 
-def fused(
-    composed: Callable[..., Any],
-    step: Step,
-    request: Request,
-    note: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], None],
+_OPTIONS = (
+    *("bias", "mask", "scale", "is_causal"),
+    *("flash_attention", "attn_logits_soft_cap"),
+)
+
+
+def dot_product_attention(
+    original: Callable,
+    query: Any,
+    key: Any,
+    value: Any,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Uses a fused kernel in the XLA program of a replica, if one can do it."""
+    step = steps.current()
+    found = None
+    if step is not None and not tf.executing_eagerly():
+        options.update(zip(_OPTIONS, args, strict=False))
+        args = ()
+        found = _fused(original, step, Request(query, key, value, **options))
+    if found is not None:
+        return found
+    return original(query, key, value, *args, **options)
+
+
+def _fused(
+    composed: Callable[..., Any], step: Step, request: Request
 ) -> tf.Tensor | None:
     """Returns fused attention, or `None` where Keras' own is to be used.
 
@@ -37,7 +67,6 @@ def fused(
         composed: Keras' own, which takes the fields of a `Request`.
         step: The step that a replica is tracing.
         request: The attention that is asked for.
-        note: Called with the outputs, and their inputs.
     """
     shape_of = compiled_shapes(step)
     obstacle = kernel.obstacle(step) or request.obstacle(shape_of)
@@ -74,9 +103,23 @@ def fused(
         mask,
         keras_own,
         tensorflow_tracing.is_recorded(inputs),
-        note,
+        functools.partial(_note_rows, step),
     )
     return attention(*inputs)
+
+
+def _note_rows(
+    step: Step, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]
+) -> None:
+    """Marks the kinds of outputs, which the graph shows as of some module."""
+    if step.kinds is None:
+        return
+    kinds = [step.kinds.of(each) for each in inputs]
+    of_rows = [kind for kind in kinds if kind.role is Role.ROWS]
+    others = {kind for kind in kinds if kind.role is not Role.ROWS}
+    if of_rows and others <= {EQUAL} and {x.axis for x in of_rows} == {0}:
+        for output in outputs:
+            step.kinds.mark(output, combined(of_rows, 0))
 
 
 def _say(message: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_conflux._extensions.kernels.kernel import Form
-from keras_conflux._extensions.kernels.kernel import Kernel
+from keras_conflux._extensions.kernels.cudnn import Cudnn
+from keras_conflux._extensions.kernels.cudnn import Form
 from keras_conflux._extensions.kernels.masks import Mask
 
 _Tensors = Sequence[tf.Tensor]
@@ -24,7 +24,7 @@ _custom_gradient: Any = tf.custom_gradient
 class Fused:
     """Attention of queries `(B, T, N, H)` to keys and values `(B, S, K, H)`."""
 
-    kernel: Kernel
+    kernel: Cudnn
     form: Form
     shapes: Sequence[tf.TensorShape]
     """The shapes of queries, keys and values where the kernel computes."""
