@@ -90,7 +90,7 @@ class Emission:
                 ends, lambda each: [*walks.before(each), *each.control_inputs]
             )
         )
-        for each in walks.by_need(graph.get_operations()):
+        for each in walks.to_run(graph):
             if each in needed and each.type not in ("Placeholder", "NoOp"):
                 try:
                     self._emit(each)

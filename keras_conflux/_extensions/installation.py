@@ -9,6 +9,7 @@ from keras_conflux._compat import versions
 from keras_conflux._compat.patching import patch_all
 from keras_conflux._compat.patching import when_used
 from keras_conflux._compat.private_keras_names import Patched
+from keras_conflux._compat.private_tensorflow_names import TAPE_GRADIENT
 from keras_conflux._extensions import self_check
 from keras_conflux._extensions.common import private_names
 from keras_conflux._extensions.common import xla_flags
@@ -24,15 +25,19 @@ from keras_conflux._extensions.launchers import order as launchers
 from keras_conflux._extensions.memory import notes as memory
 from keras_conflux._extensions.optimizers import dealt_matrices
 from keras_conflux._extensions.optimizers import shared_updates
-from keras_conflux._extensions.optimizers import weight_decay
 from keras_conflux._extensions.program_cache import cached_program
 from keras_conflux._extensions.program_cache import setup
 from keras_conflux._extensions.recomputation import regions
 from keras_conflux._extensions.recomputation import remat
 from keras_conflux._extensions.recomputation.compat import has_own_remat
 from keras_conflux._extensions.resume import fit as resume
-from keras_conflux._extensions.sharding import patches as sharding
+from keras_conflux._extensions.sharding import cutting
+from keras_conflux._extensions.sharding import gathered_weights
+from keras_conflux._extensions.sharding import sharded_updates
+from keras_conflux._extensions.sharding import whole_values
 from keras_conflux._extensions.throughput import slow_input
+from keras_conflux._fit.numerics import tape
+from keras_conflux._replication import parts
 from keras_conflux._replication import steps
 
 VARIABLE = "CONFLUX_EXTENSIONS"
@@ -49,7 +54,7 @@ KERNELS = (
 """The methods of Keras' layers that run faster kernels."""
 
 OPTIMIZERS = (
-    (private_names.DECAY_WEIGHTS, weight_decay.decay),
+    (private_names.DECAY_WEIGHTS, shared_updates.decay),
     (private_names.UPDATE_STEP, dealt_matrices.update),
     (private_names.ITERATE, dealt_matrices.iterate),
     (private_names.UPDATE_VARIABLES, shared_updates.update),
@@ -69,6 +74,32 @@ RECOMPUTATION = (
 """`fit`, and the function by which tapes differentiate."""
 
 
+SHARDING = (
+    (private_names.PUSH_TAPE, gathered_weights.begin_tape),
+    (TAPE_GRADIENT, whole_values.gradient),
+    (private_names.APPLY_FILTERED, gathered_weights.apply),
+    (private_names.UPDATE_AVERAGES, sharded_updates.average),
+    (private_names.UPDATE_STEP, sharded_updates.update_step),
+    (private_names.VARIABLE_VALUE, gathered_weights.value),
+    # In front of the core's work on copies.
+    (Patched.OPTIMIZER_SCALE_LOSS, sharded_updates.scale_loss),
+    (Patched.LOSS_SCALE_SCALE_LOSS, sharded_updates.scale_loss),
+    (Patched.CLIP_GRADIENTS, sharded_updates.clip),
+    (Patched.CHECK_FINITE, sharded_updates.check_finite),
+    (Patched.ASSIGN, gathered_weights.assign),
+    (Patched.VARIABLE_INITIALIZE, cutting.initialize),
+    (Patched.ADD_OPTIMIZER_VARIABLE, cutting.add_optimizer_variable),
+    (Patched.EXPORT, whole_values.export),
+)
+"""The methods that do otherwise where variables lie in parts."""
+
+
+def _cut_variables() -> None:
+    parts.cut_by(cutting)
+    tape.differentiate_in(gathered_weights.differentiating)
+    when_used(functools.partial(patch_all, SHARDING))
+
+
 def _recompute() -> None:
     point = private_names.REMAT
     if not has_own_remat(getattr(point.owner, point.attribute)):
@@ -84,7 +115,7 @@ def _run_kernels() -> None:
 _INSTALLS = {
     "program_cache": cached_program.install,
     "kernels": _run_kernels,
-    "sharding": sharding.install,
+    "sharding": _cut_variables,
     "optimizers": lambda: when_used(functools.partial(patch_all, OPTIMIZERS)),
     "launchers": launchers.install,
     "keras_distribution": keras_distribution.install,

@@ -99,33 +99,33 @@ def in_order(graph: Any, among: Iterable[tf.Operation]) -> list[tf.Operation]:
     return [each for each in graph.get_operations() if each.name in wanted]
 
 
-def by_need(
-    operations: Iterable[tf.Operation],
-    needs: Callable[[tf.Operation], Iterable[tf.Operation]] | None = None,
-) -> list[tf.Operation]:
-    """Returns operations and all that they need, each after its needs.
-
-    That is the order of tracing, unless one was given another input since.
+def by_need(starts: Iterable[T], needs: Callable[[T], Iterable[T]]) -> list[T]:
+    """Returns the starts and all that they need, each after its needs.
 
     Args:
-        operations: Operations of a graph.
-        needs: Returns those that one needs: as a rule, all before it.
+        starts: Operations, or tensors.
+        needs: Returns what one needs.
     """
-    needs = needs or _needs
-    found: dict[tf.Operation, None] = {}
-    for operation in operations:
-        waiting = [operation]
+    found: dict[int, T] = {}
+    for start in starts:
+        waiting = [start]
         while waiting:
             latest = waiting[-1]
-            missing = [each for each in needs(latest) if each not in found]
+            missing = [each for each in needs(latest) if id(each) not in found]
             if not missing:
-                found.setdefault(waiting.pop())
+                found.setdefault(id(latest), waiting.pop())
             waiting += missing
-    return list(found)
+    return list(found.values())
 
 
-def _needs(operation: tf.Operation) -> list[tf.Operation]:
-    return [*before(operation), *operation.control_inputs]
+def to_run(graph: Any) -> list[tf.Operation]:
+    """Returns the operations of a graph, each after those that it needs.
+
+    That is the order of tracing, unless one was given another input since.
+    """
+    return by_need(
+        graph.get_operations(), lambda x: [*before(x), *x.control_inputs]
+    )
 
 
 def in_other_graphs(tensor: tf.Tensor) -> Iterator[tf.Tensor]:

@@ -189,6 +189,7 @@ def test_each_patch_point_is_patched_once():
         installation.OPTIMIZERS,
         installation.REMAT,
         installation.RECOMPUTATION,
+        installation.SHARDING,
     ):
         points = [point for point, _ in table]
         assert len(points) == len(set(points))

@@ -19,6 +19,7 @@ from keras_conflux._common import trees
 from keras_conflux._graphs import bodies
 from keras_conflux._graphs import resources
 from keras_conflux._graphs import rewriting
+from keras_conflux._graphs import walks
 from keras_conflux._replication.steps import Step
 
 _MAX_ENTRIES = 32
@@ -63,25 +64,14 @@ class CompiledShapes:
         """Returns a shape, as far as it can be told."""
         if tensor.shape.is_fully_defined():
             return tensor.shape
-        waiting = [tensor]
-        while waiting:
-            current = waiting[-1]
-            missing = [
-                each
-                for each in self._behind(current)
-                if id(each) not in self._copies
-            ]
-            if missing and id(current) not in self._copies:
-                waiting.extend(missing)
-                continue
-            if id(current) not in self._copies:
-                self._copy(current)
-            waiting.pop()
+        for each in walks.by_need([tensor], self._behind):
+            if id(each) not in self._copies:
+                self._copy(each)
         return self._copies[id(tensor)].shape.merge_with(tensor.shape)
 
     def _behind(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors on which the shape of one depends."""
-        if _has_one_shape(tensor):
+        if id(tensor) in self._copies or _has_one_shape(tensor):
             return []
         outside = _captured(tensor)
         if outside is not None:

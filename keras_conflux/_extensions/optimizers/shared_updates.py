@@ -1,12 +1,13 @@
-"""One trace of an optimizer's update for all variables of one shape.
+"""One trace of an optimizer's update, and one of its weight decay.
 
 TensorFlow traces the update of each variable, and lowers it to XLA. These were
 half of the operations of a step with AdamW, and the square root of each one
 takes the passes of MLIR some milliseconds. As a function of tensors, which has
 no variables and so no names of any, an update is traced and lowered once for
-each shape. XLA puts it in where it is called.
+all variables of one shape. XLA puts it in where it is called.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import tensorflow as tf
 
 from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat import tensorflow_internals
+from keras_conflux._extensions.optimizers import compat
 from keras_conflux._fit.numerics import given_tensors
 from keras_conflux._replication import steps
 
@@ -70,3 +73,32 @@ class _SharedUpdate(given_tensors.SharedUpdate):
         for each, value in zip(kept, found, strict=True):
             if each is not None and value is not None:
                 given_tensors.overwrite(keras_variables.backing(each), value)
+
+
+def decay(original: Callable, optimizer: Any, variables: list[Any]) -> None:
+    """Decays weights as Keras does, but asks for the learning rate once.
+
+    Keras asks for it once for each variable. Of a schedule it then traces the
+    value some hundred times.
+    """
+    if not steps.in_xla() or not compat.decays_at_one_rate(optimizer):
+        original(optimizer, variables)
+        return
+    learning_rate = optimizer.learning_rate
+    factors = functools.cache(
+        lambda dtype: (
+            tf.cast(optimizer.weight_decay, dtype),
+            tf.cast(learning_rate, dtype),
+        )
+    )
+    for each in variables:
+        is_keras = isinstance(each, keras.Variable)
+        variable = keras_variables.backing(each) if is_keras else each
+        if compat.decays(optimizer, variable):
+            weight_decay, rate = factors(variable.dtype)
+            # A variable's own method takes longer to trace. The copy of
+            # a variable that lies in parts is the replica's part.
+            own = tensorflow_internals.copy_that_is_read(variable)
+            tf.raw_ops.AssignSubVariableOp(
+                resource=own.handle, value=own * weight_decay * rate
+            )

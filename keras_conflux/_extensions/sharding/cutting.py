@@ -8,7 +8,6 @@ import contextvars
 import math
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -207,12 +206,3 @@ def cut(variable: keras.Variable, strategy: ReplicatedStrategy) -> None:
         parts = outside_of_strategies(made)
     new = ShardedVariable(strategy, parts, layout, gathered, rank_as_tensor)
     state.swap_backing(variable, old, new)
-
-
-def whole_of(variable: Any, parts: Sequence[tf.Tensor | None]) -> Any:
-    """Returns a whole tensor for a variable, of one for each of its parts."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    layout = state.backing(variable).layout
-    return layout.whole(tf.concat(known, 0))

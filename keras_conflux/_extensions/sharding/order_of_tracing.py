@@ -94,7 +94,7 @@ class Timeline:
 
 def positions(graph: Any) -> dict[tf.Operation, int]:
     """Returns the place of each operation, by need: some are traced late."""
-    operations = walks.by_need(graph.get_operations())
+    operations = walks.to_run(graph)
     return {each: place for place, each in enumerate(operations)}
 
 

@@ -1,4 +1,4 @@
-"""The whole value of a variable in a replica, and the gradient by it.
+"""Whole values of variables, and the gradients by them, and whole models.
 
 Layers in a step of `fit` read their weights in another way. See
 `gathered_weights`.
@@ -9,11 +9,16 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from keras_conflux._compat import keras_models
 from keras_conflux._extensions.sharding.compat import ShardedVariable
 from keras_conflux._replication import state
 from keras_conflux._replication import steps
+from keras_conflux._replication.promotion import demote
+from keras_conflux._replication.promotion import promote
+from keras_conflux._replication.replica_context import in_replica
 from keras_conflux._replication.replica_context import replica_collectives
 from keras_conflux._replication.steps import Part
 from keras_conflux._replication.steps import Step
@@ -106,10 +111,18 @@ def gradient(
     output_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
-    """Differentiates by whole values, in a step of the user's own."""
+    """Differentiates by whole values, in a step of the user's own.
+
+    Outside of replicas, where all parts of a variable are read, by all of them.
+    """
     step = steps.current()
     flat = tf.nest.flatten(sources)
     options = output_gradients, unconnected_gradients
+    if not in_replica() and any(map(state.is_in_parts, flat)):
+        read = [[*state.copies(x)] if state.is_in_parts(x) else x for x in flat]
+        found = gradient(original, tape, target, read, *options)
+        joined = map(_joined, flat, found)
+        return tf.nest.pack_sequence_as(sources, [*joined])
     if (
         step is None
         or steps.current_fit_step() is not None
@@ -129,6 +142,15 @@ def gradient(
         for each, source in zip(found, flat, strict=True)
     ]
     return tf.nest.pack_sequence_as(sources, sums)
+
+
+def _joined(source: Any, found: Any) -> Any:
+    """Returns the gradient by a source, of which there may be one by part."""
+    if not state.is_in_parts(source):
+        return found
+    if any(part is None for part in found):
+        return None
+    return state.backing(source).layout.whole(tf.concat(found, 0))
 
 
 def _summed(found: Any, source: Any, is_zero: bool) -> Any:
@@ -151,3 +173,27 @@ def _not_here(variable: Any) -> NotImplementedError:
         "`train_step` of your own if you like, or replicate with "
         '`shard="optimizer"`.'
     )
+
+
+def export(original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Exports a model that lies whole on one device meanwhile."""
+    with _whole(model):
+        return original(model, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _whole(model: keras.Model) -> Iterator[None]:
+    """Puts a model whose weights lie in parts on one device meanwhile.
+
+    An exported program reads whole variables.
+    """
+    is_cut = any(map(state.is_in_parts, model.variables))
+    strategy = keras_models.strategy_of(model)
+    if not is_cut:
+        yield
+        return
+    demote(model)
+    try:
+        yield
+    finally:
+        promote(model, strategy)

@@ -165,7 +165,7 @@ class _Plan:
         self._cuts = {cut.value.op: cut for cut in traced.cuts}
         self._outputs = [*map(_behind_identities, traced.outputs)]
         self._arguments = {each.op for each in traced.arguments}
-        self._order = walks.by_need(traced.graph.get_operations())
+        self._order = walks.to_run(traced.graph)
         self._positions = {each: at for at, each in enumerate(self._order)}
         self._before = {
             each: [x.op for x in _inputs(each)] for each in self._order
