@@ -135,11 +135,7 @@ def _wait(
     come: dict[int, socket.socket] = {}
     while len(come) < count - 1:
         if time.monotonic() > end:
-            missing = [
-                name
-                for index, name in enumerate(names)
-                if index and index not in come
-            ]
+            missing = [names[i] for i in range(1, count) if i not in come]
             return come, (
                 f"Nobody has come in {seconds:g} s as {', '.join(missing)}."
                 f"{callers.others()}"
@@ -282,14 +278,8 @@ def _reported(
             answer = _text(_line(first, end))
             if answer is not None:
                 hosts = answer.removeprefix(_START)
-                return (
-                    ([], answer)
-                    if hosts == answer
-                    else (
-                        json.loads(hosts),
-                        None,
-                    )
-                )
+                is_start = hosts != answer
+                return (json.loads(hosts), None) if is_start else ([], answer)
         refused = (
             " Somebody there hangs up, as process 0 does on those who have "
             f"another {TOKEN}."

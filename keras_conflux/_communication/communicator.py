@@ -100,22 +100,6 @@ class OneReplica:
         """Returns the replica's tensor."""
         return tf.identity(tensor)
 
-    def reduce_scatter(
-        self, flat: tf.Tensor, dtype: tf.DType, *_: Any
-    ) -> tf.Tensor:
-        """Returns the replica's tensor."""
-        return tf.identity(tf.cast(flat, dtype))
-
-    def all_gather(
-        self, parts: Sequence[tf.Tensor], *_: Any
-    ) -> list[tf.Tensor]:
-        """Returns the replica's parts."""
-        return list(parts)
-
-    def can_gather_again(self, _: bool) -> bool:
-        """Returns that there is no need to."""
-        return False
-
     def assert_same_call(self, *_: Any) -> None:
         """Does nothing: there is no other call."""
 
