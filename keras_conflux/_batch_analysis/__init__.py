@@ -3,22 +3,7 @@
 This is a library of its own. It reads a graph of TensorFlow and runs nothing
 on replicas: neither the core nor an extension is imported here, and they import
 the names below, alone, beside `_graphs`. `docs/design/batch-analysis.md` can
-be read in place of the code.
-
-Its questions:
-
-* What is this tensor? `KindInference.of` answers by rules, and `kind_by_trial`
-  runs operations without a rule on random samples. The answer is a `Kind`: its
-  `Role`, and for rows the axis of the samples.
-* Are these rows, each of one sample? `rows_by_trial`.
-* Which tensors and operations does it take to compute this tensor for the whole
-  batch? `derivation_of` returns a `Derivation`, or raises `NotDerivable`.
-* Which gradients has a program defined, and do they mix samples?
-  `OwnGradients`.
-* Which rows are counted by this size, and which of several each are they?
-  `counted_rows`, `are_of_one_sample`, `split_blocks`.
-* Where do numbers that are drawn go? `draws_numbers`,
-  `draws_shared_by_samples`.
+be read in place of the code, and lists the questions that it answers.
 """
 
 from keras_conflux._batch_analysis.analysis import KindInference

@@ -41,9 +41,7 @@ class KindInference:
         counts: Tensors that are numbers of samples, or fractions of them.
         sums: Returns the handles of variables whose copies add up to their
             value, such as the counts of metrics. A step may make some.
-        is_blind: Whether the number of the replica's samples is a constant in
-            the graph, where nobody can tell it from other constants. Then only
-            marked tensors are known.
+        is_blind: Whether only marked tensors are known.
     """
 
     def __init__(
@@ -154,10 +152,12 @@ class KindInference:
         """
         here = tf.compat.v1.get_default_graph()
         self._read(here)
-        values: list[tf.Tensor] = []
-        for graph in list(self._graphs.values()):
-            values.extend(graph.read_on().writes.get(id(handle), ()))
+        values = self._all_written(handle)
         return values, all(value.graph is here for value in values)
+
+    def _all_written(self, handle: Any) -> list[tf.Tensor]:
+        graphs = [graph.read_on() for graph in list(self._graphs.values())]
+        return [x for each in graphs for x in each.writes.get(id(handle), ())]
 
     def notice(self, graph: Any) -> None:
         """Reads a graph inside of the step's, before it is closed."""
@@ -177,12 +177,8 @@ class KindInference:
 
     def kinds_written(self, handle: Any) -> set[Kind]:
         """Returns the kinds of all that a step has written to a variable."""
-        graphs = [graph.read_on() for graph in list(self._graphs.values())]
-        return {
-            self._graphs[id(value.graph)].of(value)
-            for graph in graphs
-            for value in graph.writes.get(id(handle), ())
-        }
+        values = self._all_written(handle)
+        return {self._graphs[id(value.graph)].of(value) for value in values}
 
     def value_behind(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns the value written to a variable before it was read."""

@@ -106,7 +106,9 @@ def apply(
     if rules:
         forms = [kind.form for kind in inputs]
         is_mixed = any(kind.mixed for kind in inputs)
-        given = [_clean(kind) for kind in inputs] if is_mixed else inputs
+        given = inputs
+        if is_mixed:
+            given = [dataclasses.replace(kind, mixed=False) for kind in inputs]
         for rule in rules:
             if not rule.does_accept(forms):
                 continue
@@ -125,10 +127,6 @@ def default(operation: tf.Operation, inputs: list[Kind]) -> Kind:
     if Role.OPAQUE in roles or operation.op_def.is_stateful:
         return OPAQUE
     return RANDOM if roles <= {Role.EQUAL, Role.RANDOM} else DERIVED
-
-
-def _clean(kind: Kind) -> Kind:
-    return dataclasses.replace(kind, mixed=False) if kind.mixed else kind
 
 
 def _mixed(kind: Kind) -> Kind:

@@ -1,15 +1,11 @@
 """Finds out by running it how a graph computes from samples.
 
-Where no rule tells how a tensor is made of rows, the few operations that make
-it are run twice on random rows: all at once, and in two parts. If the results
-of the parts, joined, are the result of all, no sample has touched another one.
-If they add up to it, the tensor is a sum over samples, and if they average to
-it, a mean.
+Operations are run on random rows, all at once and in two parts, whose results
+are joined, added or averaged to the result of all, or not.
 """
 
 import contextlib
 import itertools
-from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
 
@@ -81,20 +77,16 @@ def _show_rows_behind(tensor: tf.Tensor, kinds: KindInference) -> None:
         seen.add(id(each))
         if each.shape.rank and each.shape[0] is None:
             trials += 1
-            if (rows := _rows_if_shown(each, kinds)) is not None:
+            rows = None
+            with contextlib.suppress(NotDerivable):
+                rows = rows_by_trial(each, kinds)
+            if rows is not None:
                 kinds.mark(each, rows)
                 found = True
                 continue
         waiting.extend(each.op.inputs)
     if found:
         kinds.read_again()
-
-
-def _rows_if_shown(tensor: tf.Tensor, kinds: KindInference) -> Kind | None:
-    try:
-        return rows_by_trial(tensor, kinds)
-    except NotDerivable:
-        return None
 
 
 def rows_by_trial(
@@ -141,8 +133,8 @@ def statistic_by_trial(
             if is_deep:
                 raise
             continue
-        for kind, combine in ((MEAN, _averaged), (TOTAL, _added)):
-            if all(_is_combined(each, combine) for each in results):
+        for kind in (MEAN, TOTAL):
+            if all(_adds_up(each, kind) for each in results):
                 return kind
     return None
 
@@ -207,20 +199,14 @@ def _entries(result: Results) -> Entries | None:
     return Entries.SAME if one == other else Entries.VARYING
 
 
-def _is_combined(result: Results, combine: Callable[..., Any]) -> bool:
+def _adds_up(result: Results, kind: Kind) -> bool:
+    """Whether the parts add up, or average, to the result of the whole."""
     numbers = [np.asarray(part, np.float64) for part in result.parts]
     scale = np.max(np.abs(numbers), initial=1e-6)
-    found = combine(numbers, result.sizes)
+    found = np.sum(numbers, axis=0)
+    if kind == MEAN:
+        found = np.average(numbers, axis=0, weights=result.sizes)
     return np.allclose(found, result.whole, 1e-4, 1e-5 * scale)
-
-
-def _averaged(parts: list[Any], sizes: tuple[int, int]) -> Any:
-    return np.average(parts, axis=0, weights=sizes)
-
-
-def _added(parts: list[Any], sizes: tuple[int, int]) -> Any:
-    del sizes
-    return np.sum(parts, axis=0)
 
 
 def _is_close(one: Any, other: Any) -> Any:

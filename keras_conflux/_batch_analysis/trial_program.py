@@ -219,13 +219,12 @@ class TrialProgram:
             for value, sizes, _ in self._assignments
         }
         session.run([each for *_, each in self._assignments], assigned)
-        found = [session.run(self._output, self._fed(each)) for each in given]
+        found = []
+        for each in given:
+            known = self._names.keys() & each
+            feed = {self._names[key]: each[key] for key in known}
+            found.append(session.run(self._output, feed))
         return Results(found[0], found[1:3], found[3:], sizes)
-
-    def _fed(self, values: _Feed) -> dict[str, Any]:
-        return {
-            self._names[key]: values[key] for key in self._names.keys() & values
-        }
 
 
 class _Samples:

@@ -123,15 +123,11 @@ class _Walk:
         self, operation: tf.Operation, inputs: list[bool]
     ) -> tuple[bool, list[bool]]:
         """Returns whether all replicas make as many turns, and its outputs."""
-        graphs = {
-            key: bodies.function_named(
-                operation.graph, operation.get_attr(key).name
-            )
-            for key in ("cond", "body")
-        }
+        names = [operation.get_attr(key).name for key in ("cond", "body")]
+        end, turn = (bodies.function_named(operation.graph, x) for x in names)
         while True:
-            condition = self._of_body(graphs["cond"], inputs)[0]
-            following = self._of_body(graphs["body"], inputs)
+            condition = self._of_body(end, inputs)[0]
+            following = self._of_body(turn, inputs)
             both = [a and b for a, b in zip(inputs, following, strict=True)]
             if both == inputs:
                 return condition, [condition and each for each in inputs]

@@ -120,10 +120,9 @@ class _Worker:
             for item in self._items():
                 self.results.put([self._function(item)])
                 del item  # or it would be kept until the next one comes
-            self.results.put([])
         except BaseException as error:
             self.error = error
-            self.results.put([])
+        self.results.put([])
 
     def stop(self) -> None:
         """Ends `run` after the result that it is at, and frees the others."""
@@ -135,12 +134,8 @@ class _Worker:
     def _items(self) -> Iterator[Any]:
         """Draws an item when there is room for its result."""
         items = iter(self._source)
-        while self._has_room():
+        while self.room.acquire() and not self._stopped:
             try:
                 yield keras_iterators.next_of(items)
             except StopIteration:
                 return
-
-    def _has_room(self) -> bool:
-        self.room.acquire()
-        return not self._stopped
