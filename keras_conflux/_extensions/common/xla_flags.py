@@ -36,12 +36,7 @@ def choose_products(environ: MutableMapping[str, str] = os.environ) -> None:
     XLA tries the algorithms of cuBLASLt and keeps the fastest. By default it
     takes the first one of cuBLAS, and compiles tens of kernels of its own for
     each product to compare that with, which is most of the time to the first
-    step.
-
-    The user's own flags stay.
-
-    Args:
-        environ: The environment variables.
+    step. The user's own flags stay.
     """
     import tensorflow as tf  # commands do not wait for it
 

@@ -29,13 +29,10 @@ def install() -> None:
 
 
 def explain(error: BaseException, model: Any, keeps_activations: bool) -> None:
-    """Adds a note to an error if it is one of memory.
+    """Adds a note to an error of a step if it is one of memory.
 
-    Args:
-        error: The error that a step has raised.
-        model: The model of the step, `None` for a function of the user's own.
-        keeps_activations: Whether it is a step of a graph that may have
-            gradients.
+    There is no model where the step is a function of the user's own. A graph
+    that may have gradients keeps activations.
     """
     if not isinstance(error, tf.errors.ResourceExhaustedError):
         return

@@ -52,17 +52,7 @@ _DEVICES = pathlib.Path("/dev")
 def facts(
     environ: Mapping[str, str], version: str, hardware: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns all of these facts.
-
-    Args:
-        environ: The environment variables, without the ones that this package
-            has set.
-        version: The version of this package.
-        hardware: The GPUs and their driver.
-
-    Raises:
-        CacheUnavailable: If the version of cuDNN cannot be found.
-    """
+    """Returns all of these facts, with the flags of users alone."""
     return {
         "keras-conflux": version,
         "TensorFlow": [tf.version.VERSION, tf.version.GIT_VERSION],

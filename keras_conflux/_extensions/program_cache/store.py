@@ -47,11 +47,7 @@ class Store:
         return found
 
     def add(self, kind: str, file: pathlib.Path) -> None:
-        """Adds a copy of a file under its own name, in place of a former one.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Adds a copy of a file under its name, in place of a former one."""
         content = file.read_bytes()
         folder = self.folder / kind
         folder.mkdir(parents=True, exist_ok=True)

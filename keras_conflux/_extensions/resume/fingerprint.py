@@ -115,10 +115,7 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
 
 
 def assert_same_model(saved: Saved, model: keras.Model) -> None:
-    """Raises if a checkpoint was saved of another model or optimizer.
-
-    The model to restore has all that can be built.
-    """
+    """Raises if a checkpoint was saved of another model or optimizer."""
     there, here = saved.state["fingerprint"], of_model(model)
     if there["weights"] != here["weights"]:
         _assert_built(saved, keras_models.layers_are_built(model), "the model")

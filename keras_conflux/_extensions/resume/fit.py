@@ -53,7 +53,7 @@ def _resumed(call: KerasCall, run: Callable[[], Any], resume: Resume) -> Any:
         given["callbacks"] = training = ResumableFit(
             model,
             resume,
-            called=_called_here(callbacks, given["verbose"]),
+            called=first_process.callbacks_of_this_process(callbacks),
             stateful=[x for x in callbacks if not isinstance(x, shown)],
             saved=saved,
             parts=parts,
@@ -91,16 +91,6 @@ def _resume_among(callbacks: Any) -> Resume | None:
             f"BackupAndRestore, so pass it alone. Received: {names}"
         )
     return found[0]
-
-
-def _called_here(callbacks: list[Any], verbose: Any) -> list[Any]:
-    """Returns the callbacks that this process calls, with a progress bar."""
-    if process_index() > 0:
-        return first_process.callbacks_of_this_process(callbacks)
-    shown = keras.callbacks.ProgbarLogger
-    if verbose == 0 or any(isinstance(each, shown) for each in callbacks):
-        return callbacks
-    return [*callbacks, shown()]
 
 
 def _with_history(callbacks: list[Any]) -> list[Any]:

@@ -123,10 +123,7 @@ class HeldAttributes:
         }
 
     def _of_others(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns values that have changed only since others were saved.
-
-        An `on_epoch_begin` sets it, and the epoch has begun once more.
-        """
+        """Returns values that an `on_epoch_begin` has set once more since."""
         since = self._other_values().keys() & self._digests.keys()
         found = {}
         for name in since - saved.keys():

@@ -53,10 +53,7 @@ class ModelState:
 
 
 def gather(model: keras.Model) -> None:
-    """Gives the first process all of a model's state, to copy it.
-
-    All processes call this together.
-    """
+    """Gives the first process all of a model's state. All call it."""
     state.add_up_accumulated(state.stateful_objects(model))
 
 

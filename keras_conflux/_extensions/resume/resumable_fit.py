@@ -86,7 +86,8 @@ class ResumableFit(keras.callbacks.CallbackList):
         writer: CheckpointWriter,
         given: dict[str, Any],
     ) -> None:
-        super().__init__(called)
+        is_shown = given["verbose"] != 0 and process_index() == 0
+        super().__init__(called, add_progbar=is_shown)
         self._trained = model
         self._stateful = stateful
         self._saved = saved

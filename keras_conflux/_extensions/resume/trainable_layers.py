@@ -19,7 +19,7 @@ class TrainableLayers:
         self._traced = self._model.train_function, self._now()
 
     def changed(self) -> list[bool] | None:
-        """Returns which layers are trained; `None` if that is as it was.
+        """Returns which layers are trained, `None` if those at the begin.
 
         It warns where steps that were traced before train others.
         """

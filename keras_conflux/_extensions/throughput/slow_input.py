@@ -23,10 +23,7 @@ def install() -> None:
 def tell(name: str, measured: Measurements) -> None:
     """Logs a warning if the data of a call of `fit` has limited its speed.
 
-    Args:
-        name: The name of the model.
-        measured: The waits and the work of the call. The time in which
-            programs are compiled does not count.
+    The time in which programs are compiled does not count.
     """
     global _has_told
     waited = measured.waited_in_call

@@ -55,10 +55,7 @@ def add_steps_seen(iterator: Any, steps: int) -> None:
 
 
 def calls_python(iterator: Any) -> bool:
-    """Whether Python code of the user's runs where batches are drawn.
-
-    Besides the sources of `has_python_source`, a `tf.data.Dataset` may call it.
-    """
+    """Whether Python code of the user's runs where batches are drawn."""
     if has_python_source(iterator):
         return True
     dataset = dataset_of(iterator)
