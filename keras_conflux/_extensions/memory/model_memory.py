@@ -240,7 +240,7 @@ def _step(
                 f"tensors or `tf.TensorSpec`s. Received at {path}: a "
                 f"{type(leaf).__name__}."
             )
-    if not step_of.can_be_told(model):
+    if keras_models.has_own_step(model):
         return None
     return step_of.bytes_of_step(model, batch, devices, device)
 

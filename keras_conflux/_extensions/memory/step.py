@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from keras_conflux._common import trees
 from keras_conflux._common.trees import Tree
-from keras_conflux._compat import keras_models
 from keras_conflux._extensions.memory import compat
 from keras_conflux._replication import state
 from keras_conflux._replication.replica_context import outside_of_strategies
@@ -84,11 +83,6 @@ def bytes_of_step(
         return None
     own = sum(x.shape.num_elements() * x.dtype.size for x in leaves)
     return None if found is None else found + own
-
-
-def can_be_told(model: keras.Model) -> bool:
-    """Whether the step is the one that Keras has written."""
-    return not keras_models.has_own_step(model)
 
 
 def _spec(leaf: Any, devices: int) -> tf.TensorSpec:
