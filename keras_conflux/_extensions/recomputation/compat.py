@@ -1,6 +1,5 @@
 """The insides of Keras that recomputation needs."""
 
-from collections.abc import Callable
 from typing import Any
 
 from keras_conflux._compat.private_names import module_if_any
@@ -17,12 +16,3 @@ def mode_of(operation: Any) -> str | None:
     """Returns the mode of the `keras.RematScope` that a layer was made in."""
     mode = getattr(operation, "_remat_mode", None)
     return mode.mode if mode else None
-
-
-def has_own_remat(remat: Callable) -> bool:
-    """Whether Keras has another `remat` than the one which fails.
-
-    Args:
-        remat: Keras' function, before it is replaced.
-    """
-    return "recompute_grad" not in remat.__code__.co_names

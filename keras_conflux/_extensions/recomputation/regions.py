@@ -78,19 +78,13 @@ def gradient(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
 @dataclasses.dataclass
 class _Region:
-    """The operations of a call.
-
-    Args:
-        name: See `traced`.
-        graph: Their graph.
-        operations: They, in order.
-        ends: By ids, the arguments and the results, which are kept.
-    """
+    """The operations of a call, in order."""
 
     name: str
     graph: Any
     operations: list[tf.Operation]
     ends: dict[int, tf.Tensor]
+    """By ids, the arguments and the results, which are kept."""
     was_differentiated: bool = False
 
     def is_late(self, tensor: tf.Tensor) -> bool:
@@ -119,17 +113,30 @@ class _Region:
 
 
 class _Use:
-    """The use that a backward pass makes of a region.
+    """The use that a backward pass makes of a region."""
 
-    Args:
-        region: The region.
-    """
-
-    def __init__(self, region: _Region) -> None:
+    def __init__(self, region: _Region, bit: int) -> None:
         self.region = region
+        self.bit = bit
         self.inside = region.made_again()
         self.reads: list[tuple[tf.Operation, tf.Tensor]] = []
         self.upstream: dict[int, tf.Tensor] = {}
+
+    def note(
+        self,
+        operation: tf.Operation,
+        tensor: tf.Tensor,
+        behind: dict[tf.Operation, int],
+    ) -> None:
+        """Notes a read, and derivatives that the operation reads besides."""
+        self.reads.append((operation, tensor))
+        self.upstream.update(
+            (id(x), x)
+            for x in operation.inputs
+            if x.op in behind
+            and x.dtype.is_floating
+            and not behind[x.op] % (2 * self.bit)
+        )
 
     def point_at_copies(self) -> None:
         """Lets the backward pass read copies, if their time is known."""
@@ -153,41 +160,27 @@ def _uses(
     """Returns the uses of regions by a backward pass.
 
     Copies wait for derivatives that depend on reads of later regions alone. So
-    none waits for itself, in whatever order regions are read.
-
-    Args:
-        regions: In the order in which they were traced.
-        backward: The operations of the backward pass, in order.
+    none waits for itself. Regions and operations are in the order of tracing.
     """
-    uses = [_Use(each) for each in regions]
-    places = {key: i for i, use in enumerate(uses) for key in use.inside}
+    uses = [_Use(each, 1 << place) for place, each in enumerate(regions)]
+    makers = {key: use for use in uses for key in use.inside}
     behind: dict[tf.Operation, int] = {}
     """By operation, a bit for each region on whose reads it depends."""
     ordered = 0  # behind operations that TensorFlow runs in order
     for operation in backward:
         if operation.type in _OF_SHAPES:
             continue
-        inputs = [*operation.inputs]
-        behind[operation] = 0
-        if operation.op_def.is_stateful:
-            behind[operation] = ordered
-        for each in operation.control_inputs:
-            behind[operation] |= behind.get(each, 0)
-        for tensor in inputs:
-            place = places.get(id(tensor))
-            behind[operation] |= behind.get(tensor.op, 0)
-            if place is not None:
-                behind[operation] |= 1 << place
-                uses[place].reads.append((operation, tensor))
-                uses[place].upstream.update(
-                    (id(x), x)
-                    for x in inputs
-                    if x.op in behind
-                    and x.dtype.is_floating
-                    and not behind[x.op] % (2 << place)
-                )
-        if operation.op_def.is_stateful:
-            ordered |= behind[operation]
+        is_ordered = operation.op_def.is_stateful
+        reached = ordered if is_ordered else 0
+        for each in (*walks.before(operation), *operation.control_inputs):
+            reached |= behind.get(each, 0)
+        for tensor in operation.inputs:
+            use = makers.get(id(tensor))
+            if use is not None:
+                use.note(operation, tensor, behind)
+                reached |= use.bit
+        behind[operation] = reached
+        ordered = reached if is_ordered else ordered
     return uses
 
 

@@ -81,35 +81,35 @@ class ShardedVariable(InParts, values.DistributedVariable):
         flat = np.concatenate([each.numpy() for each in self._values])
         return flat[: self.layout.size].reshape(self.layout.shape)
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
+    def _write(
+        self, method: str, value: Any, read_value: bool = True, **_: Any
     ) -> Any:
+        if self._in_replica():
+            part = self.layout.part_of(self._as_tensor(value), self._rank())
+            return getattr(self.part, method)(part, read_value=read_value)
+        # On the host, unless the value is on a device already: each device
+        # gets its part only.
+        is_tensor = isinstance(value, tf.Tensor | tf.Variable)
+        device = None if is_tensor else "CPU:0"
+        with tf.device(device):
+            whole = self._as_tensor(value)
+            parts = self.layout.parts(whole)
+        for own, part in zip(self._values, parts, strict=True):
+            with tf.device(own.device):
+                getattr(own, method)(apart(part), read_value=False)
+        return self
+
+    def assign(self, value: Any, *_: Any, **options: Any) -> Any:
         """Gives each device its part of a whole value."""
-        return self._write("assign", value, read_value)
+        return self._write("assign", value, **options)
 
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
+    def assign_add(self, value: Any, *_: Any, **options: Any) -> Any:
         """Adds to each part its part of a whole value."""
-        return self._write("assign_add", value, read_value)
+        return self._write("assign_add", value, **options)
 
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
+    def assign_sub(self, value: Any, *_: Any, **options: Any) -> Any:
         """Subtracts from each part its part of a whole value."""
-        return self._write("assign_sub", value, read_value)
+        return self._write("assign_sub", value, **options)
 
     def scatter_add(self, sparse_delta: Any, *_: Any, **__: Any) -> Any:
         """Adds some rows."""
@@ -126,22 +126,6 @@ class ShardedVariable(InParts, values.DistributedVariable):
             self.read_value(), places, sparse_delta.values
         )
         return self.assign(whole)
-
-    def _write(self, method: str, value: Any, read_value: bool) -> Any:
-        if self._in_replica():
-            part = self.layout.part_of(self._as_tensor(value), self._rank())
-            return getattr(self.part, method)(part, read_value=read_value)
-        # On the host, unless the value is on a device already: each device
-        # gets its part only.
-        is_tensor = isinstance(value, tf.Tensor | tf.Variable)
-        device = None if is_tensor else "CPU:0"
-        with tf.device(device):
-            whole = self._as_tensor(value)
-            parts = self.layout.parts(whole)
-        for own, part in zip(self._values, parts, strict=True):
-            with tf.device(own.device):
-                getattr(own, method)(apart(part), read_value=False)
-        return self
 
     def _as_tensor(self, value: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(value, dtype=self.dtype)
