@@ -62,7 +62,6 @@ def read_copies(
     reads: Iterable[tuple[tf.Operation, tf.Tensor]],
     again: Iterable[tf.Operation],
     known: MutableMapping[int, tf.Tensor],
-    copy: Callable[[tf.Operation, list[tf.Tensor]], list[tf.Tensor]],
 ) -> None:
     """Lets operations read copies of what they have read.
 
@@ -70,12 +69,11 @@ def read_copies(
         reads: Operations, each with a tensor that it reads.
         again: The operations to copy, each after those that it needs.
         known: See `copy_region`. All other inputs are read as they are.
-        copy: See `copy_region`.
     """
     again = [*again]
     for tensor in (x for each in again for x in each.inputs):
         known.setdefault(id(tensor), tensor)
-    copy_region(again, known, copy)
+    copy_region(again, known, copied_as_it_is)
     for operation, tensor in reads:
         redirect(tensor, known[id(tensor)], [operation])
 

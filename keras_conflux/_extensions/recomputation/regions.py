@@ -150,7 +150,7 @@ class _Use:
         late = [x for x in inputs.values() if self.region.is_late(x)]
         copies = rewriting.once_known(late, [*self.upstream.values()])
         known = dict(zip(map(id, late), copies, strict=True))
-        rewriting.read_copies(self.reads, again, known, _copied)
+        rewriting.read_copies(self.reads, again, known)
         _mark_alike(late, again, known)
 
 
@@ -184,17 +184,6 @@ def _uses(
     return uses
 
 
-def _copied(
-    operation: tf.Operation, inputs: list[tf.Tensor]
-) -> list[tf.Tensor]:
-    copies = rewriting.copied_as_it_is(operation, inputs)
-    has_resources = any(each.dtype == tf.resource for each in inputs)
-    if operation.op_def.is_stateful and not has_resources:
-        # It is traced after the operations that read it.
-        rewriting.run_independently([copies[0].op])
-    return copies
-
-
 def _mark_alike(
     late: list[tf.Tensor],
     operations: Iterable[tf.Operation],
@@ -215,16 +204,14 @@ def _mark_alike(
 def _is_repeatable(operation: tf.Operation) -> bool:
     """Whether an operation gives the same in the backward pass.
 
-    A loop that reads variables does, if nobody has written them since.
+    A loop that reads variables does, if nobody has written them since. Others
+    that TensorFlow takes for stateful, it would run in the order of tracing.
     """
-    if effects.is_repeatable(operation):
-        return True
-    return effects.only_reads(operation) and all(
-        effects.only_reads(user)
-        for tensor in operation.inputs
-        if tensor.dtype == tf.resource
-        for user in tensor.consumers()
-    )
+    if not operation.op_def.is_stateful:
+        return effects.is_repeatable(operation)
+    handles = [x for x in operation.inputs if x.dtype == tf.resource]
+    users = [user for each in handles for user in each.consumers()]
+    return bool(users) and all(map(effects.only_reads, users))
 
 
 def _is_exchanged(operation: tf.Operation) -> bool:

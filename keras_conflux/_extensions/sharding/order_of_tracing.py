@@ -143,4 +143,4 @@ def read_others(reads: Reads, others: dict[int, tf.Tensor]) -> None:
             [each.inputs[0].op] if id(each.inputs[0]) not in others else []
         ),
     )
-    rewriting.read_copies(reads, moves, others, rewriting.copied_as_it_is)
+    rewriting.read_copies(reads, moves, others)
