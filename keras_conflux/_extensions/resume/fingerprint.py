@@ -96,7 +96,7 @@ def assert_same_data(saved: Saved, here: dict[str, Any]) -> None:
     there = own_part(saved)["data"]
     if there["data"] != here["data"]:
         name = "data like this: kind, shapes of batches, their number"
-        raise of_another(saved, name, there["data"], here["data"])
+        raise _of_another(saved, name, there["data"], here["data"])
     steps, step = here["steps_per_execution"], saved.state["step"]
     if steps != there["steps_per_execution"] and step % steps:
         raise ValueError(
@@ -120,13 +120,13 @@ def assert_same_model(saved: Saved, model: keras.Model) -> None:
     if there["weights"] != here["weights"]:
         _assert_built(saved, keras_models.layers_are_built(model), "the model")
         name = "weights of these shapes"
-        raise of_another(saved, name, there["weights"], here["weights"])
+        raise _of_another(saved, name, there["weights"], here["weights"])
     there, here = there["optimizer"], here["optimizer"]
     # One that no step had used has nothing to restore.
     if there[0] != here[0] or (there[1:] and there != here):
         if there[0] == here[0]:
             _assert_built(saved, model.optimizer.built, "its optimizer")
-        raise of_another(
+        raise _of_another(
             saved, "an optimizer with these variables", there, here
         )
 
@@ -140,8 +140,7 @@ def _assert_built(saved: Saved, is_built: bool, what: str) -> None:
         )
 
 
-def of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
-    """Returns the error of a checkpoint that differs in something."""
+def _of_another(saved: Saved, name: str, there: Any, here: Any) -> ValueError:
     return ValueError(
         f"The checkpoint {saved.path} belongs to another training. It was "
         f"saved with {name}: {_shortened(there)}; here are "

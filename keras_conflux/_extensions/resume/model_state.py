@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_conflux._cluster.processes import process_count
 from keras_conflux._compat import keras_variables
-from keras_conflux._extensions.resume import fingerprint
 from keras_conflux._extensions.resume import plain_files
 from keras_conflux._extensions.resume.checkpoint_files import Saved
 from keras_conflux._extensions.resume.compat import random_generators
@@ -123,11 +122,24 @@ def _assert_same(saved: Saved, model: keras.Model) -> None:
         f" The optimizer {name} is not built: {HOW_TO_BUILD}."
         for name in unbuilt_optimizers(model)
     )
-    said = fingerprint.of_another(saved, "these other variables", there, here)
     raise ValueError(
-        f"{said} Before `kc.load`, `model.test_on_batch` builds the metrics of "
-        f"`compile`.{unbuilt}"
+        f"{saved.path} was saved of another model, or of one that was compiled "
+        "in another way. Besides the weights and in this order, only the "
+        f"checkpoint has the variables [{_beyond(there, here)}], and only the "
+        f"model has [{_beyond(here, there)}].{unbuilt}"
     )
+
+
+def _beyond(some: list[list[Any]], others: list[list[Any]]) -> str:
+    """Lists variables that have no counterpart among others."""
+    left = [each[1:] for each in others]
+    found = []
+    for path, shape, dtype in some:
+        if [shape, dtype] in left:
+            left.remove([shape, dtype])
+        else:
+            found.append(f"{path} {shape} {dtype}")
+    return ", ".join(found)
 
 
 def _assert_values(saved: Saved, described: list[list[Any]]) -> None:

@@ -21,10 +21,14 @@ from keras_conflux._extensions.resume import model_state
 from keras_conflux._extensions.resume import plain_values
 from keras_conflux._extensions.resume import writer
 from keras_conflux._extensions.resume.between_processes import gathered
+from keras_conflux._extensions.resume.checkpoint_files import Saved
+from keras_conflux._extensions.resume.compat import compiled_parts
 from keras_conflux._extensions.resume.compat import random_generators
 from keras_conflux._extensions.resume.model_state import ModelState
 from keras_conflux._extensions.resume.storage import Storage
 from keras_conflux._extensions.resume.stored_arrays import Arrays
+from keras_conflux._replication import promotion
+from keras_conflux._replication import state as state_of_models
 
 
 def save(
@@ -97,6 +101,7 @@ def save(
                     "generators": generators,
                     "variables": copies.variables,
                     "fingerprint": fingerprint.of_model(model),
+                    "built for": compiled_parts.built_for(model),
                 },
                 arrays | copies.arrays,
                 keep,
@@ -134,9 +139,7 @@ def load(
 
     Args:
         model: Like the one that was saved: built, with its optimizer built, and
-            on any devices. Where `compile` got metrics, and steps of the loop
-            compute them, call `model.test_on_batch` on a batch first, which
-            builds them.
+            on any devices.
         directory: The directory of the checkpoints.
 
     Returns:
@@ -145,8 +148,7 @@ def load(
 
     Raises:
         ValueError: If the checkpoint is of another model or optimizer, or of
-            `keras_conflux.Resume`, or if the optimizer or metrics are not
-            built.
+            `keras_conflux.Resume`, or if the optimizer is not built.
 
     Example:
         ```python
@@ -172,11 +174,24 @@ def load(
         )
     fingerprint.assert_same_model(saved, model)
     with errors_reported_to_all("loading a checkpoint"):
+        _build_as_saved(model, saved)
         model_state.restore(model, saved, process_index() == 0)
     generators = plain_values.decode(saved.state["generators"], saved.arrays)
     random_generators.set_states(_own(generators))
     step, _ = checkpoint_files.position_of(saved.path)
     return Loaded(step, plain_values.decode(saved.state["loop"], saved.arrays))
+
+
+def _build_as_saved(model: keras.Model, saved: Saved) -> None:
+    """Builds parts that the first step builds, and saved models have."""
+    parts = saved.state["built for"]
+    strategy = state_of_models.strategy_of(state_of_models.variables_of(model))
+    if strategy is None:
+        compiled_parts.build(model, parts)
+        return
+    with strategy.scope():
+        compiled_parts.build(model, parts)
+    promotion.promote_new_state(model, strategy)
 
 
 def _own(generators: Any) -> dict[str, Any]:
