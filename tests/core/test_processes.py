@@ -24,6 +24,7 @@ from conftest import ON_GPU
 from local_cases import LOCAL_CASES
 from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
+from models import COMPILED
 from models import assert_same_outcome
 from models import dense
 from process_cases import CASES
@@ -100,11 +101,10 @@ MORE_FAULTS = {
 }
 
 
-if ON_GPU:
+if ON_GPU:  # compiled as one device is here, since XLA draws other numbers
     LAYOUTS = [
-        f"{count}x{devices}{compiled}"
+        f"{count}x{devices}{' compiled' * COMPILED}"
         for count, devices in ((2, 1), (4, 1), (2, 2))
-        for compiled in ("", " compiled")
         if count * devices in COUNTS
     ]
 else:
