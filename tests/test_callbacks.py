@@ -55,6 +55,7 @@ def test_callbacks_do_what_they_do_on_one_device(tmp_path, name):
         )
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
 def test_backup_and_restore_resumes(tmp_path, save_freq):
@@ -112,6 +113,7 @@ def scalars(folder):
     return found
 
 
+@pytest.mark.long
 def test_tensorboard_shows_the_same(tmp_path):
     fitted(tmp_path, lambda path: keras.callbacks.TensorBoard(path))
     expected, got = scalars(tmp_path / "0"), scalars(tmp_path / "1")

@@ -75,7 +75,7 @@ def test_a_translation_equals_one_device(document, tmp_path):
 
 
 def test_python_has_all_its_names(tmp_path):
-    """Of all documents, while only every third of them runs in CI."""
+    """Of all documents, while only some of them run in CI."""
     given = f"{SETUP[:-1]}{', '.join(sorted(names_of_setup()))}"
     for document in DOCUMENTS:
         script = tmp_path / f"{document.stem}.md.py"

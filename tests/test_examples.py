@@ -33,7 +33,7 @@ def printed_by(*command: str) -> str:
     ("name", "guess"),
     [
         ("digits", 10),
-        ("custom_loop", 10),
+        pytest.param("custom_loop", 10, marks=pytest.mark.long),
         pytest.param("text", 37, marks=pytest.mark.long),
     ],
 )
@@ -129,6 +129,7 @@ def test_processes_train_as_one_does():
     assert losses == pytest.approx(losses[:1] * 4, rel=1e-2 if ON_GPU else 1e-5)
 
 
+@pytest.mark.long
 def test_the_benchmarks_measure(tmp_path):
     asked = "--devices 2 --how conflux --steps 2 --kib --json --out"
     printed = printed_by(

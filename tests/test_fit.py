@@ -87,6 +87,7 @@ def test_a_model_built_in_the_scope(single):
     assert_same_training(one, many, one_logs, many_logs)
 
 
+@pytest.mark.long
 def test_compiled_and_built_after_replicate(single):
     one, one_logs = single("adam")
     keras.utils.set_random_seed(1)

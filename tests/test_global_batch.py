@@ -622,6 +622,7 @@ class LazyPenalty(OwnStep):
         return loss, tape.gradient(loss, variables), variables
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
@@ -686,6 +687,7 @@ def _contrast(y, p):
     )
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "loss",
@@ -1284,6 +1286,7 @@ def _tasks_by_tape(model, x, y, p):
     return 0.1 * ops.mean(_for_each(model, x, y, _by_tape)) + ops.mean(p**2)
 
 
+@pytest.mark.long
 def test_a_tape_in_a_loop_says_what_to_write():
     """And what it says is equal to one device."""
     with pytest.raises(NotImplementedError, match=r"write `tf.gradients\("):

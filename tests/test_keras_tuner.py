@@ -69,6 +69,7 @@ def test_models_that_are_replicated_where_they_are_built(
     assert_same(searched(tmp_path, replicated), on_one_device)
 
 
+@pytest.mark.long
 def test_models_that_are_built_in_a_scope(tmp_path, on_one_device):
     strategy = kc.replicate(devices=MANY)
     found = searched(tmp_path, build, distribution_strategy=strategy)

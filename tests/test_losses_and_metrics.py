@@ -430,6 +430,7 @@ def root(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "loss"),

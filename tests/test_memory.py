@@ -255,6 +255,7 @@ def test_the_peak_of_a_step_is_not_that_of_its_tuning(monkeypatch):
     assert peak_of_step(make, [1]) == 50
 
 
+@pytest.mark.long
 @several
 def test_a_step_changes_nothing():
     """Not of a model in parts, with several outputs and metrics."""

@@ -527,6 +527,7 @@ def test_second_derivatives_by_weights(compiled):
     assert_equal(run(MANY, "weights"), run(), 5e-6)
 
 
+@pytest.mark.long
 def test_recomputation():
     def made():
         with keras.RematScope("full"):
@@ -549,6 +550,7 @@ def test_models_that_are_made_in_parts():
     assert_equal((one, history.history["loss"]), expected, TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_nothing_else_has_to_know(shard, tmp_path):
@@ -745,6 +747,7 @@ def test_what_is_refused():
         step(x)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shard", SHARDS)
 def test_other_loops(shard):
@@ -865,6 +868,7 @@ MADE_LATE = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("shard", [None, "optimizer", "weights"])
 @pytest.mark.parametrize("is_built", [True, False])

@@ -205,6 +205,7 @@ def test_another_model_on_other_devices_trains_in_a_callback():
     other.train_on_batch(X, Y)
 
 
+@pytest.mark.long
 def test_a_model_whose_training_failed_is_freed():
     def fail(epoch, logs=None):
         raise RuntimeError("of the user")

@@ -344,6 +344,7 @@ def test_sums_and_counts_that_layers_keep(aggregation):
     kc.assert_in_sync(many)
 
 
+@pytest.mark.long
 def test_metrics_of_batch_means():
     def root(y_true, y_pred):
         return keras.ops.mean(keras.ops.abs(y_true - y_pred))
@@ -484,6 +485,7 @@ def test_a_model_is_made_in_a_function_that_xla_compiles(how):
     assert models[0].distribute_strategy is strategy
 
 
+@pytest.mark.long
 def test_variables_of_a_loss_scale_optimizer_have_their_names():
     paths = []
     for replicate in (False, True):

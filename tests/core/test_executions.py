@@ -427,6 +427,7 @@ def test_an_interrupt_leaves_the_model_usable():
     assert int(model.optimizer.iterations) == 2 * BATCHES
 
 
+@pytest.mark.long
 def test_a_nan_leaves_the_process_usable():
     model = compiled()
     history = model.fit(X * np.nan, Y, **FIT)

@@ -21,6 +21,7 @@ import tensorflow as tf
 from addresses import free_addresses
 from conftest import COUNTS
 from conftest import ON_GPU
+from conftest import RUN_LONG_TESTS
 from local_cases import LOCAL_CASES
 from local_cases import MORE_LOCAL_CASES
 from local_cases import Parts
@@ -198,7 +199,7 @@ def test_keys_of_collectives_come_back():
 
 @pytest.mark.skipif(ON_GPU, reason="the layouts have these")
 def test_loops_over_three_processes(tmp_path):
-    loops = ("own_loop", "tutorial", "adversarial")
+    loops = ["tutorial", *["own_loop", "adversarial"] * RUN_LONG_TESTS]
     started = start(3, "process_worker.py", tmp_path, *loops)
     processes = 3, tmp_path, started, outputs(started)
     for case in loops:

@@ -445,6 +445,7 @@ def gone_on(name, counts):
     return model
 
 
+@pytest.mark.long
 def test_a_training_goes_on_with_the_numbers_of_one_device():
     expected = gone_on("dropout", [None, None, None])
     for counts in ([None, 2, 3], [3, None, 2]):
@@ -522,6 +523,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [7, 8])
 def test_a_compiled_step_draws_what_one_compiled_device_does(

@@ -716,6 +716,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.skipif(MANY < 2, reason="needs two devices")
 @pytest.mark.parametrize("build", MODELS)

@@ -165,6 +165,7 @@ def test_what_is_made_under_a_distribution_has_copies():
         assert keras_variables.backing(each).distribute_strategy is strategy
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("built", [True, False])
 def test_a_model_stays_on_its_devices_after_the_scope(built):
@@ -325,6 +326,7 @@ def test_synchronized_normalization_on_all_kinds_of_data():
     assert_same_training(one, many)
 
 
+@pytest.mark.long
 def test_saving_and_loading(tmp_path):
     x, y = regression()
     with data_parallel().scope():

@@ -37,6 +37,7 @@ def test_nothing_is_advised_that_several_processes_refuse(monkeypatch):
     assert "keras.RematScope" in said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MANY < 2, reason="takes several devices")
 def test_as_many_microbatches_are_advised_as_fit(monkeypatch):
     """The limit is that of a GPU that is made up, of which 0.9 are used."""

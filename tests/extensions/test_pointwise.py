@@ -220,6 +220,7 @@ def test_a_fixed_number_of_samples_is_left_to_keras():
     assert result.op.type == "Conv2D"
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_layers_train_as_without_replicas(policy):

@@ -159,6 +159,7 @@ def test_without_the_switch_orders_are_those_of_keras():
     assert max(gaps) > 1e-3
 
 
+@pytest.mark.long
 def test_an_interrupted_training_goes_on_in_its_order(tmp_path):
     expected = train(MANY, True)
     for after in (2, 9, 5):  # steps, of six an epoch

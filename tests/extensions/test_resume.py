@@ -234,6 +234,7 @@ def test_on_other_devices(tmp_path, before):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_what_is_done_is_not_done_again(tmp_path):
     at_once = train(new(tmp_path, "at once"), epochs=4)
     folder = new(tmp_path, "in two")
@@ -357,6 +358,7 @@ def test_other_settings_of_compile_are_named(tmp_path, recwarn):
         trained(adam(0.5, beta_1=0.8), "mae", 4)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Sequential", "a class of one's own"])
 def test_a_model_that_is_built_by_fit(tmp_path, kind):
@@ -426,6 +428,7 @@ def test_layers_that_a_callback_has_frozen(tmp_path, devices):
             trained(tmp_path / "not forced", is_forced=False)
 
 
+@pytest.mark.long
 def test_throughput_is_measured_anew(tmp_path):
     speed = kc.Throughput()
     with pytest.raises(Killed):

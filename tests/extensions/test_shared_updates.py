@@ -83,6 +83,7 @@ def traced(monkeypatch):
     return shapes
 
 
+@pytest.mark.long
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_shared_update_does_what_those_of_each_variable_do(
@@ -254,6 +255,7 @@ class UnderTape(keras.Sequential):
         return {"loss": after}
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [InLoop, UnderTape])
 def test_updates_in_steps_of_ones_own(traced, kind):
