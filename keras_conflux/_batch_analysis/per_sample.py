@@ -50,6 +50,18 @@ def on_last(count: int) -> Claim:
     return claim
 
 
+def _solved(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
+    """Follows solutions of the equations of each sample.
+
+    Matrices of fewer axes than the right sides would be repeated for these, so
+    that axes at the same place are not the same.
+    """
+    ranks = {x.shape.rank for x in operation.inputs}
+    if len(ranks) > 1 or len(rows_among(inputs)) < len(inputs):
+        return None
+    return on_last(2)(operation, inputs)
+
+
 def _one_hot(operation: tf.Operation, inputs: list[Kind]) -> Kind | None:
     rank = operation.outputs[0].shape.rank
     if rank is None:
@@ -156,10 +168,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         "SelfAdjointEigV2 Svd",
         Rule(on_last(2), ROWS),
     ),
-    **rules_of(
-        "MatrixSetDiag MatrixSolve MatrixTriangularSolve",
-        Rule(on_last(2), ROWS, ROWS),
-    ),
+    "MatrixSetDiag": (Rule(on_last(2), ROWS, ROWS),),
+    **rules_of("MatrixSolve MatrixTriangularSolve", Rule(_solved, ROWS, ROWS)),
     **rules_of(
         "MatrixSetDiagV2 MatrixSetDiagV3",
         Rule(on_last(2), ROWS, ROWS, Form.EQUAL),

@@ -36,7 +36,7 @@ class Peers(Protocol):
 class Op:
     """How the values of replicas become one value.
 
-    There is one instance of each subclass.
+    There is one instance of each.
     """
 
     name: str
@@ -138,6 +138,18 @@ class _Product(Op):
 class Extreme(Op):
     """A minimum or a maximum: the result is one of the values."""
 
+    def __init__(self, name: str, of_two: Callable[[Any, Any], Any]) -> None:
+        self.name = self.nccl_op = name
+        self.merge_op = name.capitalize()
+        self.of_two = of_two
+        self._is_min = name == "min"
+
+    def neutral(self, dtype: tf.DType) -> tf.Tensor:
+        largest, smallest = dtype.max, dtype.min
+        if dtype.is_floating:
+            largest, smallest = float("inf"), float("-inf")
+        return tf.constant(largest if self._is_min else smallest, dtype)
+
     def gradient(
         self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
     ) -> tf.Tensor:
@@ -146,39 +158,15 @@ class Extreme(Op):
         return owed * chosen / peers.total(chosen)
 
     def nan_bits(self, integer: tf.DType) -> int:
-        """Returns an integer that is NaN, beyond the bits of all numbers."""
-        raise NotImplementedError
+        """Returns an integer that is NaN, beyond the bits of all numbers.
+
+        All bits are set, but for a maximum the sign's.
+        """
+        return -1 if self._is_min else integer.max
 
 
-class _Min(Extreme):
-    name = "min"
-    merge_op = "Min"
-    nccl_op = "min"
-    of_two = staticmethod(tf.minimum)
-
-    def neutral(self, dtype: tf.DType) -> tf.Tensor:
-        largest = float("inf") if dtype.is_floating else dtype.max
-        return tf.constant(largest, dtype)
-
-    def nan_bits(self, integer: tf.DType) -> int:
-        return -1  # all bits set
-
-
-class _Max(Extreme):
-    name = "max"
-    merge_op = "Max"
-    nccl_op = "max"
-    of_two = staticmethod(tf.maximum)
-
-    def neutral(self, dtype: tf.DType) -> tf.Tensor:
-        smallest = float("-inf") if dtype.is_floating else dtype.min
-        return tf.constant(smallest, dtype)
-
-    def nan_bits(self, integer: tf.DType) -> int:
-        return integer.max  # all bits set but the sign's
-
-
-SUM, MEAN, PRODUCT, MIN, MAX = _Sum(), _Mean(), _Product(), _Min(), _Max()
+SUM, MEAN, PRODUCT = _Sum(), _Mean(), _Product()
+MIN, MAX = Extreme("min", tf.minimum), Extreme("max", tf.maximum)
 
 OPS: dict[str, Op] = {op.name: op for op in (SUM, MEAN, PRODUCT, MIN, MAX)}
 _SPELLINGS = {"+": "sum", "avg": "mean", "*": "product", "prod": "product"}
