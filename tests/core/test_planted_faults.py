@@ -827,6 +827,7 @@ TOLD = (
     "Not equal|Arrays are not equal|differs between replica|^assert |"
     "depends on other samples|a sum or a mean over samples"
     "|takes a seed from a `SeedGenerator` by itself"
+    "|by methods of its `value`"
 )
 RED = AssertionError, kc.ReplicaMismatchError, kc.ConfluxWarning
 

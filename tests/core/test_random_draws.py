@@ -244,7 +244,7 @@ def _shared_by_all(x, seed):
 
 def _of_what_a_function_takes(x, seed):
     noisy = tf.function(lambda x: _noise(x, seed), autograph=False)
-    return noisy(2 * ops.concatenate([x, x], 1))[:, :5]
+    return noisy(2 * ops.concatenate([x, x], 1))[:, :7]
 
 
 def _in_a_compiled_function(x, seed):

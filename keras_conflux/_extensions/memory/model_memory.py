@@ -205,7 +205,7 @@ def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
 def _of_each_shard(
     model: keras.Model, devices: int, step: int | None, peak: int | None
 ) -> list[Memory]:
-    weights = variable_bytes.weights_of(model)
+    weights = [*map(variable_bytes.Held, model.variables)]
     optimizers = variable_bytes.optimizers_of(model)
     return [
         Memory(

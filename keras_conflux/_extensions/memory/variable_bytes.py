@@ -54,11 +54,6 @@ def size_of(variable: Any) -> int:
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
-def weights_of(model: keras.Model) -> list[Held]:
-    """Returns the variables of the layers of a model."""
-    return [Held(variable) for variable in model.variables]
-
-
 def optimizers_of(model: keras.Model) -> list[Held] | None:
     """Returns the variables of a model's optimizers, once they are built.
 
@@ -69,10 +64,15 @@ def optimizers_of(model: keras.Model) -> list[Held] | None:
         for each in state.stateful_objects(model)
         if isinstance(each, keras.optimizers.Optimizer)
     ]
-    inner = [getattr(each, "inner_optimizer", None) for each in optimizers]
+    inner = {
+        id(other)
+        for each in optimizers
+        for other in state.stateful_objects(each)
+        if other is not each
+    }
     found = [each for each in optimizers if each.built]
     for each in optimizers:
-        if each.built or any(each is other for other in inner):
+        if each.built or id(each) in inner:
             continue
         # The variables that another one trains are known when it is built.
         built = _as_built(each, model) if each is model.optimizer else None
