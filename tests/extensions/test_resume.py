@@ -681,7 +681,7 @@ def test_a_newer_format_is_refused(tmp_path):
     linear(kc.Resume(tmp_path))
     path = newest(tmp_path).path / "state.json"
     outer = json.loads(path.read_text())
-    state = json.dumps(json.loads(outer["state"]) | {"format": 2})
+    state = json.dumps(json.loads(outer["state"]) | {"format": 99})
     digest = hashlib.sha256(state.encode()).hexdigest()
     path.write_text(json.dumps(outer | {"state": state, "sha256": digest}))
     with pytest.raises(ValueError, match="Install the version"):
