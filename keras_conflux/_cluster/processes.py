@@ -170,14 +170,14 @@ def _join(cluster: Cluster | None, heartbeat: float, timeout: float) -> None:
     if cluster is None:
         return
     patching.begin()
-    if len(cluster.addresses) > 1 and tensorflow_internals.has_started():
+    if tensorflow_internals.has_started():
         raise ProcessError(
             f"{len(cluster.addresses)} processes are named by "
             f"{cluster.source}, but TensorFlow has started, after which they "
             "cannot be joined. Call `keras_conflux.initialize()` at the start "
             "of the program, before any model or tensor is made."
         )
-    connect(cluster, heartbeat, timeout)
+    _connect(cluster, heartbeat, timeout)
     _log.info(
         "Process %d of %d, at %s, as %s says.",
         cluster.index,
@@ -187,24 +187,22 @@ def _join(cluster: Cluster | None, heartbeat: float, timeout: float) -> None:
     )
 
 
-def connect(cluster: Cluster, heartbeat: float, timeout: float) -> None:
+def _connect(cluster: Cluster, heartbeat: float, timeout: float) -> None:
     """Joins the other processes, and gives all of them one seed."""
     addresses, index = cluster.addresses, cluster.index
-    if len(addresses) > 1:
-        error = call_roll(addresses, index, timeout)
-        error = error or _connected(addresses, index, heartbeat, timeout)
-        if error is not None:
-            raise ProcessError(
-                f"Process {index} at {addresses[index]} could not join the "
-                f"{len(addresses)} processes that {cluster.source} names: "
-                f"{', '.join(addresses)}. {error} Each must be started, be "
-                "reachable from the others at its own address, and have that "
-                "port to itself."
-            )
+    error = call_roll(addresses, index, timeout)
+    error = error or _connected(addresses, index, heartbeat, timeout)
+    if error is not None:
+        raise ProcessError(
+            f"Process {index} at {addresses[index]} could not join the "
+            f"{len(addresses)} processes that {cluster.source} names: "
+            f"{', '.join(addresses)}. {error} Each must be started, be "
+            "reachable from the others at its own address, and have that "
+            "port to itself."
+        )
     _present.index, _present.count = index, len(addresses)
     _present.source = cluster.source
-    if len(addresses) > 1:
-        _seed_alike(timeout)
+    _seed_alike(timeout)
 
 
 def _connected(

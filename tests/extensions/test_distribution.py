@@ -578,7 +578,9 @@ def test_processes_are_joined_and_one_line_says_so(
     call, source, monkeypatch, caplog
 ):
     joined = []
-    monkeypatch.setattr(processes, "connect", lambda *told: joined.append(told))
+    monkeypatch.setattr(
+        processes, "_connect", lambda *told: joined.append(told)
+    )
     monkeypatch.setattr(tensorflow_internals, "has_started", lambda: False)
     caplog.set_level(logging.INFO, "keras_conflux")
     call()
