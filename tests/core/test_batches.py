@@ -13,7 +13,6 @@ from models import dense
 
 import keras_conflux as kc
 from keras_conflux._fit.input import host_to_device
-from keras_conflux._fit.input import in_place
 from keras_conflux._fit.input.batch_sharder import BatchSharder
 from keras_conflux._replication.strategy import strategy_for
 
@@ -253,10 +252,7 @@ def test_a_stack_is_moved_in_groups(staged, monkeypatch):
 DTYPES = "uint8 int8 bool int32 int64 float16 bfloat16 float32 float64"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("room", [0, 7, 16])
-def test_groups_are_written_into_their_places(room, monkeypatch):
-    """Of any dtype, in place where that can be, and with room behind them."""
+def test_groups_of_any_dtype_are_joined(monkeypatch):
     rng = np.random.default_rng(0)
     leaves = [
         tf.cast(rng.integers(-100, 100, (7, 2 * MANY, *shape)), dtype)
@@ -267,36 +263,14 @@ def test_groups_are_written_into_their_places(room, monkeypatch):
     placement = host_to_device.Placement(strategy_for(MANY).devices, 0, MANY)
     size = host_to_device.size_in_bytes(batches[0]) // MANY
     monkeypatch.setattr(host_to_device, "STAGING_BYTES", 2 * size)
-    moved = host_to_device.move_stacked(batches, placement, room)
+    moved = host_to_device.move_stacked(batches, placement)
     for index, shard in enumerate(moved):
         rows = slice(2 * index, 2 * (index + 1))
         for got, leaf in zip(shard, leaves, strict=True):
             assert got.dtype == leaf.dtype
-            assert tuple(got.shape[1:]) == (2, *leaf.shape[2:])
-            np.testing.assert_array_equal(got[:7], leaf[:, rows])
+            np.testing.assert_array_equal(got, leaf[:, rows])
         images = shard[0]  # uint8, of 24 entries each
-        assert len(images) == max(room, 7)
         assert images.backing_device.endswith(placement.devices[index])
-
-
-def test_all_groups_are_written_by_one_graph(monkeypatch):
-    """It takes the stack, so that a group is gone when the next one comes."""
-    rooms = []
-    written = in_place.written
-
-    def counted(whole, part, first):
-        rooms.append(whole.shape[0])
-        return written(whole, part, first)
-
-    monkeypatch.setattr(in_place, "written", counted)
-    monkeypatch.setattr(host_to_device, "MAX_STACKED", 2)
-    host_to_device._writing_graph.cache_clear()
-    placement = host_to_device.Placement(strategy_for(1).devices, 0, 1)
-    batches = [[tf.fill([3, 8], float(i))] for i in range(8)]
-    ((stack,),) = host_to_device.move_stacked(batches, placement)
-    host_to_device._writing_graph.cache_clear()
-    assert rooms == [8]
-    assert [*stack[:, 0, 0].numpy()] == [*range(8)]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "bool", "int32"])

@@ -49,7 +49,7 @@ def test_devices_wait_little_for_longer_executions(
             clock.now += drawing
             yield np.ones((8, 4), "float32")
 
-    def shard(batches, spec, room):
+    def shard(batches, spec):
         clock.now += moving * len(batches)
         return batches
 
@@ -79,7 +79,7 @@ def test_every_batch_is_run_once_and_in_order(monkeypatch):
             clock.now += rng.choice([0.0, 0.5, 5.0])
             yield np.full((8, 4), position)
 
-    groups = groups_of(16, lambda batches, spec, room: batches)
+    groups = groups_of(16, lambda batches, spec: batches)
     source, seen = draw(), []
     drawn = groups._draw(source, 4, NO_DEADLINE)
     while drawn.error is None:

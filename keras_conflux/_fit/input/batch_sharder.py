@@ -78,7 +78,7 @@ class BatchSharder:
         return batches
 
     def __call__(
-        self, drawn: Sequence[Tree], spec: Tree = None, room: int = 0
+        self, drawn: Sequence[Tree], spec: Tree = None
     ) -> list[Batch | StackedBatch]:
         """Shards some batches and moves each shard to its device.
 
@@ -90,7 +90,6 @@ class BatchSharder:
                 of a batch instead, it would be traced again for the last one,
                 and code that depends on static shapes would differ from one
                 device.
-            room: The number of batches that a stack may have room for.
         """
         sharded: list[Batch | StackedBatch] = []
         batches = [_standardized(batch) for batch in drawn]
@@ -98,7 +97,7 @@ class BatchSharder:
             if key is None:
                 sharded.extend(self._one(batch, spec) for batch in group)
             else:
-                sharded.append(self._several(list(group), spec, room))
+                sharded.append(self._several(list(group), spec))
         return sharded
 
     def _shape(self, batch: Tree) -> Any:
@@ -121,11 +120,9 @@ class BatchSharder:
         shards = host_to_device.move(leaves, self._placement)
         return Batch(shards, sizes, specs, checksum=self._checksum([batch]))
 
-    def _several(
-        self, batches: list[Tree], spec: Tree, room: int
-    ) -> StackedBatch:
+    def _several(self, batches: list[Tree], spec: Tree) -> StackedBatch:
         leaves = [trees.present(batch) for batch in batches]
-        shards = host_to_device.move_stacked(leaves, self._placement, room)
+        shards = host_to_device.move_stacked(leaves, self._placement)
         sizes, specs = self._sizes_and_specs(batches[0], spec)
         return StackedBatch(
             shards,

@@ -71,7 +71,7 @@ class Batch:
 class StackedBatch(Batch):
     """Batches of one shape that divide evenly.
 
-    Each replica's leaves are of shape `(count or more, shard of a batch, ...)`;
+    Each replica's leaves are of shape `(count, shard of a batch, ...)`;
     `sizes` and `specs` describe one batch.
     """
 

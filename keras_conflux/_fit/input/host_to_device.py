@@ -13,7 +13,6 @@ from keras_conflux._common.trees import Tree
 from keras_conflux._compat import tensorflow_tracing
 from keras_conflux._devices.device import Device
 from keras_conflux._devices.device import short_name
-from keras_conflux._fit.input import in_place
 from keras_conflux._fit.input.specs import relaxed_spec
 
 STAGING_BYTES = 512 * 2**20
@@ -57,45 +56,28 @@ def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
 
 
 def move_stacked(
-    batches: list[list[Any]], placement: Placement, room: int = 0
+    batches: list[list[Any]], placement: Placement
 ) -> list[list[Any]]:
     """Moves some batches of the same shapes.
 
     Args:
         batches: The leaves of each, of shape `(batch, ...)`.
         placement: The devices of the shards.
-        room: The number of batches that a stack has room for, so that nobody
-            need make it longer. Behind the batches, its content is arbitrary.
 
     Returns:
         Per replica, its shard of each leaf, on its device, of shape
-        `(batches or more, shard of a batch, ...)`.
+        `(batches, shard of a batch, ...)`.
     """
     size = max(size_in_bytes(batches[0]), 1)
     fitting = STAGING_BYTES * placement.count // size
     maximum = power_of_two(min(MAX_STACKED, fitting))
-    room = max(room, len(batches))
-    if len(batches) == room <= maximum:
-        return _moved(batches, placement, stack=True)
-    # Each group is written into its place, and gone before the next one comes.
-    specs = tuple(map(tf.type_spec_from_value, batches[0]))
-    wholes = [
-        _empty_graph(specs, room, device, placement.count)()
-        for device in placement.devices
+    groups = [
+        _moved(batches[first : first + maximum], placement, stack=True)
+        for first in range(0, len(batches), maximum)
     ]
-    others = []
-    for first in range(0, len(batches), maximum):
-        group = batches[first : first + maximum]
-        write = _writing_graph(
-            specs, room, len(group), _source_devices(group), placement
-        )
-        wholes, parts = write(group, wholes, tf.constant(first))
-        others.append(parts)
     return [
-        _filled(specs, whole, [parts[index] for parts in others], device)
-        for index, (whole, device) in enumerate(
-            zip(wholes, placement.devices, strict=True)
-        )
+        [_joined(stacks, device) for stacks in zip(*parts, strict=True)]
+        for device, *parts in zip(placement.devices, *groups, strict=True)
     ]
 
 
@@ -111,22 +93,6 @@ def concatenated(*tensors: tf.Tensor) -> tf.Tensor:
         return tf.concat(tensors, 0)
     words = [tf.bitcast(tf.reshape(x, [-1, 8]), tf.int64) for x in tensors]
     return tf.reshape(tf.bitcast(tf.concat(words, 0), dtype), [-1, *shape])
-
-
-def _filled(
-    specs: Sequence[tf.TensorSpec],
-    wholes: list[tf.Tensor],
-    parts: list[list[tf.Tensor]],
-    device: str,
-) -> list[tf.Tensor]:
-    """Returns a replica's stacks in the order of the leaves."""
-    whole, joined = iter(wholes), map(list, zip(*parts, strict=True))
-    return [
-        next(whole)
-        if in_place.can_write(spec)
-        else _joined(next(joined), device)
-        for spec in specs
-    ]
 
 
 def _joined(stacks: Sequence[tf.Tensor], device: str) -> tf.Tensor:
@@ -201,7 +167,7 @@ def is_dense(leaf: Any) -> bool:
 def _moved(
     batches: list[list[Any]], placement: Placement, stack: bool
 ) -> list[list[Any]]:
-    options = _source_devices(batches), placement, stack
+    options = tuple(map(_source_device, batches[0])), placement, stack
     # In a graph all leaves travel at once. One after another, each would
     # wait for its GPU's computation (GPUUtil::CopyCPUTensorToGPU).
     describe = tf.type_spec_from_value if stack else relaxed_spec
@@ -240,79 +206,6 @@ def _shard(
     return shards
 
 
-def _source_devices(batches: list[list[Any]]) -> tuple[str, ...]:
-    """Returns where each leaf is cut and stacked."""
-    return tuple(
-        (is_dense(leaf) and leaf.device) or "CPU:0" for leaf in batches[0]
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _empty_graph(
-    specs: tuple[tf.TensorSpec, ...], room: int, device: str, count: int
-) -> Callable:
-    """Returns a function that makes room for batches of leaves to write."""
-
-    def make() -> list[tf.Tensor]:
-        with tf.device(device):
-            return [
-                in_place.empty(room, _stack_spec(spec, 0, count))
-                for spec in specs
-                if in_place.can_write(spec)
-            ]
-
-    return tensorflow_tracing.concrete_function(make, [])
-
-
-@functools.lru_cache(maxsize=256)
-def _writing_graph(
-    specs: tuple[tf.TensorSpec, ...],
-    room: int,
-    number: int,
-    source_devices: tuple[str, ...],
-    placement: Placement,
-) -> Callable:
-    """Returns a function that moves so many batches into stacks.
-
-    It takes the batches, the stacks of each replica, and where the first batch
-    goes, and returns the stacks, and the other moved leaves, by replica.
-    """
-
-    def write(
-        batches: list[list[Any]], wholes: list[list[Any]], first: tf.Tensor
-    ) -> tuple[list[list[Any]], list[list[Any]]]:
-        shards = _shard(batches, source_devices, placement, True)
-        filled, others = [], []
-        for device, shard, whole in zip(
-            placement.devices, shards, wholes, strict=True
-        ):
-            writable = map(in_place.can_write, specs)
-            moved = [*zip(shard, writable, strict=True)]
-            others.append([part for part, can in moved if not can])
-            parts = [part for part, can in moved if can]
-            with tf.device(device):
-                filled.append(
-                    [
-                        in_place.written(stack, part, first)
-                        for stack, part in zip(whole, parts, strict=True)
-                    ]
-                )
-        return filled, others
-
-    stacks = [
-        _stack_spec(spec, room, placement.count)
-        for spec in specs
-        if in_place.can_write(spec)
-    ]
-    signature = [
-        [list(specs)] * number,
-        [stacks] * len(placement.devices),
-        tf.TensorSpec([], tf.int32),
-    ]
-    return tensorflow_tracing.concrete_function(write, signature)
-
-
-def _stack_spec(spec: tf.TensorSpec, number: int, count: int) -> tf.TensorSpec:
-    """Returns the spec of a stack of a replica's shards of a leaf."""
-    batch: Any = spec.shape[0]
-    return tf.TensorSpec([number, batch // count, *spec.shape[1:]], spec.dtype)
+def _source_device(leaf: Any) -> str:
+    """Returns where a leaf is cut and stacked."""
+    return (is_dense(leaf) and leaf.device) or "CPU:0"

@@ -259,7 +259,7 @@ class StepGroups:
         began = time.monotonic()
         spec = self.spec or getattr(source, "element_spec", None)
         with not_the_end(f"a batch of {self.name}"):
-            sharded = self._shard(batches, spec, self._steps.limit)
+            sharded = self._shard(batches, spec)
         if budget is not NO_DEADLINE:
             self._steps.note_move(count, time.monotonic() - began)
         last = batches[-1] if batches and epoch.note_batch else None
