@@ -388,7 +388,7 @@ class _Compiled:
             equal = {id(leaf) for leaf, kind in given if kind in are_equal}
             branches.refuse_unequal(self._name, program.operations, equal)
             if index == 0:
-                program.keep_with_graph()
+                program.graph.conflux_program = program
             output = self._watchdog.mark_end(index, output)
         outputs[index] = output
 

@@ -20,6 +20,7 @@ from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import keras_iterators
 from keras_conflux._compat import keras_models
 from keras_conflux._compat import keras_variables
+from keras_conflux._compat import replicated_extended
 from keras_conflux._fit import first_process
 from keras_conflux._fit.execution import train_function
 from keras_conflux._fit.input import calls
@@ -136,11 +137,11 @@ def _run_on_replicas(
         if common is not None:
             if fits:
                 synchronization.synchronize(model)
-                common.note_equal()
+                replicated_extended.note_compared()
             first_process.show_and_write_there(call, leads=fits)
         if common is not None and fits:
             at_end = functools.partial(
-                common.agree_after, f"the end of an epoch, {what}"
+                common.agree, f"the end of an epoch, {what}"
             )
             plan = dataclasses.replace(plan, at_epoch_end=at_end)
         with use_plan(plan):

@@ -100,10 +100,6 @@ class CommonProgram:
             and other._begin < self._end
         )
 
-    def keep_with_graph(self) -> None:
-        """Makes this the `conflux_program` of the graph that has it."""
-        self.graph.conflux_program = self
-
     def agree(self, what: str, beside: Any = None) -> bool:
         """Raises in all processes unless all have traced the same.
 
@@ -198,13 +194,10 @@ def _refuse(name: str, index: int, first: str, other: str) -> None:
 
 def _first_pair(told: list[Any]) -> tuple[int, int] | None:
     """Returns two processes with the same inputs and other programs, if any."""
-    for inputs in [each[0] for each in told]:
-        alike = [i for i, each in enumerate(told) if each[0] == inputs]
-        programs = [str(sorted(told[index][1])) for index in alike]
-        counts = collections.Counter(programs).most_common()
-        if len(counts) > 1:
-            first, other = (programs.index(counts[x][0]) for x in (0, -1))
-            return alike[first], alike[other]
+    for pair in itertools.combinations(range(len(told)), 2):
+        (inputs, lines), (other_inputs, others) = (told[x] for x in pair)
+        if inputs == other_inputs and sorted(lines) != sorted(others):
+            return pair
     return None
 
 
@@ -258,14 +251,14 @@ class _Listing:
         for operation in operations:
             if _is_unsaid(operation):
                 continue
-            graphs = _graphs_of(operation)
+            kind, graphs = _what_runs(operation)
             runs = [self._body(graph) for graph in graphs]
             if graphs and not any(runs):
                 continue
             texts = [str(_sorted(body)) for body in runs]
             yield _Line(
                 operation,
-                _kind_of(operation),
+                kind,
                 [self._source_of(tensor) for tensor in operation.inputs],
                 _attributes_of(operation.node_def),
                 " ".join(str(zlib.crc32(each.encode())) for each in texts),
@@ -288,7 +281,7 @@ class _Listing:
             return self._variables.get(id(made.outputs[0]), "input"), False
         if made.type == "Const":
             return _constant(made.get_attr("value")), False
-        return _kind_of(made), True
+        return _what_runs(made)[0], True
 
 
 def _is_unsaid(operation: tf.Operation) -> bool:
@@ -303,16 +296,14 @@ def _is_of_rank(operation: tf.Operation) -> bool:
     return tensorflow_tracing.is_of_rank(operation.name)
 
 
-def _kind_of(operation: tf.Operation) -> str:
+def _what_runs(operation: tf.Operation) -> tuple[str, list[Any]]:
+    """Returns an operation's type, and the graphs that it runs."""
     # Some calls have the name of their function, new in each trace.
     named = bodies.function_named(operation.graph, operation.type)
-    return operation.type if named is None else "function"
-
-
-def _graphs_of(operation: tf.Operation) -> list[Any]:
-    named = bodies.function_named(operation.graph, operation.type)
-    found = [named] if named is not None else bodies.graphs_of(operation)
-    return [each for each in found if each is not None]
+    if named is not None:
+        return "function", [named]
+    found = bodies.graphs_of(operation)
+    return operation.type, [each for each in found if each is not None]
 
 
 def _attributes_of(node: Any) -> str:
@@ -362,18 +353,11 @@ def _table(handle: Any, read: tf.Operation) -> str:
 
 def _value_of(value: Any) -> str | None:
     """Returns an attribute as text, unless it is a shape or a function."""
-    kind = value.WhichOneof("value")
-    if kind == "type":
-        return tf.as_dtype(value.type).name
-    if kind == "s":
-        return value.s.decode(errors="replace")
-    if kind in ("i", "f", "b"):
-        return str(getattr(value, kind))
-    if kind == "list":
-        parts = [*value.list.i, *value.list.f, *value.list.b, *value.list.s]
-        types = [tf.as_dtype(each).name for each in value.list.type]
-        return str(parts + types)
-    return None
+    if value.WhichOneof("value") in ("shape", "func", "tensor"):
+        return None
+    if value.list.shape or value.list.func:
+        return None
+    return " ".join(str(value).split())
 
 
 def _constant(proto: Any) -> str:

@@ -31,9 +31,6 @@ from keras_conflux._replication.strategy import is_replicated
 _TOLERANCE = 1e-4
 """The part of its norm by which a variable of floats may differ. XLA sums in
 other orders on each GPU, and hosts may round otherwise."""
-_STEPS_BETWEEN = 1000
-"""The number of steps from which on the end of an epoch compares all variables,
-which takes some 20 to 40 ms on a GPU."""
 _SCALARS = bool | int | float | None
 _compared_too: Any = weakref.WeakKeyDictionary()
 """Of models: the variables given to `compare_too`, by the names of steps."""
@@ -44,12 +41,8 @@ def compare_too(
 ) -> None:
     """Notes variables that a step of a model reads and the model does not know.
 
-    Args:
-        model: The model whose step it is.
-        step: Its name. The variables of a former one are forgotten.
-        variables: Such as a `tf.Variable` of a layer, and whether the step
-            writes it. Then each process may have written its own, of which
-            it warns.
+    The variables that its former trace had are forgotten. Of each, it is told
+    whether the step writes it: then each process may have written its own.
     """
     _compared_too.setdefault(model, {})[step] = variables
 
@@ -61,10 +54,8 @@ class CommonState:
     differs, which it names, or if another process is about to do something else
     than `what`.
 
-    Args:
-        model: A replicated model.
-        has_other_variables: Whether each process computes its own until the
-            end, so that settings alone are compared.
+    Where processes compute variables of their own until the end, settings alone
+    are compared.
     """
 
     def __init__(
@@ -72,7 +63,6 @@ class CommonState:
     ) -> None:
         self._model = model
         self._has_variables = not has_other_variables
-        self._steps = 0
 
     @functools.cached_property
     def _owners(self) -> list[Any]:
@@ -82,46 +72,26 @@ class CommonState:
         """Compares settings, but learning rates, which are sent to all."""
         self._compare(what, [], with_rates=False)
 
-    def note_equal(self) -> None:
-        """Notes that all processes hold the same now."""
-        self._steps = 0
-        replicated_extended.note_compared()
-
-    def agree_after(self, what: str, steps: int) -> None:
-        """Compares settings after some steps and, if need be, variables.
-
-        All variables are compared after many steps. Else they are those that
-        the model does not know, as nobody notes their assignments.
-        """
-        self._steps += steps
-        differ = self._compare(what, self._others())
-        if differ or self._steps >= _STEPS_BETWEEN:
-            self.agree(f"{what}, with all variables")
-
     def agree(self, what: str) -> None:
         """Compares settings and variables."""
         found: list[Any] = []
         if self._has_variables:
             found = _mirrored(state.variables_of(self._model, self._owners))
-        self._compare(what, [*found, *self._others()])
-        self._steps = 0
+            found += self._others()
+        self._compare(what, found)
 
     def _compare(
         self, what: str, variables: list[Any], with_rates: bool = True
-    ) -> bool:
-        """Returns whether anything differs, which is no more than rounding."""
+    ) -> None:
         variables = _comparable(variables)
         settings = self._read_settings(with_rates)
         own = Comparable([settings, _sums(variables)])
         told = gather_if_different(what, own)
-        if told is None:
-            return False
-        _refuse_settings(what, [each[0] for each in told])
-        _refuse_variables(what, variables, [each[1] for each in told])
-        return True
+        if told is not None:
+            _refuse_settings(what, [each[0] for each in told])
+            _refuse_variables(what, variables, [each[1] for each in told])
 
     def _read_settings(self, with_rates: bool) -> list[Any]:
-        """Returns names and values."""
         layers = keras_models.all_layers(self._model)
         found: list[Any] = [
             [f"`trainable` of {layer.name}", layer.trainable]
@@ -134,8 +104,6 @@ class CommonState:
 
     def _others(self) -> list[Any]:
         """Returns the variables that steps read and do not write."""
-        if not self._has_variables:
-            return []
         by_step = _compared_too.get(self._model, {})
         noted = [x for each in by_step.values() for x in each]
         written = {id(variable) for variable, is_written in noted if is_written}
@@ -196,7 +164,6 @@ def _mirrored(variables: list[Any]) -> list[Any]:
 
 
 def _refuse_settings(what: str, told: list[Any]) -> None:
-    """Raises if a setting differs."""
     _refuse_lengths(what, "layers and settings", told)
     for each in zip(*told, strict=True):
         values = [value for _, value in each]

@@ -10,6 +10,7 @@ from conftest import MANY
 from keras import layers
 
 import keras_conflux as kc
+from keras_conflux._compat import replicated_extended
 from keras_conflux._compat.tensorflow_internals import is_own_variable
 from keras_conflux._replication import common_state
 from keras_conflux._replication.common_program import CommonProgram
@@ -99,9 +100,7 @@ def test_variables_are_compared_by_their_sums_and_norms():
     assert (seed, nothing) == (4.0, 0.0)
 
 
-def test_all_variables_are_compared_after_many_steps_or_assignments(
-    monkeypatch,
-):
+def test_variables_are_compared_where_processes_assign_others(monkeypatch):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     kc.replicate(model, MANY)
@@ -115,14 +114,10 @@ def test_all_variables_are_compared_after_many_steps_or_assignments(
         common_state, "gather_if_different", gather_if_different
     )
     different = set()
-    common = common_state.CommonState(model)
-    common.note_equal()
-    for steps in (400, 500, 99, 1, 900):
-        common.agree_after("an epoch", steps)
-    counts = [len(sums) for _, sums in compared]
-    every = max(counts)
-    assert counts == [0, 0, 0, 0, every, 0]
-    assert every > 1
+    common_state.CommonState(model).agree("an epoch")
+    ((_, sums),) = compared
+    assert len(sums) > 1
+    replicated_extended.note_compared()
     monkeypatch.setattr(common_state, "process_count", lambda: 2)
     model.layers[0].bias.assign([3.0, 4.0])
 

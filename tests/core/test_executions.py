@@ -789,6 +789,9 @@ def test_a_kept_thread_keeps_no_batch():
 def test_the_end_of_an_epoch_is_told_once(ends):
     closed, told = [], []
 
+    def end():
+        told.append(True)
+
     def draw():
         try:
             yield 0, 0, "batches"
@@ -799,7 +802,7 @@ def test_the_end_of_an_epoch_is_told_once(ends):
             closed.append(True)
 
     strategy = kc.replicate(devices=1)
-    plan = ExecutionPlan(strategy, compiled=True, at_epoch_end=told.append)
+    plan = ExecutionPlan(strategy, compiled=True, at_epoch_end=end)
     drawing = draw()  # which the plan holds as well
     followed = epoch_iterator._followed(drawing, plan)
     if ends == "early":  # as Keras drops one
@@ -811,4 +814,4 @@ def test_the_end_of_an_epoch_is_told_once(ends):
     else:
         assert len(list(followed)) == 2
     assert closed == [True]
-    assert told == ([] if ends == "early" else [4])
+    assert told == ([] if ends == "early" else [True])

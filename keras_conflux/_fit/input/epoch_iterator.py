@@ -84,16 +84,15 @@ def enumerate_step_groups(
 def _followed(
     drawing: Generator[tuple[int, int, Any]], plan: ExecutionPlan
 ) -> Iterator[tuple[int, int, Any]]:
-    steps, end = 0, None
+    end = None
     try:
         with contextlib.closing(drawing):
             for group in drawing:
-                steps += group[1] - group[0] + 1
                 yield group
                 del group  # lest its batches are held while others are drawn
     except EndOfData as error:  # of data whose length was not known
         end = error
-    plan.at_epoch_end(steps)
+    plan.at_epoch_end()
     if end is not None:
         raise end
 

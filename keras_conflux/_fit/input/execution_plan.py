@@ -48,8 +48,8 @@ class ExecutionPlan:
     """Whether a callback may choose the next batch of Python code."""
     is_ending: Callable[[], bool] = lambda: False
     """Whether the next execution is to be the last."""
-    at_epoch_end: Callable[[int], None] = lambda steps: None
-    """Called after the last step of an epoch, with their number."""
+    at_epoch_end: Callable[[], None] = lambda: None
+    """Called after the last step of an epoch."""
     drawing: list[Generator] = dataclasses.field(default_factory=list)
     """The generators of the epochs' batches. Keras leaves one half-way when it
     stops early."""
