@@ -43,13 +43,8 @@ def assert_same_place(
 ) -> None:
     """Raises in all processes unless all are at the same place of the program.
 
-    It does nothing in a process that is alone. The object `of` the action
-    becomes a text only if there are other processes. This one waits as long as
-    for a step, or these seconds.
-
-    Raises:
-        ProcessError: If another process lives and does not come in time.
-        ReplicaMismatchError: If another process is about to do something else.
+    The object `of` the action becomes a text only if there are other processes.
+    They are waited for as long as for a step, or these seconds.
     """
     if process_count() == 1:
         return
@@ -206,8 +201,7 @@ def sum_over_processes(
 ) -> np.ndarray:
     """Returns the sum of an array of all processes, which share its shape.
 
-    It waits as long as for a step, or these seconds, if another process lives
-    and does not come.
+    It waits for them as long as for a step, or these seconds.
     """
 
     def run() -> np.ndarray:
@@ -254,16 +248,11 @@ def next_key(
 ) -> tf.Tensor:
     """Counts a collective, and returns the key by which TensorFlow matches it.
 
-    TensorFlow keeps some 1 kB for each key that it has seen, as long as the
-    process lives, and processes ask the first one about a new key. So keys come
-    back. Collectives of one key reduce tensors of one dtype and size, as
-    TensorFlow divides a tensor into chunks when it first sees the key.
-
-    Args:
-        counter: How many collectives this device has made, an int32.
-        size: The number of elements of the tensor, which may be a tensor.
-        dtype: Its dtype.
-        lane: 1 for collectives that run between those of another counter.
+    TensorFlow keeps some 1 kB for each key that it has seen, and processes ask
+    the first one about a new key. So keys come back. Collectives of one key
+    reduce tensors of one dtype and size, as TensorFlow divides a tensor into
+    chunks when it first sees the key. Lane 1 is for collectives that run
+    between those of another counter.
     """
     turn = tf.math.floormod(counter.assign_add(1, read_value=True), _IN_TURN)
     kind = (size % _SIZES * 32 + dtype.as_datatype_enum) * 2 + lane

@@ -45,11 +45,7 @@ def of_all_processes(error: ConfluxError) -> ConfluxError:
 def errors_reported_to_all(what: str) -> Iterator[None]:
     """Reports an error of this process to all others, which end with it.
 
-    They would wait for this process as long as it lives. In a process that is
-    alone, this does nothing.
-
-    Raises:
-        ProcessError: If another process has failed or has ended.
+    They would wait for it. A `ProcessError` says that another one has failed.
     """
     if process_count() == 1 or _inside.get():
         yield

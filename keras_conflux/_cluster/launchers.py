@@ -71,8 +71,7 @@ def find_cluster(
     """Returns the processes that train together; `None` for one alone.
 
     The arguments decide, or the first launcher that tells of processes, if it
-    does not contradict others. TensorFlow is not started, and nothing connects,
-    except where processes tell each other of their addresses.
+    does not contradict others. TensorFlow is not started.
     """
     if addresses is not None or index is not None:
         cluster = _from_arguments(addresses, index)

@@ -151,9 +151,7 @@ def initialize(
 def initialize_from_environment() -> None:
     """Joins others where `TF_CONFIG` or `KERAS_DISTRIBUTION_*` names them.
 
-    Called before a strategy is made, for programs that do not call
-    `initialize`. A process that trained alone, though its variables name
-    others, would not be noticed.
+    For programs that do not call `initialize`, and would train alone unnoticed.
     """
     names = "TF_CONFIG", "KERAS_DISTRIBUTION_"
     join_others({k: v for k, v in os.environ.items() if k.startswith(names)})

@@ -161,14 +161,10 @@ def add_notes_by(add: AddNote) -> None:
 def add_notes(
     error: BaseException, model: Any = None, keeps_activations: bool = True
 ) -> None:
-    """Has notes added to an error.
+    """Has notes added to an error that is about to be raised.
 
-    Args:
-        error: The error that is about to be raised.
-        model: The model whose step has raised it, `None` for a function of the
-            user's own.
-        keeps_activations: Whether it is a step of a graph that may have
-            gradients.
+    They are told the model whose step has raised it, `None` for a function of
+    the user's own, and whether it is of a graph that may have gradients.
     """
     for add in _adding:
         add(error, model, keeps_activations)

@@ -41,16 +41,10 @@ def sample_counts(batch: Tree) -> dict[str, int]:
 
 
 def sample_count(batch: Tree, shards: int | None = None) -> int:
-    """Returns the number of samples that a batch has.
+    """Returns the number of samples of a batch, in which scalars do not count.
 
-    Args:
-        batch: A tree of tensors of shape `(batch, ...)`, and of scalars, which
-            are not counted.
-        shards: Into how many shards leaves of different numbers of samples may
-            be cut, if all of them divide evenly. The first leaf's is returned.
-
-    Raises:
-        ValueError: If leaves disagree, or there are scalars only.
+    Leaves may have different numbers if so many shards divide all of them
+    evenly. Then the first leaf's is returned.
     """
     lengths = sample_counts(batch)
     if not lengths:

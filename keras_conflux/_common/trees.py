@@ -80,10 +80,8 @@ def describe(leaf: Leaf) -> str:
 def assert_alike(trees: Mapping[int, Tree], what: str) -> None:
     """Raises unless all trees have the same paths, dtypes and shapes.
 
-    Unknown dimensions agree with any.
-
-    Raises:
-        ReplicaMismatchError: Naming the first leaf that differs.
+    Unknown dimensions agree with any. The error names the first leaf that
+    differs.
     """
     first = dict(with_paths(trees[0]))
     for index, tree in trees.items():

@@ -45,8 +45,7 @@ def run_in_daemon(work: Callable[[], None]) -> threading.Event:
     """Runs `work`, which must not raise, in a thread that does nothing else.
 
     Starting a thread takes as long as a step of a small model, so threads are
-    kept for the next call. They are daemons, which `concurrent.futures` does
-    not have: one whose call hangs must not keep Python from ending. Returns an
+    kept. They are daemons, which do not keep Python from ending. Returns an
     event that is set when the work has ended.
     """
     try:

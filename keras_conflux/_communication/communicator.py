@@ -109,9 +109,8 @@ class Communicator:
 
     It chooses the transport, and compares the calls of the replicas while they
     are traced. Its methods are given the index of the calling replica, and
-    whether the traced graph becomes part of an XLA program. A function that
-    returns the rank of the replica, which may be a tensor, is called where
-    somebody needs it.
+    whether the graph becomes part of an XLA program. A rank may be a tensor, so
+    a function returns it where somebody needs it.
     """
 
     joins_buckets = True
@@ -350,11 +349,8 @@ class Communicator:
     def exclusive(self, program: Any, name: str) -> Iterator[None]:
         """Keeps programs with collectives from running at the same time.
 
-        Two of them would meet each other's collectives. Programs without run
-        at any time.
-
-        Raises:
-            StrategyError: If the program that runs waits for this one.
+        Two of them would meet each other's collectives. It raises an error if
+        the program that runs waits for this one.
         """
         if not self._lock.acquire(blocking=False):
             running = self._running

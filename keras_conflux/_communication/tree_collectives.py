@@ -209,13 +209,9 @@ class ReplicaCollectives:
     ) -> Tree:
         """Joins the replicas' leaves along `axis`, where sizes may differ.
 
-        XLA has to know where the rows of each replica begin, so there sizes are
-        equal. `is_even` tells whether a tensor has the same size along the axis
-        on all replicas.
-
-        Raises:
-            tf.errors.UnimplementedError: In XLA programs, if sizes differ
-                or are not known to be equal.
+        XLA has to know where the rows of each replica begin, so it refuses
+        sizes that differ. `is_even` tells whether a tensor has the same size on
+        all replicas.
         """
         leaves = self._tensors("allgather", tree, dtypes.COPYABLE)
         open_ = [_open_along(leaf, axis) for leaf in leaves]

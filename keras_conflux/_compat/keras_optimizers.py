@@ -101,9 +101,7 @@ def _updates_as_one_of(optimizer: Any, classes: Sequence[type]) -> bool:
 def updated_together(optimizer: Any) -> list[list[Any]]:
     """Returns for each variable the variable, and its own optimizer state.
 
-    Returns:
-        Variables of Keras, or `None` where it keeps no state for one. All lists
-        of one variable for each count as such state.
+    All lists of one variable, or `None`, for each count as such state.
     """
     trained = optimizer._trainable_variables
     kept = [

@@ -335,10 +335,10 @@ def _in_order_of_its_own(fn: Callable) -> Callable:
     """Keeps a replica's side effects from waiting for another replica's.
 
     A tf.function runs ops with side effects on nothing in particular (an
-    assertion, a print, a Python call) one after another, in the order of
-    tracing: all of replica 0's before all of replica 1's. So one after a
-    collective in replica 0 and one before it in replica 1 would wait for each
-    other forever. Here each replica has an order of its own.
+    assertion, a print, a Python call) in the order of tracing: all of replica
+    0's before all of replica 1's. One after a collective in replica 0 and one
+    before it in replica 1 would wait for each other forever. Here each replica
+    has an order of its own.
     """
 
     @functools.wraps(fn)

@@ -41,13 +41,11 @@ def has_tangents(tensors: Sequence[Any]) -> bool:
 
 
 def in_replica_loop() -> bool:
-    """Whether a loop inside the running replica is being traced.
+    """Whether a `tf.while_loop` or the like in the running replica is traced.
 
-    That is a `tf.while_loop`, or the function of a `tf.vectorized_map`.
-
-    TensorFlow tells collectives of one step apart by the loop they are in.
-    Each replica has its own copy of the loop, so they would wait for each
-    other forever. A loop around `strategy.run` is fine.
+    TensorFlow tells collectives of one step apart by the loop they are in. Each
+    replica has its own copy of the loop, so they would wait for each other
+    forever. A loop around `strategy.run` is fine.
     """
     return is_vectorized() or any(
         isinstance(graph, func_graphs.WhileBodyFuncGraph)

@@ -79,15 +79,8 @@ def module_call(
 ) -> list[tf.Tensor]:
     """Returns the results of a StableHLO module, inside an XLA program.
 
-    It may have no effect but that replicas wait for each other.
-
-    Args:
-        module: Its text. Its function `main` takes the operands.
-        operands: Tensors of the shapes that `main` declares.
-        shapes: The shapes of the results.
-        dtypes: The dtypes of the results.
-        platform: XLA's name for the devices that the program runs on.
-        waits: Whether replicas wait for each other in it.
+    The function `main` of its text takes the operands. It has no effect, but
+    replicas may wait for each other in it. The platform is XLA's name for it.
     """
     from tensorflow.compiler.mlir.stablehlo import stablehlo
 
@@ -123,12 +116,9 @@ def all_gather(
 ) -> list[tf.Tensor]:
     """Joins the parts of `count` devices, in one collective of XLA.
 
-    Args:
-        parts: This device's, of one axis.
-        count: The number of devices.
-        channel: A number that this call has on all devices, and no other.
-        after: Floats of which one entry each travels along, so that they have
-            to be known before.
+    The parts have one axis. The channel is a number that this call has on all
+    devices, and no other. An entry of each of the floats `after` travels along,
+    so that they have to be known before.
     """
     after = [_of_known_shape(each) for each in after]
     operands = [*parts, *after]
@@ -225,13 +215,7 @@ def exchanged_sum(
     """Returns this device's half of a sum of two devices, added up here.
 
     Each sends the other's half as it is, which is fewer bytes than in the dtype
-    of the sum.
-
-    Args:
-        flat: This device's summand, of one axis.
-        dtype: The dtype of the sum.
-        rank: The index of this one of two devices, an integer.
-        channel: A number that this call has on both devices, and no other.
+    of the sum. See `all_gather`.
     """
     size = length(flat)
     half = size // 2

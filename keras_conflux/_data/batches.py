@@ -13,12 +13,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Batches(Generic[T_co]):
     """The batches of `distribute` and `prefetch`. Each iteration is an epoch.
 
-    `len` is the number of batches, where the source tells it.
-
-    Args:
-        source: A data set or any iterable. One that is an iterator itself, as a
-            generator is, has one epoch.
-        ready: Returns an iterator over the results for a source's batches.
+    `len` is the number of batches, where the source tells it. A source that is
+    an iterator itself, as a generator is, has one epoch. `ready` returns an
+    iterator over the results for its batches.
     """
 
     def __init__(self, source: Iterable[Any], ready: Any) -> None:

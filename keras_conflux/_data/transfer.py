@@ -179,13 +179,9 @@ def place(
 ) -> list[Tree]:
     """Returns each of some trees with its leaves on its device.
 
-    Args:
-        targets: One tree per device.
-        devices: As many devices; may repeat.
-        at_once: Whether all tensors travel in one graph, for training loops.
-            Copies to a GPU that are made one after another wait each for the
-            GPU's computation (docs/performance.md); a graph is traced for each
-            structure of `targets`.
+    Devices may repeat. `at_once`, all tensors travel in one graph, for training
+    loops: copies to a GPU that are made one after another wait each for the
+    GPU's computation (docs/performance.md).
     """
     values = [_once_each(_value, tree) for tree in targets]
     leaving = [

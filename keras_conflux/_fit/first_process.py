@@ -52,9 +52,7 @@ def back_up(original: Callable, callback: Any, *args: Any) -> None:
 def show_and_write_there(call: KerasCall, leads: bool) -> None:
     """Changes a call so that only the first process shows and writes.
 
-    Args:
-        call: The call of all processes.
-        leads: Whether they are to begin where the first one does.
+    If it `leads`, all begin where it does.
     """
     if process_index() > 0:
         call.arguments["verbose"] = 0

@@ -50,8 +50,7 @@ _told_at_the_end: list[Callable[[str, Measurements], None]] = []
 def at_the_end(tell: Callable[[str, Measurements], None]) -> None:
     """Has a function called after each `fit` with its measurements.
 
-    Args:
-        tell: Takes the name of the model and the measurements.
+    It is also told the name of the model.
     """
     _told_at_the_end.append(tell)
 

@@ -103,10 +103,9 @@ class CommonProgram:
     def agree(self, what: str, beside: Any = None) -> bool:
         """Raises in all processes unless all have traced the same.
 
-        Processes whose parts of the data are of other shapes may have traced
-        something else, and are not compared. They compare `beside` in the same
-        message. The error names the first operation that differs. Returns
-        whether all have the very same program, and the same beside.
+        Processes whose inputs are of other shapes may have traced something
+        else, and are not compared. They compare `beside` in the same message.
+        Returns whether all have the very same program, and the same beside.
         """
         if process_count() == 1:
             return True
@@ -152,9 +151,6 @@ def assert_alike(programs: Sequence[CommonProgram], name: str) -> None:
 
     Replicas whose parts of the data are of other shapes are not compared, and
     neither are replicas that took turns, as where they merge.
-
-    Raises:
-        StrategyError: If Python code has done something else for a replica.
     """
     first = programs[0].lines() if programs[1:] else []
     for index, other in enumerate(programs[1:], 1):

@@ -50,12 +50,9 @@ def compare_too(
 class CommonState:
     """The variables and settings of a model that all processes hold alike.
 
-    Each method raises a `ReplicaMismatchError` in all processes if something
-    differs, which it names, or if another process is about to do something else
-    than `what`.
-
-    Where processes compute variables of their own until the end, settings alone
-    are compared.
+    Each method raises an error in all processes if something differs, which it
+    names. Where processes compute variables of their own until the end,
+    settings alone are compared.
     """
 
     def __init__(

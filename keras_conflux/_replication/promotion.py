@@ -34,9 +34,6 @@ def promote(target: Any, wanted: ReplicatedStrategy | None) -> None:
 
     The strategy is by default the one that replicates it already, else the
     current one.
-
-    Raises:
-        StrategyError: If it belongs to another strategy.
     """
     owners = list(state.stateful_objects(target))
     present = _present_strategy(target, owners)

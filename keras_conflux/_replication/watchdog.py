@@ -27,14 +27,8 @@ class StepWatchdog:
     """Calls a program of all replicas in a thread of its own.
 
     So an interrupt is heard while the devices work, and a collective that one
-    replica never reaches does not keep the user waiting without an end.
-
-    Args:
-        devices: One per replica.
-        name: The name of the step, for the error.
-        steps: Keras' `steps_per_execution`, by which the time limit is
-            multiplied. An execution whose length is chosen by the package
-            lasts seconds.
+    replica never reaches does not keep the user waiting without an end. The
+    time limit is multiplied by Keras' `steps_per_execution`.
     """
 
     def __init__(
@@ -63,11 +57,8 @@ class StepWatchdog:
     def call(self, program: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the result of the program, or raises its error.
 
-        Raises:
-            StepTimeoutError: If it has not ended in time. The program cannot
-                be stopped; the process has to be.
-            tf.errors.OpError: If another process has failed meanwhile.
-            StepAbandoned: After a second interrupt.
+        Or one that says that it has not ended in time, that another process has
+        failed meanwhile, or that the user has interrupted it twice.
         """
         seconds = self._steps * step_timeout()
         # Read only where a call has failed: reading takes half a millisecond.

@@ -28,12 +28,11 @@ class Transport(Protocol):
 class CpuRing:
     """TensorFlow's ring, with keys that are drawn while the op runs.
 
-    TensorFlow finds the partners of a collective by an instance key. Here it
-    comes from a counter variable on each device. So shapes may change from call
-    to call, and an op may sit in a branch of `tf.cond`. In one process a failed
-    step leaves no key behind that a later one could meet; several, which do not
-    recover, use keys again (`next_key`). A group may have a second ring, in
-    lane 1, with keys of its own.
+    Keys come from a counter variable on each device. So shapes may change from
+    call to call, and an op may sit in a branch of `tf.cond`. In one process a
+    failed step leaves no key behind that a later one could meet; several, which
+    do not recover, use keys again (`next_key`). A group may have a second ring,
+    in lane 1, with keys of its own.
     """
 
     def __init__(

@@ -84,21 +84,10 @@ def run(
     everywhere: Callable[[Op, list[tf.Tensor]], list[tf.Tensor]],
     compiled: bool,
 ) -> list[tf.Tensor]:
-    """Runs a step in the graph that is being traced.
+    """Runs a step in the graph that is being traced, and returns its outputs.
 
-    Args:
-        traced: The step.
-        count: The number of turns.
-        arguments: Takes the number of a turn, a tensor, and returns the values
-            of the placeholders in it.
-        everywhere: Reduces tensors of this replica with other replicas'.
-        compiled: Whether XLA compiles the traced graph.
-
-    Returns:
-        The outputs.
-
-    Raises:
-        CannotRunInTurns: If turns would write to variables.
+    `arguments` takes the number of a turn, a tensor, and returns the values of
+    the placeholders in it. `everywhere` reduces tensors with other replicas'.
     """
     plan = _Plan(traced, compiled)
     _log_if_repeated(plan.loops)
@@ -367,11 +356,7 @@ class _Runner:
         self.known: _Known = dict(bodies.captures(traced.graph))
 
     def run_turns(self, loop: _Loop) -> list[tf.Tensor]:
-        """Runs the turns of a phase.
-
-        Returns:
-            The reduction over all turns for each cut.
-        """
+        """Runs the turns of a phase. Returns each cut's reduction over them."""
         if not loop.operations and not loop.cuts:
             return []
         self._note(loop.operations)
@@ -456,8 +441,7 @@ class _Accumulator:
     def begin(self, first: tf.Tensor | None) -> tf.Tensor:
         """Returns the value before the first turn.
 
-        Args:
-            first: Something of the same shape, if the graph does not know it.
+        If the graph does not know the shape, it is that of `first`.
         """
         dtype = self.kept_dtype
         if dtype == tf.string:

@@ -117,11 +117,7 @@ class TracedTurns:
 class StepInTurns:
     """Runs a replica's step in turns.
 
-    Args:
-        name: The name of the step.
-        count: The number of turns of each replica.
-        trace: Traces a step. It takes the arguments of
-            `ReplicaStep.on_replica`, and the turns.
+    `trace` takes the arguments of `ReplicaStep.on_replica`, and the turns.
     """
 
     def __init__(self, name: str, count: int, trace: Callable) -> None:

@@ -41,10 +41,8 @@ from keras_conflux._replication.steps import Turns
 class ReplicaStep:
     """A step of a model on each replica. It makes the values global that leave.
 
-    Args:
-        model: A replicated model.
-        on_whole_batch: Runs the step of one device, for which nothing has to be
-            known, on a batch.
+    `on_whole_batch` runs the step of one device, for which nothing has to be
+    known, on a batch.
     """
 
     returns: type[Exit]
@@ -88,16 +86,9 @@ class ReplicaStep:
     ) -> Tree:
         """Runs a replica's step. Traced once per replica, in replica order.
 
-        Replicas of a compiled step may share the trace of replica 0.
-
-        Args:
-            shard: The replica's shard of the global batch.
-            fraction: A scalar: its number of samples over the global batch's.
-            place: Returns where they are in the global batch.
-            size: Its number of samples, which may be 0; `None` if it cannot.
-            compiled: The facts about the XLA program that the trace becomes
-                part of, if it does.
-            turns: The number of parts in which the replica runs its shard.
+        Replicas of a compiled step may share the trace of replica 0. The
+        fraction is the shard's number of samples over the global batch's. The
+        size is this number, which may be 0; `None` if it cannot.
         """
         if turns == 1:
             return self._trace(shard, fraction, place, size, compiled)

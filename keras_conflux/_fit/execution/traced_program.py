@@ -84,15 +84,11 @@ class TracedProgram:
             raise _reads_what_was(watchdog.name)
 
     def is_stale(self) -> bool:
-        """Whether it reads variables that have been replaced since."""
+        """See `Program`."""
         return self._staleness.applies_to(self._run)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Returns the result of the program, or raises its error.
-
-        Raises:
-            StrategyError: If the program that runs waits for this one.
-        """
+        """See `Program`. Raises if the program that runs waits for this one."""
         if not self._has_collectives:
             return self._call(*arguments)
         name = self._watchdog.name
@@ -132,11 +128,7 @@ _makers: list[Maker] = [lambda trace, _: trace()]
 
 
 def make_by(maker: Maker) -> None:
-    """Has another function make the programs of XLA from now on.
-
-    Args:
-        maker: Takes a function that traces a program, and the purpose.
-    """
+    """Has another function make the programs of XLA from now on."""
     _makers.append(maker)
 
 

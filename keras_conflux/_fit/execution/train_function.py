@@ -28,9 +28,8 @@ def make_function(
 ) -> Callable[[Any], dict]:
     """Makes Keras' `train_function` or `test_function`.
 
-    Returns:
-        A function that takes a `StepGroup`, or an iterator over global batches
-        of which it draws `model.steps_per_execution`, and returns the logs.
+    It takes a `StepGroup`, or an iterator over global batches of which it draws
+    `model.steps_per_execution`, and returns the logs.
     """
     plan = ExecutionPlan.of(model, strategy)
     run = StepExecutor(model, plan, replica_step.TrainOrTestStep(model, step))

@@ -29,11 +29,8 @@ _CHECKED_ENTRIES = 4096
 class BatchSharder:
     """Shards the batches of one source of data, as evenly as can be.
 
-    Args:
-        strategy: The strategy that replicates the model.
-        stacks: Whether to stack those that divide evenly.
-        keep_rows: See `Specs`.
-        turns: The number of parts in which each replica runs its shard.
+    It stacks those that divide evenly, if it `stacks`. For `keep_rows` see
+    `Specs`. Each replica runs its shard in so many turns.
     """
 
     def __init__(
@@ -82,14 +79,10 @@ class BatchSharder:
     ) -> list[Batch | StackedBatch]:
         """Shards some batches and moves each shard to its device.
 
-        Args:
-            drawn: Batches of an iterator over global batches, or of a user's
-                own `DistributedDataset`, which are sharded already.
-            spec: The `tf.TypeSpec`s that the iterator says it yields. A step
-                is traced for these, as on one device: traced for the shapes
-                of a batch instead, it would be traced again for the last one,
-                and code that depends on static shapes would differ from one
-                device.
+        They come from an iterator over global batches, or from a user's own
+        `DistributedDataset`, which are sharded already. A step is traced for
+        the specs of the iterator, as on one device: traced for the shapes of a
+        batch, it would be traced again for the last one.
         """
         sharded: list[Batch | StackedBatch] = []
         batches = [_standardized(batch) for batch in drawn]

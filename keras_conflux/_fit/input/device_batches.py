@@ -144,9 +144,7 @@ class StepGroup:
 def batch_fractions(sizes: Any) -> list[tf.Tensor]:
     """Returns each replica's fraction of the samples; they add up to one.
 
-    Args:
-        sizes: Per replica, the number of samples. Numbers that are known while
-            tracing make constants, which XLA and collectives make use of.
+    Sizes that are known while tracing make constants, of which XLA makes use.
     """
     # In float64 where models compute in it.
     dtype = "float64" if keras.config.floatx() == "float64" else "float32"

@@ -149,11 +149,7 @@ def measured(
 ) -> tuple[Measurements, ReplicatedStrategy] | None:
     """Returns the measurements of the running `fit`, and its strategy.
 
-    Args:
-        model: The model that it trains.
-
-    Returns:
-        `None` if Keras' own loop runs the steps, without replicas.
+    It is `None` if Keras' own loop runs the steps, without replicas.
     """
     plan = current_plan()
     if plan is None or plan.strategy is not keras_models.strategy_of(model):

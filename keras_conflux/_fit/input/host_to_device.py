@@ -47,11 +47,7 @@ class Placement:
 
 
 def move(leaves: list[Any], placement: Placement) -> list[list[Any]]:
-    """Moves one batch.
-
-    Returns:
-        Per replica, its shard of each leaf, on its device.
-    """
+    """Moves one batch. Returns each replica's shard of each leaf."""
     return _moved([leaves], placement, stack=False)
 
 
@@ -60,13 +56,8 @@ def move_stacked(
 ) -> list[list[Any]]:
     """Moves some batches of the same shapes.
 
-    Args:
-        batches: The leaves of each, of shape `(batch, ...)`.
-        placement: The devices of the shards.
-
-    Returns:
-        Per replica, its shard of each leaf, on its device, of shape
-        `(batches, shard of a batch, ...)`.
+    Returns each replica's shard of each leaf, of shape `(batches, shard of a
+    batch, ...)`.
     """
     size = max(size_in_bytes(batches[0]), 1)
     fitting = STAGING_BYTES * placement.count // size

@@ -223,11 +223,7 @@ def listed(told: list[Any]) -> str:
 def agree_on_specs(iterator: Any, name: str) -> Tree:
     """Makes an epoch iterator last as long as any process' does.
 
-    Returns:
-        The `tf.TypeSpec`s that the batches of all processes fit.
-
-    Raises:
-        ReplicaMismatchError: If the parts cannot be joined to one batch.
+    Returns the `tf.TypeSpec`s that the batches of all processes fit.
     """
     spec = keras_iterators.batch_spec(iterator)
     leaves = [_in_words(x) for x in trees.flatten(spec)]

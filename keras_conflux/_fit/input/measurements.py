@@ -29,9 +29,8 @@ class Work:
 class Measurements:
     """The sums of an epoch so far.
 
-    Whoever reads them calls `reset` where an epoch begins. Nothing else does,
-    so without a reader they are the sums of the whole call. `in_call` is not
-    reset.
+    Whoever reads them calls `reset` where an epoch begins. Without a reader
+    they are the sums of the whole call. `in_call` is not reset.
     """
 
     waited: float = 0.0

@@ -12,9 +12,8 @@ from keras_conflux._common.trees import Tree
 class Specs:
     """Finds the specs that a step is traced for, the same for many batches.
 
-    Args:
-        keep_rows: Whether specs say how many samples a batch has, also where
-            the iterator does not, for steps that cannot be traced without.
+    With `keep_rows` they say how many samples a batch has, for steps that
+    cannot be traced without.
     """
 
     def __init__(self, keep_rows: bool = False) -> None:

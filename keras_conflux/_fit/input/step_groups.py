@@ -48,15 +48,8 @@ def not_the_end(what: str, *, of_a_step: bool = False) -> Iterator[None]:
     """Raises another error for one that is not the end of the data.
 
     Keras' loops take every `tf.errors.OutOfRangeError` for the end, and end
-    without a word.
-
-    Args:
-        what: The action in it, for the message.
-        of_a_step: Whether a step runs in it, which may draw from an iterator
-            of its own. As on one device, training ends with that.
-
-    Raises:
-        tf.errors.InternalError: In place of an `OutOfRangeError` that is none.
+    without a word. A step may draw from an iterator of its own: as on one
+    device, training ends with that.
     """
     try:
         yield
@@ -134,10 +127,8 @@ class _RunningEpoch:
 class StepGroups:
     """Makes the step groups of one epoch iterator.
 
-    Args:
-        plan: The plan of the call that the iterator was made in.
-        requested: Keras' `steps_per_execution`.
-        ahead: Whether batches may be drawn before they are asked for.
+    Keras' `steps_per_execution` is requested. Batches may be drawn before they
+    are asked for if it draws `ahead`.
     """
 
     def __init__(
@@ -165,11 +156,9 @@ class StepGroups:
     ) -> Generator[tuple[int, int, StepGroup], None, None]:
         """Yields `(first step, last step, step group)` for an epoch.
 
-        Args:
-            observed: Keras' own enumeration. It keeps count of the steps, so
-                it is advanced only when their batches are there to be run.
-            number: The number of batches of the epoch, if it is known; so many
-                are drawn, for a generator may go on without an end.
+        Keras' own enumeration keeps count of the steps, so it is advanced only
+        when their batches are there to be run. If the number of batches is
+        known, so many are drawn, for a generator may go on without an end.
         """
         epoch = self._epoch = self._begun(observed, number)
         del observed  # the epoch alone is to hold the source

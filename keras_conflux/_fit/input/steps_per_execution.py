@@ -41,11 +41,8 @@ to arrive as a step takes."""
 class PrefetchBudget:
     """The time of an execution, in which the batches of the next must arrive.
 
-    Args:
-        steps: The number of steps of the running execution.
-        minimum: The minimum number of steps of the next one.
-        seconds: The estimated duration of the running one.
-        move_seconds: The time that it takes to move a batch.
+    It takes the numbers of steps of the running one and, at least, of the next
+    one, and estimates for the running one and for the move of a batch.
     """
 
     def __init__(
@@ -89,15 +86,8 @@ class StepsPerExecution:
     """How many steps the executions of one epoch iterator have.
 
     Processes measure different times. They run as many steps as all of them
-    would, and wait for the batches of these.
-
-    Args:
-        requested: Keras' `steps_per_execution`.
-        may_choose: Whether more than one may be run where the user has not
-            asked for a number.
-        memory: The bytes that the batches of an execution may take, of all
-            devices of this process together.
-        name: The name of the executed step, for messages between processes.
+    would, and wait for the batches of these. The memory is of all devices of
+    this process together, for the batches of an execution.
     """
 
     def __init__(
