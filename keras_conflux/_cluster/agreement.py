@@ -38,19 +38,15 @@ _SIZES = 8_388_593
 """The largest prime below 2**23, so that keys have 31 bits."""
 
 
-def assert_same_place(
-    what: str, of: Any = None, seconds: float | None = None
-) -> None:
+def assert_same_place(what: str, seconds: float | None = None) -> None:
     """Raises in all processes unless all are at the same place of the program.
 
-    The object `of` the action becomes a text only if there are other processes.
-    They are waited for as long as for a step, or these seconds.
+    Others are waited for as long as for a step, or these seconds.
     """
     if process_count() == 1:
         return
-    action = what if of is None else f"{what}, of {of}"
     with errors_reported_to_all(what):
-        actions = _gather_texts(_shortened(action.encode()), seconds)
+        actions = _gather_texts(_shortened(what.encode()), seconds)
         if any(each != actions[0] for each in actions):
             raise ReplicaMismatchError(_mismatch(actions))
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+from typing import TypeAlias
 
 DEFAULT_STEP_TIMEOUT = 1800.0
 """How many seconds a step may take, unless `CONFLUX_STEP_TIMEOUT` says
@@ -35,7 +36,9 @@ def step_timeout() -> float:
     return seconds
 
 
-_idle: "list[_Daemon]" = []
+_Inbox: TypeAlias = "queue.SimpleQueue[Callable[[], None]]"
+_idle: list[_Inbox] = []
+"""Of threads that wait for a function to run."""
 
 # A fork has none of the threads.
 os.register_at_fork(after_in_child=_idle.clear)
@@ -49,34 +52,25 @@ def run_in_daemon(work: Callable[[], None]) -> threading.Event:
     event that is set when the work has ended.
     """
     try:
-        daemon = _idle.pop()
+        inbox = _idle.pop()
     except IndexError:
-        daemon = _Daemon()
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=_work, args=[inbox], daemon=True).start()
     ended = threading.Event()
     given = [work]
 
     def then_be_idle() -> None:
         given.pop()()  # its references are dropped before another call comes
-        _idle.append(daemon)
+        _idle.append(inbox)
         ended.set()
 
-    daemon.give(then_be_idle)
+    inbox.put(then_be_idle)
     return ended
 
 
-class _Daemon:
-    """A thread that runs one function after another."""
-
-    def __init__(self) -> None:
-        self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def give(self, function: Callable[[], None]) -> None:
-        self._given.put(function)
-
-    def _work(self) -> None:
-        while True:
-            self._given.get()()  # without a name that would keep its batches
+def _work(inbox: _Inbox) -> None:
+    while True:
+        inbox.get()()  # without a name that would keep its batches
 
 
 class DaemonCall:

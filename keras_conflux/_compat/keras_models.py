@@ -13,6 +13,7 @@ from keras.src.trainers import trainer as trainer_module
 
 from keras_conflux._common.errors import StrategyError
 from keras_conflux._compat import error_texts
+from keras_conflux._compat import keras_optimizers
 from keras_conflux._compat.private_keras_names import Patched
 
 
@@ -36,9 +37,7 @@ def reduction_axes(layer: Any) -> list[int]:
 
 def accumulators(optimizer: Any) -> list[keras.Variable]:
     """Returns the variables that add up gradients between updates."""
-    # Keras has no public name for them (base_optimizer.py, `build`).
-    found = getattr(optimizer, "_accumulated_gradients", None) or []
-    return [variable for variable in found if variable is not None]
+    return [variable for variable, _ in keras_optimizers.accumulated(optimizer)]
 
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:

@@ -199,30 +199,12 @@ class _Plan:
         return sorted(found, key=self._positions.__getitem__)
 
     def _share_loops(self) -> None:
-        """Moves cuts to later loops that compute their inputs anyway.
+        """Moves cuts to the last loops that may compute their inputs.
 
         So no forward pass is run just for the sums of a metric.
         """
         latest = self._latest_phases()
-        for cut in [each for each in self._needed if each in self._cuts]:
-            if self._phases[cut] >= latest[cut]:
-                continue
-            inputs = set(self._behind([self._cuts[cut].given.op], True))
-            missing = {
-                phase: len(inputs - self._in_loop(phase - 1, cut))
-                for phase in range(self._phases[cut], latest[cut] + 1)
-            }
-            best = min(missing, key=lambda phase: (missing[phase], phase))
-            if best > self._phases[cut]:
-                self._earliest[cut] = best
-                self._find_phases()
-
-    def _in_loop(self, phase: int, without: tf.Operation) -> set[tf.Operation]:
-        """Returns the operations of a loop, but for one of its cuts."""
-        loop = self.loops[phase]
-        ends = [cut.given.op for cut in loop.cuts if cut.value.op != without]
-        ends += [each.op for each in loop.outputs]
-        return set(self._behind([*ends, *loop.effects], of_turns=True))
+        self._earliest = {cut: latest[cut] for cut in self._cuts}
 
     def _latest_phases(self) -> dict[tf.Operation, int]:
         """Returns in which phases operations have to run at last."""
