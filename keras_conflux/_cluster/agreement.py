@@ -81,10 +81,7 @@ def barrier(timeout: float = DEFAULT_STEP_TIMEOUT) -> None:
 
 
 def all_gather_json(what: str, own: Any) -> list[Any]:
-    """Returns the values of all processes, in their order.
-
-    JSON must be able to hold them.
-    """
+    """Returns JSON values of all processes, in their order."""
     if process_count() == 1:
         return [own]
     texts = _gather_values(what, _as_json(own))
@@ -106,10 +103,7 @@ class Comparable:
 
 
 def gather_if_different(what: str, own: Comparable) -> list[Any] | None:
-    """Returns the values of all processes, or `None` if they are all equal.
-
-    As long as they are, only a digest of the value is sent.
-    """
+    """Returns the values of all, or `None` if their digests are equal."""
     if process_count() == 1:
         return None
     digests = _gather_values(what, own.digest)
@@ -134,10 +128,7 @@ def _gather_values(what: str, value: str) -> list[bytes]:
 
 
 def broadcast_bytes(root: int, own: bytes, length: int) -> bytes:
-    """Returns the bytes of one of the processes in all of them.
-
-    All know how many there are.
-    """
+    """Returns so many bytes of one of the processes in all of them."""
     words = np.zeros([length // 4 + 1], np.int32)
     if process_index() == root:
         words.view(np.uint8)[:length] = np.frombuffer(own, np.uint8)

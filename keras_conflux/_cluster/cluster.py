@@ -7,10 +7,7 @@ from keras_conflux._common.errors import ClusterError
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The addresses of all processes, and which of them this one is.
-
-    All processes hold equal addresses, in the same order.
-    """
+    """The addresses of all processes, alike in all, and the own index."""
 
     addresses: tuple[str, ...]
     """`host:port` of every process."""
@@ -50,10 +47,7 @@ def separated(addresses: str) -> list[str]:
 
 
 def split_address(address: str, source: str) -> tuple[str, int]:
-    """Returns the host, as it is written, and the port of an address.
-
-    An IPv6 host stands in brackets. An error names the `source` of the address.
-    """
+    """Returns the host, an IPv6 one in brackets, and the port."""
     host, _, port = address.rpartition(":")
     is_bare_ipv6 = ":" in host and not host.endswith("]")
     digits = port.isascii() and port.isdecimal()

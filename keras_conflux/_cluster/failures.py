@@ -33,10 +33,7 @@ class ExitOfAllProcesses(SystemExit):
 
 
 def of_all_processes(error: ConfluxError) -> ConfluxError:
-    """Returns an error that all processes raise at one place of the program.
-
-    It is not reported, so all may catch it and go on.
-    """
+    """Returns an error that all processes raise and may catch."""
     error.conflux_is_of_all = True
     return error
 

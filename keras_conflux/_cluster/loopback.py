@@ -34,10 +34,7 @@ def _is_local(host: str) -> bool:
 
 
 def close_to_other_hosts(address: str) -> bool:
-    """Lets the port of this process be reached through the loopback only.
-
-    Returns whether this is so now; not before Linux 5.7.
-    """
+    """Closes this process' port to others. Returns whether it could."""
     _, port = split_address(address, "the address of this process")
     closed = [bind_to_loopback(each) for each in _listening(port)]
     return bool(closed) and all(closed)

@@ -51,10 +51,7 @@ _UNKNOWN_CALLERS = 100
 def call_roll(
     addresses: Sequence[str], index: int, seconds: float
 ) -> str | None:
-    """Waits until all processes have come; returns why not, if they have not.
-
-    Process 0 waits so many seconds for the others.
-    """
+    """Waits so long until all have come; returns why not, if not."""
     names = [f"process {k} at {each}" for k, each in enumerate(addresses)]
     try:
         server = _listening_at(addresses[index])
@@ -182,10 +179,7 @@ class _Callers:
     def introduced(
         self, end: float
     ) -> Iterable[tuple[socket.socket, int, int]]:
-        """Yields who introduces itself next, until a time.
-
-        Each is a caller, its index, and how many processes it knows of.
-        """
+        """Yields each caller, its index, and how many it knows of."""
         left = max(0.0, end - time.monotonic())
         for key, _ in self._selector.select(left):
             caller: Any = key.fileobj
@@ -256,10 +250,7 @@ class _Callers:
 def _reported(
     address: str, index: int, count: int, seconds: float
 ) -> tuple[list[str], str | None]:
-    """Introduces this process to process 0.
-
-    Returns the hosts of all processes, and an error message, if any.
-    """
+    """Introduces this process. Returns the hosts of all, and an error."""
     seconds += _LATE_SECONDS
     host, port = split_address(address, "the address of process 0")
     introduction = _message(f"{index} {count}")

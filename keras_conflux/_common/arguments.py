@@ -7,10 +7,7 @@ from typing import Any
 
 
 def assert_count(name: str, value: Any, what: str, least: int = 1) -> None:
-    """Refuses a value that is no whole number, or too small.
-
-    The error says what the number means, such as `"a number of batches"`.
-    """
+    """Refuses a value that is no whole number, or too small."""
     said = f"`{name}` is {what}, at least {least}. Received: {name}={value!r}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(said)

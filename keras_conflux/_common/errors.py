@@ -151,10 +151,7 @@ _adding: list[AddNote] = []
 
 
 def add_notes_by(add: AddNote) -> None:
-    """Has a function add notes from now on.
-
-    It takes the arguments of `add_notes`.
-    """
+    """Has a function add notes from now on. See `add_notes`."""
     _adding.append(add)
 
 

@@ -33,10 +33,7 @@ def warn(message: str, operation: tf.Operation | None = None) -> None:
 
 
 def users_line(operation: tf.Operation | None = None) -> tuple[str, int]:
-    """Returns the file and the line of the user's that has led here.
-
-    It is the line that has made an operation, if that is given.
-    """
+    """Returns the user's line that has led here, or has made an operation."""
     # The traceback of an op has the user's lines where AutoGraph has
     # translated them; Python's own stack has lines of generated files.
     if operation is not None:

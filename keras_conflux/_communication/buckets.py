@@ -48,10 +48,7 @@ def plan(
 def neighbours(
     items: Iterable[T], size_of: Callable[[T], int], limit: int
 ) -> Iterator[list[T]]:
-    """Groups neighbours whose sizes together are within a limit.
-
-    One item may be larger.
-    """
+    """Groups neighbours within a limit, which one item may exceed."""
     group: list[T] = []
     total = 0
     for item in items:

@@ -262,10 +262,7 @@ class Communicator:
         return [joined(part) for part in parts]
 
     def can_gather_again(self, in_xla: bool) -> bool:
-        """Whether tensors traced last can be gathered early.
-
-        Between GPUs in a graph, collectives run in the order of tracing.
-        """
+        """Whether collectives need not run in the order of tracing."""
         if self.size == 1 or tf.executing_eagerly():
             return False
         return self._in_xla.moves_parts if in_xla else not self.on_gpu
@@ -373,10 +370,7 @@ class Communicator:
             self._lock.release()
 
     def recover(self) -> None:
-        """Makes the channel usable after a step that failed half-way.
-
-        Between processes nothing does.
-        """
+        """Makes the channel usable after a step that failed half-way."""
         if not self.spans_processes:
             for each in (self._in_graph, vars(self).get("_early")):
                 if isinstance(each, CpuRing):

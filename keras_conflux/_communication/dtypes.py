@@ -71,10 +71,7 @@ _FLOATS = {integer: floats for floats, integer in _INTEGERS.items()}
 
 
 def to_ordered_integers(x: tf.Tensor, op: Extreme) -> tf.Tensor:
-    """Returns integers that are in the order of `x`.
-
-    `MIN` puts NaN below all numbers, `MAX` above.
-    """
+    """Returns integers in the order of `x`, with NaN where `op` finds it."""
     if x.dtype not in _INTEGERS:  # of 16 bits, which no collective counts in
         x = tf.cast(x, tf.float32)
     integer = _INTEGERS[x.dtype]
@@ -89,10 +86,7 @@ def to_floats(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _flip_negatives(bits: tf.Tensor) -> tf.Tensor:
-    """Turns the order of the negative ones round; its own inverse.
-
-    The bits of a float are its sign and then its size.
-    """
+    """Turns the order of the negative ones round; its own inverse."""
     places = tf.constant(8 * bits.dtype.size - 1, bits.dtype)
     if_negative = tf.bitwise.right_shift(bits, places)  # all bits, else none
     return tf.bitwise.bitwise_xor(

@@ -182,10 +182,7 @@ class ReplicaCollectives:
         after: Sequence[tf.Tensor] = (),
         again: bool = False,
     ) -> list[tf.Tensor]:
-        """Returns the parts of all replicas, joined.
-
-        See `Communicator.all_gather`.
-        """
+        """Joins parts. See `Communicator.all_gather`."""
         self._assert_same_call("all-gather of parts", parts)
         whole: list[tf.Tensor] = []
         for group in neighbours(
@@ -346,10 +343,7 @@ class ReplicaCollectives:
         return tf.cast(self._reduce(SUM, placed), leaf.dtype)
 
     def _placed(self, leaf: tf.Tensor, axis: int) -> tf.Tensor:
-        """Returns the joined tensor with zeros where other replicas' rows are.
-
-        The replicas tell each other their numbers of rows.
-        """
+        """Returns zeros with the own rows in their place."""
         size, rank = self.count, leaf.shape.rank
         length = tf.shape(leaf)[axis]
         with tensorflow_tracing.of_rank():
@@ -424,10 +418,7 @@ GATHERED_TOGETHER = 1 << 25
 def _listed(
     function: Callable, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns the list that a function with a gradient of its own returns.
-
-    Eagerly, a list of one comes back as its element.
-    """
+    """Returns a list, of which an eager gradient gives one element bare."""
     return tf.nest.flatten(function(*tensors)) if tensors else []
 
 

@@ -17,10 +17,7 @@ def batch_spec(iterator: Any) -> Any:
 
 
 def has_python_source(iterator: Any) -> bool:
-    """Whether an epoch iterator of Keras draws from Python code of the user's.
-
-    That is a generator, a `PyDataset` or another library's data set.
-    """
+    """Whether Python code of the user's yields the data of an iterator."""
     plain = data_adapters.ArrayDataAdapter | data_adapters.TFDatasetAdapter
     return not isinstance(iterator.data_adapter, plain)
 
@@ -60,10 +57,7 @@ def shuffles_samples(adapter: Any) -> bool:
 
 
 def reshuffled(adapter: Any) -> tf.data.Dataset:
-    """Returns the batches of an adapter, in another order for each iterator.
-
-    The orders follow from TensorFlow's global seed, if there is one.
-    """
+    """Returns batches in another order, by the seed, for each iterator."""
     count, size = adapter._num_samples, adapter._batch_size
     is_even = count % size == 0
     inputs = keras.tree.lists_to_tuples(adapter._inputs)

@@ -18,10 +18,7 @@ def random_seed() -> int | None:
 
 
 def as_tensor(value: Any, dtype: str | None = None) -> tf.Tensor:
-    """Returns a tensor, also for a variable, which Keras leaves one.
-
-    By default it is of the dtype that Keras computes in.
-    """
+    """Returns a tensor, also for a variable, which Keras leaves one."""
     converted: Any = keras.ops.convert_to_tensor(value, dtype)
     if isinstance(converted, keras.Variable | tf.Variable):
         return tf.convert_to_tensor(converted)
@@ -45,10 +42,7 @@ def set_backing(variable: keras.Variable, new: tf.Variable) -> None:
 def make_backing(
     variable: keras.Variable, value: Any, summed: bool = False
 ) -> tf.Variable:
-    """Makes a TensorFlow variable as Keras would in the current scope.
-
-    A summed one is the sum of the replicas' values, whatever Keras says.
-    """
+    """Makes a TensorFlow variable, perhaps summed, as Keras would."""
     # As in core.Variable._initialize, except that a copy that a replica writes
     # is never reduced on the way: it would be reduced at each writing, and
     # Keras writes a sum by writing the old sum and the summand.

@@ -23,10 +23,7 @@ from keras_conflux._compat.private_names import version_numbers
 
 @functools.cache
 def _code_of_filter() -> types.CodeType:
-    """Returns the code of methods whose errors come without Keras' frames.
-
-    From the first call on, the frames of this package are left out, too.
-    """
+    """Returns the code that hides frames of Keras, and now ours, too."""
     ours = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
     traceback_utils._EXCLUDED_PATHS += (ours,)
     return traceback_utils.filter_traceback(print).__code__

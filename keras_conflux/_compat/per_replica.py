@@ -25,10 +25,7 @@ class _Spec(values.PerReplicaSpec):
 
 
 class PerReplica(values.PerReplica):
-    """The `tf.distribute` type for values of replicas, here for trees.
-
-    A subclass has `devices`, and is made of values and devices.
-    """
+    """The `tf.distribute` type for trees of replicas, with `devices`."""
 
     devices: tuple[Any, ...]
     _conflux_spec: Any
@@ -54,10 +51,7 @@ def of(parts: Iterable[Any]) -> Any:
 
 
 def by_leaves(value: Any) -> Any:
-    """Returns a tree of TensorFlow's own values, of tensors, for one of ours.
-
-    All else is returned as it is.
-    """
+    """Returns a tree of TensorFlow's own values for one of ours."""
     if not isinstance(value, PerReplica):
         return value
 

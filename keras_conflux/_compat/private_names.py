@@ -58,10 +58,7 @@ class PrivateName(ListedName):
 
 
 def module_if_any(name: str) -> Any:
-    """Returns a module that an extension alone needs, empty if it is missing.
-
-    The extension is left out then, and the package imported all the same.
-    """
+    """Returns a module for an extension, empty if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError:

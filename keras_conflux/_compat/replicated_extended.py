@@ -30,11 +30,7 @@ from keras_conflux._compat.tensorflow_internals import without_untrue_lines
 
 
 class ReplicatedExtended(mirrored_strategy.MirroredExtended):
-    """A MirroredStrategy's inside in which replicas never pause for others.
-
-    Each replica runs the whole program; it meets the others only in
-    `all_reduce`, which is given.
-    """
+    """A MirroredStrategy's inside in which replicas never pause."""
 
     def __init__(
         self,
@@ -142,10 +138,7 @@ class ReplicatedExtended(mirrored_strategy.MirroredExtended):
         )
 
     def _of_replicas(self, value: Any, is_mean: bool = False) -> Any:
-        """Returns a tree of values of replicas.
-
-        Any other value belongs to this process, where there are others.
-        """
+        """Returns a tree of values of replicas, or of processes."""
         value, here = by_leaves(value), len(self._devices)
         if not self._communicator.spans_processes or (here > 1 and not is_mean):
             return value

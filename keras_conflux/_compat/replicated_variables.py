@@ -14,10 +14,7 @@ from keras_conflux._compat.tensorflow_internals import own_variable
 
 
 class OfReplicas:
-    """Conversions of a `tf.Variable`, which one with copies lacks.
-
-    It has a copy for the replicas of one strategy, and for no others.
-    """
+    """Conversions of a `tf.Variable`, which one with copies lacks."""
 
     def _get_replica(self: Any, replica_id: int) -> Any:
         assert_of_running(self)
@@ -121,10 +118,7 @@ class _Sum(values._SyncOnReadSaveable):
 
 
 def set_sum(variable: Any, value: Any) -> list[Any]:
-    """Gives the first copy of all a value, so that the copies add up to it.
-
-    Returns the operations that assign it.
-    """
+    """Makes the copies add up to a value; returns the operations."""
     first, *others = variable.values
     value = tf.cast(value, first.dtype)
     mine = value
@@ -138,10 +132,7 @@ def set_sum(variable: Any, value: Any) -> list[Any]:
 
 
 class InParts(OfReplicas):
-    """A variable of which each device holds a part, and none the whole.
-
-    It is read and written whole.
-    """
+    """A variable of which each device has a part. It is used whole."""
 
     layout: Any
     """How the parts make the whole."""
@@ -194,10 +185,7 @@ def places(destinations: Any) -> Any:
 
 
 def assert_of_running(variable: Any) -> None:
-    """Raises if the replica that runs is of another strategy than the copies.
-
-    A variable that lies in parts belongs to a strategy that cuts it.
-    """
+    """Raises if the replica that runs is of another strategy."""
     own, running = variable.distribute_strategy, tf.distribute.get_strategy()
     if own is running or not hasattr(running.extended, "of_first_replica"):
         return

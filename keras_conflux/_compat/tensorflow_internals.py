@@ -94,10 +94,7 @@ def _destroy(handle: Any) -> None:
 
 
 def replica_index() -> int:
-    """Returns the index of the running replica in this process.
-
-    `replica_id_in_sync_group` would add a constant to the graph at each call.
-    """
+    """Returns the index of the running replica, without adding a constant."""
     found: Any = values_util.get_current_replica_id_as_int()
     return found
 

@@ -87,10 +87,7 @@ def report_error(text: str) -> None:
 
 
 def failure_of_any(count: int) -> tf.errors.OpError | None:
-    """Returns why one of the processes does no longer work with the others.
-
-    It asks the first process, which answers within a millisecond.
-    """
+    """Asks the first process why one does no longer work, if one does."""
     try:
         states = _context().get_task_states([(_JOB, count)])
     except tf.errors.OpError as error:

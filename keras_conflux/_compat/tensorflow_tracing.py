@@ -66,10 +66,7 @@ def is_vectorized() -> bool:
 
 
 def in_function_of(graph: Any) -> bool:
-    """Whether a function that a graph calls is being traced.
-
-    Branches and loops are parts of the graph.
-    """
+    """Whether a function that a graph calls is traced, not a branch."""
     here: Any = tf.compat.v1.get_default_graph()
     while here is not graph and isinstance(here, _BRANCH_OR_LOOP):
         here = here.outer_graph
@@ -211,10 +208,7 @@ def leaving_out(leaves_out: Grappler) -> Iterator[None]:
 
 
 def traces_of(function: Any) -> list[Any]:
-    """Returns the graphs that have been traced of a function.
-
-    It is a result of `concrete_function`, or a `tf.function`.
-    """
+    """Returns the graphs that have been traced of a function."""
     graph = getattr(function, "graph", None)
     if graph is not None:
         return [graph]

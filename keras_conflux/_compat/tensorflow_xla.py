@@ -42,10 +42,7 @@ def barriers(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def replaced(whole: tf.Tensor, part: tf.Tensor, begins: Any) -> tf.Tensor:
-    """Returns a tensor in which a part is another one.
-
-    XLA need not know where the part begins along each axis.
-    """
+    """Returns a tensor in which a part, at unknown places, is another."""
     return gen_xla_ops.xla_dynamic_update_slice(whole, part, begins)
 
 
@@ -190,10 +187,7 @@ def _type(shape: Iterable[int | None], dtype: tf.DType) -> str:
 
 
 def reduce_scatter(flat: tf.Tensor, count: int, channel: int) -> tf.Tensor:
-    """Returns this device's part of a sum, by a collective of XLA.
-
-    No other call has its channel. See `all_gather`.
-    """
+    """Returns this device's part of a sum. See `all_gather`."""
     size, dtype = length(flat), flat.dtype
     given, found = _type([size], dtype), _type([size // count], dtype)
     one = _type([], dtype)

@@ -23,13 +23,7 @@ from keras_conflux._graphs.effects import effect_of
 def refuse_unequal(
     name: str, operations: Sequence[tf.Operation], equal: set[int]
 ) -> None:
-    """Raises for a collective whose branch not all replicas may take.
-
-    Args:
-        name: The name of the replicas' program.
-        operations: The operations of one of them, as traced in one graph.
-        equal: The ids of inputs that are equal on all replicas.
-    """
+    """Raises for a collective whose branch not all replicas may take."""
     if any(map(_runs_collectives, operations)):
         graph: Any = operations[0].graph
         found = {
@@ -65,10 +59,7 @@ class _Walk:
     def over(
         self, operations: Sequence[tf.Operation], equal: dict[int, bool]
     ) -> dict[int, bool]:
-        """Returns, by id, whether the tensors of a graph are equal.
-
-        It begins with tensors that are known before.
-        """
+        """Returns, by id, whether the tensors of a graph are equal."""
         for operation in operations:
             inputs = [equal.get(id(x), False) for x in operation.inputs]
             if operation.type == "Placeholder":

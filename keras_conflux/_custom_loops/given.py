@@ -74,13 +74,7 @@ has what a collective has returned, and others have parts."""
 
 
 class Given:
-    """Arguments, some of them split.
-
-    Args:
-        arguments: A tree. Its leaves that are `Replicas` or values of
-            `tf.distribute` give each replica its own part, all others go to
-            every replica.
-    """
+    """Arguments, some of them split, as `Replicas` and their kin are."""
 
     def __init__(self, arguments: Tree) -> None:
         self._arguments = arguments
@@ -111,10 +105,7 @@ class Given:
 
     @functools.cached_property
     def signature(self) -> tuple[Any, ...]:
-        """The properties of the leaves that a trace depends on.
-
-        Where there are more, TensorFlow finds out.
-        """
+        """The properties of the leaves that a trace depends on."""
         found: list[Any] = [self.kinds]
         for leaf in self._leaves:
             for part in leaf.values if isinstance(leaf, Replicas) else (leaf,):

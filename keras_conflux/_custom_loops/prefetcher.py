@@ -75,10 +75,7 @@ def prefetch(
 def run_ahead(
     source: Iterable[Any], function: Callable[[Any], Any], ahead: int
 ) -> Iterator[Any]:
-    """Yields `function` of each item of `source`; both are run by a thread.
-
-    Not more than `ahead` results wait.
-    """
+    """Yields `function` of items, which a thread computes ahead."""
     worker = _Worker(source, function, ahead)
     # It holds the worker, not this generator, which can so be forgotten.
     thread = threading.Thread(

@@ -307,10 +307,7 @@ def _once_each(function: Callable[[Leaf], Any], tree: Tree) -> Tree:
 
 
 def _opened(tree: Tree, call: str) -> Tree:
-    """Returns the tree with a list in place of each `Replicas`.
-
-    It refuses objects with a state, and all trees while a graph is traced.
-    """
+    """Returns the tree with a list for each `Replicas`, if it may move."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"`{call}` was called while TensorFlow traces a graph, where a "

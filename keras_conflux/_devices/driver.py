@@ -10,10 +10,7 @@ from importlib import metadata
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES names, else all numbers.
-
-    No GPU is initialized.
-    """
+    """Returns the GPUs of CUDA_VISIBLE_DEVICES, else all numbers."""
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return _all_gpus()

@@ -50,10 +50,7 @@ def back_up(original: Callable, callback: Any, *args: Any) -> None:
 
 
 def show_and_write_there(call: KerasCall, leads: bool) -> None:
-    """Changes a call so that only the first process shows and writes.
-
-    If it `leads`, all begin where it does.
-    """
+    """Has only the first process show and write, and perhaps lead."""
     if process_index() > 0:
         call.arguments["verbose"] = 0
     callbacks = callbacks_of_this_process(call.callbacks)

@@ -48,10 +48,7 @@ _told_at_the_end: list[Callable[[str, Measurements], None]] = []
 
 
 def at_the_end(tell: Callable[[str, Measurements], None]) -> None:
-    """Has a function called after each `fit` with its measurements.
-
-    It is also told the name of the model.
-    """
+    """Has a function called with each `fit`'s model and measurements."""
     _told_at_the_end.append(tell)
 
 
@@ -265,10 +262,7 @@ def _is_outdated(function: Any, model: keras.Model) -> bool:
 
 
 def _strategy(model: keras.Model) -> ReplicatedStrategy | None:
-    """Returns a model's strategy, after replicating new parts of the model.
-
-    Sharing a replicated layer is enough, and so is Keras' distribution.
-    """
+    """Returns a model's strategy, after replicating its new parts."""
     if in_replica():
         raise StrategyError(
             f"{model.name}: `fit`, `evaluate` and `predict` run a step on each "

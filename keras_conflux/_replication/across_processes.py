@@ -25,10 +25,7 @@ _runners: list[_Runner] = []
 
 
 def run_everywhere_by(runner: _Runner) -> None:
-    """Sets the runner of functions on every device, outside of replicas.
-
-    The runner takes the function and the strategy whose devices these are.
-    """
+    """Sets who runs functions on the devices of a strategy."""
     _runners.append(runner)
 
 
@@ -86,10 +83,7 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
         return cross_device.placed(found, per_replica_value, destinations)
 
     def _on_each(self, axis: int | None, values: list[Any]) -> list[Any]:
-        """Returns, of each value, what each device has of all replicas.
-
-        That is the sum where there is no axis along which to join.
-        """
+        """Returns each value's sum, or its join along an axis."""
         parts = [cross_device.as_tensors(value) for value in values]
         given = [per_replica.of(each) for each in parts]
         if tf.executing_eagerly():
@@ -144,11 +138,7 @@ class AcrossProcesses(tf.distribute.CrossDeviceOps):
         return dataset.flat_map(of_ranks)
 
     def of_process(self, dataset_fn: Callable[[Any], Any], _: Any) -> Any:
-        """Returns the data set that a function makes for this process.
-
-        Data sets of processes that are known to be of different lengths are
-        refused.
-        """
+        """Makes a process' data set, as long as all others'."""
         dataset = dataset_fn(
             tf.distribute.InputContext(
                 process_count(),

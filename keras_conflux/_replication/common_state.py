@@ -124,10 +124,7 @@ def agree_on_assigned(
 
 
 def sums_of_assigned() -> list[list[float]]:
-    """Returns what this process has assigned since it was compared, as sums.
-
-    Alone, it has nobody to compare them with.
-    """
+    """Returns sums of what was assigned since it was compared."""
     if process_count() == 1:
         return []
     return _sums(_comparable(_mirrored(replicated_extended.assigned())))
@@ -136,10 +133,7 @@ def sums_of_assigned() -> list[list[float]]:
 def compare_assigned(
     what: str, are_alike: bool, variables: Callable[[], list[Any]]
 ) -> None:
-    """Raises if the processes have assigned something else to variables.
-
-    `are_alike` says whether all have the same `sums_of_assigned`.
-    """
+    """Raises if sums of what was assigned are not alike in variables."""
     if are_alike:
         replicated_extended.note_compared()
         return

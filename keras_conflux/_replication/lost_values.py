@@ -25,10 +25,7 @@ _WHY = "lost when a device ran out of memory"
 
 
 def after(error: BaseException, program: Any) -> None:
-    """Empties the variables that an XLA program has written, if lost.
-
-    Only variables on GPUs count.
-    """
+    """Empties variables on GPUs that an XLA program has lost."""
     if not error_texts.is_of_a_full_device(error):
         return
     lost = [each for each in _written(program) if KIND in each.device]

@@ -72,10 +72,7 @@ def choose(
     reshuffle: bool | None,
     microbatches: int | None,
 ) -> None:
-    """Records the options of a model; `None` leaves one as it is.
-
-    A model that runs keeps its options.
-    """
+    """Records the options of a model, unless it runs or they are `None`."""
     chosen = _chosen.setdefault(model, {})
     change = f"keras_conflux.replicate({model.name}, "
     if data is not None:

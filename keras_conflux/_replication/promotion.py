@@ -77,10 +77,7 @@ def is_waiting(optimizer: Any) -> bool:
 
 
 def promote_new_state(target: Any, strategy: ReplicatedStrategy) -> None:
-    """Replicates objects added since: optimizers, metrics, layers.
-
-    Without a target it replicates the seeds of `keras.random` alone.
-    """
+    """Replicates objects added since, and the seeds of `keras.random`."""
     seeds = keras_variables.global_seed_generator()
     is_there = take_seed(seeds, strategy)
     if is_there and target is None:
@@ -109,10 +106,7 @@ def build(
 def promote_beside(
     optimizer: Any, trained: Sequence[Any]
 ) -> ReplicatedStrategy | None:
-    """Replicates an optimizer if all that it is to update is replicated.
-
-    Returns the strategy that replicates the optimizer, `None` if none does.
-    """
+    """Replicates an optimizer where all that it is to update is."""
     strategy = state.replicated_by(optimizer.variables[:1])
     if strategy is not None or not trained:
         return strategy
@@ -133,10 +127,7 @@ def adopt(
     variables: Sequence[keras.Variable],
     strategy: ReplicatedStrategy,
 ) -> None:
-    """Replicates variables that only the steps of a model know.
-
-    From then on they count among the model's own, for `demote` as well.
-    """
+    """Replicates variables of steps, and counts them among a model's."""
     if variables:
         state.adopt(model, variables)
         promote_new_state(model, strategy)
@@ -206,10 +197,7 @@ def _promote_all(
 
 
 def _to_promote(owners: Sequence[Any]) -> list[tuple[keras.Variable, bool]]:
-    """Returns the variables without copies, and whether copies are summed.
-
-    A variable that has its copies already, or no value yet, is left alone.
-    """
+    """Returns variables that have no copies, and whether these are summed."""
     # Between updates each replica accumulates the gradient of its samples.
     summed = {
         id(variable)

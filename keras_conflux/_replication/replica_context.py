@@ -49,20 +49,14 @@ def whole_batch_strategy() -> Any:
 
 
 def outside_of_replicas(function: Callable[[], Any]) -> Any:
-    """Calls a function that may run a strategy of its own.
-
-    In a replica that runs eagerly, it is called in another thread.
-    """
+    """Calls a function of a replica, in another thread if eager."""
     if not in_replica() or not tf.executing_eagerly():
         return function()
     return outside_of_strategies(function)
 
 
 def outside_of_strategies(function: Callable[[], Any]) -> Any:
-    """Calls a function where no scope of a strategy is open.
-
-    If one is, it is called in another thread.
-    """
+    """Calls a function where no scope of a strategy is open."""
     if not tf.distribute.has_strategy():
         return function()
     call = DaemonCall(keras_variables.with_this_threads_state(function))

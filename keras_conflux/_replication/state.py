@@ -180,10 +180,7 @@ def replicated_by(
 
 
 def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
-    """Returns the strategy that the variables are replicated by, if any.
-
-    It refuses variables of several strategies, or of another kind of strategy.
-    """
+    """Returns the one strategy that replicates variables, if any."""
     found: ReplicatedStrategy | None = None
     for variable in variables:
         value = keras_variables.backing(variable)
@@ -206,10 +203,7 @@ def strategy_of(variables: list[keras.Variable]) -> ReplicatedStrategy | None:
 
 
 def swap_backing(variable: keras.Variable, old: Any, new: Any) -> None:
-    """Puts another TensorFlow variable behind a Keras variable.
-
-    The new one has the value already.
-    """
+    """Puts another TensorFlow variable, with the value, behind Keras'."""
     tensorflow_internals.keep_identity(copies(old)[0], copies(new)[0])
     keras_variables.set_backing(variable, new)
     traced_functions.note_swap(copies(old), copies(new))

@@ -217,10 +217,7 @@ def finish() -> None:
 
 
 def refuse_in_turns(what: str, instead: str) -> None:
-    """Raises a `NotImplementedError` if one of several turns is traced here.
-
-    It says what a turn cannot do, and why, and what to do instead.
-    """
+    """Raises, with reason and cure, if one of several turns is traced."""
     step = current()
     if step is not None and step.turns is not None:
         raise NotImplementedError(

@@ -316,10 +316,7 @@ def has_strategies() -> bool:
 def ask_for_distribution(
     distributed: Callable[[], Distributed | None],
 ) -> None:
-    """Has a function tell over which devices Keras distributes models.
-
-    It returns `None` while Keras does not.
-    """
+    """Has a function tell which devices Keras' distribution is over."""
     _distributions.append(distributed)
 
 
@@ -330,10 +327,7 @@ def distribution_strategy() -> ReplicatedStrategy | None:
 
 
 def current_strategy() -> ReplicatedStrategy:
-    """Returns the strategy of the open scope, else of Keras' distribution.
-
-    Without either it is the one over all devices.
-    """
+    """Returns the open scope's strategy, else Keras', else that of all."""
     active = tf.distribute.get_strategy()
     if isinstance(active, ReplicatedStrategy):
         return active

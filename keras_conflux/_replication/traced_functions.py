@@ -21,10 +21,7 @@ _settings = 0
 
 
 def note_swap(old: Any, new: Any) -> None:
-    """Records that a Keras variable has other handles.
-
-    It may have had the new ones before.
-    """
+    """Records that a Keras variable has other handles, perhaps old ones."""
     global _swaps
     _swaps += 1
     for copy in old:
@@ -57,10 +54,7 @@ class Staleness:
 
 
 def reads(graphs: list[Any], handles: Any) -> bool:
-    """Whether one of some graphs reads a variable.
-
-    Its handles are given by their ids.
-    """
+    """Whether one of some graphs reads a variable, by ids of handles."""
     return bool(handles) and any(
         id(outside) in handles
         for graph in graphs

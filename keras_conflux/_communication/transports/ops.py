@@ -34,10 +34,7 @@ class Peers(Protocol):
 
 
 class Op:
-    """How the values of replicas become one value.
-
-    There is one instance of each.
-    """
+    """How the values of replicas become one value."""
 
     name: str
     """The name that users and errors call it by."""
@@ -62,21 +59,14 @@ class Op:
         raise NotImplementedError
 
     def finish(self, reduced: tf.Tensor, count: int) -> tf.Tensor:
-        """Returns the result.
-
-        The count is 1 if replicas were weighted.
-        """
+        """Returns the result. The count is 1 for weighted replicas."""
         del count
         return reduced
 
     def gradient(
         self, owed: tf.Tensor, x: tf.Tensor, y: tf.Tensor, peers: Peers
     ) -> tf.Tensor:
-        """Returns the gradient with respect to this replica's value `x`.
-
-        All results are `y`. The sum of the gradients with respect to them is
-        owed.
-        """
+        """Returns the gradient for `x`, of what is owed for all `y`."""
         raise NotImplementedError
 
 
@@ -158,10 +148,7 @@ class Extreme(Op):
         return owed * chosen / peers.total(chosen)
 
     def nan_bits(self, integer: tf.DType) -> int:
-        """Returns an integer that is NaN, beyond the bits of all numbers.
-
-        All bits are set, but for a maximum the sign's.
-        """
+        """Returns an integer that is NaN, beyond all numbers."""
         return -1 if self._is_min else integer.max
 
 

@@ -115,10 +115,7 @@ class TracedTurns:
 
 
 class StepInTurns:
-    """Runs a replica's step in turns.
-
-    `trace` takes the arguments of `ReplicaStep.on_replica`, and the turns.
-    """
+    """Runs a replica's step, which `trace` traces for a turn, in turns."""
 
     def __init__(self, name: str, count: int, trace: Callable) -> None:
         self._name = name

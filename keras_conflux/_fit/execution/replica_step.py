@@ -134,10 +134,7 @@ class ReplicaStep:
         return output
 
     def after_steps(self, fraction: Any) -> None:
-        """Does the work that is due once after many steps of the same fraction.
-
-        Traced once per replica, after `on_replica`.
-        """
+        """Does the work that is due once after many steps."""
         step = self._steps[replica_index()]
         with steps.entered(step):
             for each in self._exits(step):

@@ -124,10 +124,7 @@ class StepExecutor:
                 raise
 
     def _compared(self) -> list[keras.Variable]:
-        """Returns what all processes hold alike between executions.
-
-        Where steps run eagerly, each has its own until the end.
-        """
+        """Returns what all processes hold alike between executions."""
         return [] if self._is_eager else state.variables_of(self._model)
 
     def _run_eagerly(self, batch: Batch) -> Tree:
@@ -247,10 +244,7 @@ class StepExecutor:
 
 
 def _is_built(model: keras.Model) -> bool:
-    """Whether a step makes no variables, which XLA programs cannot.
-
-    A model without `call` is never built. Optimizers make theirs outside.
-    """
+    """Whether a step makes no variables, which XLA programs cannot."""
     return keras_models.metrics_are_built(model) and all(
         owner.built
         for owner in state.stateful_objects(model)
@@ -262,10 +256,7 @@ def _is_built(model: keras.Model) -> bool:
 def tell_what_runs(
     model: keras.Model, plan: ExecutionPlan, sizes: Sequence[int]
 ) -> None:
-    """Tells it where the model has not run on these devices before.
-
-    Of several processes, the first one does.
-    """
+    """Tells what runs, once for a model on its devices."""
     if _told.get(model) is plan.strategy or process_index() > 0:
         return
     _told[model] = plan.strategy

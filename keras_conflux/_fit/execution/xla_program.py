@@ -39,11 +39,7 @@ from keras_conflux._replication.strategy import ReplicatedStrategy
 
 
 class XlaProgram(StepPrograms):
-    """Runs steps for batches of one shape that divide evenly.
-
-    On one device, or on GPUs: XLA has no collectives for several CPU devices
-    in TensorFlow 2.21.
-    """
+    """Runs steps for batches of one shape, on one device or on GPUs."""
 
     def __init__(
         self,
@@ -57,10 +53,7 @@ class XlaProgram(StepPrograms):
         self._ranks = strategy.ranks if several else None
 
     def __call__(self, stack: StackedBatch, limit: int) -> Tree:
-        """Runs a step per batch and returns the last one's result.
-
-        A program is compiled for each limit of an execution's steps.
-        """
+        """Runs a step per batch and returns the last one's result."""
         key = stack.signature, limit, stack.shape, self._turns
         trace = functools.partial(self._trace, stack.specs, limit, stack.shape)
         shards = [

@@ -191,10 +191,7 @@ class WholeBatchSharder(BatchSharder):
 
 
 def _standardized(batch: Tree) -> Tree:
-    """Makes tensors of arrays, and `None` of Optionals.
-
-    Keras' adapters put an Optional where a batch has `None`.
-    """
+    """Makes tensors of arrays, and `None` of Keras' Optionals."""
     return keras.tree.map_structure(
         lambda leaf: (
             None

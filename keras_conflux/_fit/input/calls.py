@@ -88,10 +88,7 @@ def needs_every_batch(callback: Any) -> bool:
 
 
 def may_steer_data(callback: Any) -> bool:
-    """Whether code of the user's runs at each batch.
-
-    It may choose the next batch of a source of data.
-    """
+    """Whether the user's code runs at each batch, and may steer data."""
     return any(runs_users_code(callback, hook) for hook in _HOOKS)
 
 

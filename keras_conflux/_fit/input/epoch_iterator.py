@@ -99,10 +99,7 @@ def _followed(
 
 @contextlib.contextmanager
 def catch_end(original: Callable, iterator: Any) -> Iterator[None]:
-    """Ends Keras' loop at the end of the data, and at nothing else.
-
-    Callbacks run in it as well.
-    """
+    """Ends Keras' loop, callbacks included, at the end of data alone."""
     groups = _attachment_of(iterator).groups
     with original(iterator):
         if groups is None:

@@ -269,11 +269,7 @@ def agree_on_specs(iterator: Any, name: str) -> Tree:
 
 
 def sample_of_process(root: int, own: Batch | None, name: str) -> list[Any]:
-    """Returns the leaves of a batch of one sample of another process.
-
-    One that has had no samples of its own runs on it.
-    All processes call it together.
-    """
+    """Returns a sample of another process, for one that has none."""
     tensors: list[Any] = []
     words: list[Any] = []
     if process_index() == root and own is not None:

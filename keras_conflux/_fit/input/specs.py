@@ -37,10 +37,7 @@ class Specs:
         return self._common(batch)
 
     def _common(self, batch: Tree) -> Tree:
-        """Returns specs that fit the batches of before, too, if there are any.
-
-        So a step is traced for two sequence lengths at most, not for each.
-        """
+        """Returns specs that fit the batches of before, too."""
         specs = specs_of(batch)
         key = str([(p, leaf is None) for p, leaf in trees.with_paths(batch)])
         new, old = map(trees.present, (specs, self._seen.get(key, specs)))
